@@ -1,0 +1,45 @@
+// Errors carry their context as text that a user can act on. Every throw in the project goes through `fail` or `check`.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace broach {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Something that Broach cannot compile. The front answers it by running the program another way; it never reaches the user
+// except as a counted reason in `explain`, or as an error under `fullgraph=True`.
+class Unsupported : public Error {
+ public:
+  using Error::Error;
+};
+
+// Concatenates the printed forms of its arguments.
+template <class... Args>
+std::string cat(const Args&... args) {
+  std::ostringstream out;
+  (void)(out << ... << args);
+  return out.str();
+}
+
+template <class... Args>
+[[noreturn]] void fail(const Args&... args) {
+  throw Error(cat(args...));
+}
+
+template <class... Args>
+[[noreturn]] void unsupported(const Args&... args) {
+  throw Unsupported(cat(args...));
+}
+
+template <class... Args>
+void check(bool ok, const Args&... args) {
+  if (!ok) [[unlikely]] fail(args...);
+}
+
+}  // namespace broach
