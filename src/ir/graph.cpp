@@ -1,0 +1,496 @@
+#include "ir/graph.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+constexpr OpRow kRows[] = {
+#define OP(name, kind, inputs, attrs) {#name, OpKind::kind, inputs, attrs},
+#include "ir/ops.def"
+#undef OP
+};
+
+}  // namespace
+
+const OpRow& row(Op op) { return kRows[static_cast<size_t>(op)]; }
+
+std::optional<Op> find_op(std::string_view name) {
+  for (size_t i = 0; i < std::size(kRows); ++i)
+    if (kRows[i].name == name) return static_cast<Op>(i);
+  return std::nullopt;
+}
+
+const char* name_of(Attr a) {
+  static constexpr const char* names[] = {"index",   "value",  "dtype",   "shape",    "dim",        "dims",           "expr",
+                                          "starts",  "steps",  "low",     "high",     "batch",      "stride",         "padding",
+                                          "dilation", "transposed", "output_padding", "groups", "call"};
+  return names[static_cast<size_t>(a)];
+}
+
+const char* name_of(Relation r) {
+  static constexpr const char* names[] = {"==", "!=", "<", "<="};
+  return names[static_cast<size_t>(r)];
+}
+
+std::string Guard::str() const { return cat(lhs, " ", name_of(relation), " ", rhs); }
+
+// ---- symbols ----
+
+SymInt Symbols::fresh(SymbolInfo info) {
+  infos_.push_back(info);
+  return SymInt::symbol(static_cast<SymbolId>(infos_.size() - 1));
+}
+
+int64_t Symbols::hint(const SymInt& a) const {
+  return a.eval([this](SymbolId id) { return infos_.at(id).hint; });
+}
+
+Ranges Symbols::ranges() const {
+  Ranges r;
+  for (SymbolId id = 0; id < infos_.size(); ++id) r[id] = Range{infos_[id].min, nullptr};
+  return r;
+}
+
+void Symbols::add_guard(Guard g) {
+  if (std::find(guards_.begin(), guards_.end(), g) == guards_.end()) guards_.push_back(std::move(g));
+}
+
+namespace {
+
+bool holds(int64_t a, Relation r, int64_t b) {
+  switch (r) {
+    case Relation::eq: return a == b;
+    case Relation::ne: return a != b;
+    case Relation::lt: return a < b;
+    default: return a <= b;
+  }
+}
+
+std::optional<bool> known(const SymInt& a, Relation r, const SymInt& b, const Ranges& ranges) {
+  SymInt d = b - a;
+  if (auto c = d.maybe_constant()) return holds(0, r, *c);
+  bool above = proven_non_negative(d - 1, ranges), below = proven_non_negative(SymInt(-1) - d, ranges);
+  switch (r) {
+    case Relation::eq: return above || below ? std::optional(false) : std::nullopt;
+    case Relation::ne: return above || below ? std::optional(true) : std::nullopt;
+    case Relation::lt:
+      if (above) return true;
+      return proven_non_negative(SymInt(0) - d, ranges) ? std::optional(false) : std::nullopt;
+    default:
+      if (proven_non_negative(d, ranges)) return true;
+      return below ? std::optional(false) : std::nullopt;
+  }
+}
+
+Guard negate(const Guard& g) {
+  switch (g.relation) {
+    case Relation::eq: return {g.lhs, Relation::ne, g.rhs};
+    case Relation::ne: return {g.lhs, Relation::eq, g.rhs};
+    case Relation::lt: return {g.rhs, Relation::le, g.lhs};
+    default: return {g.rhs, Relation::lt, g.lhs};
+  }
+}
+
+}  // namespace
+
+bool Symbols::ask(const SymInt& a, Relation relation, const SymInt& b) {
+  if (a.is_constant() && b.is_constant()) return holds(a.constant(), relation, b.constant());
+  if (auto answer = known(a, relation, b, ranges())) return *answer;
+  bool answer = holds(hint(a), relation, hint(b));
+  Guard g{a, relation, b};
+  add_guard(answer ? g : negate(g));
+  return answer;
+}
+
+int64_t Symbols::specialize(const SymInt& a) {
+  int64_t value = hint(a);
+  if (!a.is_constant()) add_guard({a, Relation::eq, value});
+  return value;
+}
+
+// ---- types of results ----
+
+namespace {
+
+Shape without(const Shape& shape, const std::vector<int64_t>& dims) {
+  Shape out;
+  for (size_t i = 0; i < shape.size(); ++i)
+    if (std::find(dims.begin(), dims.end(), static_cast<int64_t>(i)) == dims.end()) out.push_back(shape[i]);
+  return out;
+}
+
+struct Inference {
+  Op op;
+  std::span<const Value> in;
+  const Attrs& attrs;
+
+  template <class T>
+  const T& get(Attr a) const {
+    auto it = attrs.find(a);
+    check(it != attrs.end() && std::holds_alternative<T>(it->second), name_of(op), ": attribute ", name_of(a), " is missing or of another type");
+    return std::get<T>(it->second);
+  }
+  Type like(const Value& v, Shape shape) const { return {v.dtype(), std::move(shape), v.type().device}; }
+
+  void same(const Value& a, const Value& b, bool dtypes) const {
+    check(a.shape() == b.shape(), name_of(op), ": shapes differ: ", a.type().str(), " and ", b.type().str());
+    check(!dtypes || a.dtype() == b.dtype(), name_of(op), ": element types differ: ", a.type().str(), " and ", b.type().str());
+  }
+
+  Type elementwise() const {
+    OpKind k = kind_of(op);
+    if (k == OpKind::ternary) {
+      check(in[0].dtype() == DType::b1, "where: the condition is ", in[0].type().str(), ", not b1");
+      same(in[0], in[1], false);
+      same(in[1], in[2], true);
+      return in[1].type();
+    }
+    for (const auto& v : in) same(in[0], v, true);
+    Type t = in[0].type();
+    if (k == OpKind::compare) t.dtype = DType::b1;
+    if (k == OpKind::cast) t.dtype = get<DType>(Attr::dtype);
+    return t;
+  }
+
+  Type view() const {
+    const Shape& x = in[0].shape();
+    switch (op) {
+      case Op::reshape: {
+        const auto& shape = get<Shape>(Attr::shape);
+        check(product(shape) == product(x), "reshape: ", in[0].type().str(), " has not the elements of ", like(in[0], shape).str());
+        return like(in[0], shape);
+      }
+      case Op::permute: {
+        Shape out;
+        const auto& dims = get<std::vector<int64_t>>(Attr::dims);
+        check(dims.size() == x.size(), "permute: ", dims.size(), " dimensions given for ", in[0].type().str());
+        for (int64_t d : dims) out.push_back(x.at(static_cast<size_t>(d)));
+        return like(in[0], out);
+      }
+      case Op::expand: {
+        const auto& shape = get<Shape>(Attr::shape);
+        check(shape.size() == x.size(), "expand: rank of ", in[0].type().str(), " differs from the result's");
+        for (size_t i = 0; i < x.size(); ++i)
+          check(x[i] == shape[i] || x[i] == SymInt(1), "expand: ", in[0].type().str(), " cannot become ", like(in[0], shape).str());
+        return like(in[0], shape);
+      }
+      case Op::slice: {
+        const auto& shape = get<Shape>(Attr::shape);
+        check(shape.size() == x.size() && get<Shape>(Attr::starts).size() == x.size() && get<std::vector<int64_t>>(Attr::steps).size() == x.size(),
+              "slice: the ranks of the attributes differ from ", in[0].type().str());
+        return like(in[0], shape);
+      }
+      case Op::pad: {
+        Shape out = x;
+        const auto &low = get<Shape>(Attr::low), &high = get<Shape>(Attr::high);
+        check(low.size() == x.size() && high.size() == x.size(), "pad: the ranks of the attributes differ from ", in[0].type().str());
+        for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] + low[i] + high[i];
+        return like(in[0], out);
+      }
+      default: return cat_type();
+    }
+  }
+
+  Type cat_type() const {
+    size_t dim = static_cast<size_t>(get<int64_t>(Attr::dim));
+    check(!in.empty() && dim < in[0].shape().size(), "cat: no operand, or no such dimension");
+    Shape out = in[0].shape();
+    for (size_t i = 1; i < in.size(); ++i) {
+      check(in[i].dtype() == in[0].dtype() && in[i].rank() == in[0].rank(), "cat: ", in[i].type().str(), " does not fit ", in[0].type().str());
+      for (size_t d = 0; d < out.size(); ++d)
+        check(d == dim || in[i].shape()[d] == out[d], "cat: ", in[i].type().str(), " does not fit ", in[0].type().str());
+      out[dim] = out[dim] + in[i].shape()[dim];
+    }
+    return like(in[0], out);
+  }
+
+  Type take() const {
+    size_t dim = static_cast<size_t>(get<int64_t>(Attr::dim));
+    const Shape& x = in[0].shape();
+    check(dim < x.size() && is_integral(in[1].dtype()), "take: bad dimension or index type ", in[1].type().str());
+    Shape out(x.begin(), x.begin() + static_cast<int64_t>(dim));
+    out.insert(out.end(), in[1].shape().begin(), in[1].shape().end());
+    out.insert(out.end(), x.begin() + static_cast<int64_t>(dim) + 1, x.end());
+    return like(in[0], out);
+  }
+
+  Type reduction() const {
+    Type t = like(in[0], without(in[0].shape(), get<std::vector<int64_t>>(Attr::dims)));
+    if (op == Op::reduce_argmin || op == Op::reduce_argmax) t.dtype = DType::i64;
+    return t;
+  }
+
+  Type dot() const {
+    const Shape &a = in[0].shape(), &b = in[1].shape();
+    size_t batch = static_cast<size_t>(get<int64_t>(Attr::batch));
+    check(b.size() == batch + 2 && a.size() >= batch + 1 && a.back() == b[batch] && in[0].dtype() == in[1].dtype(),
+          "dot: ", in[0].type().str(), " and ", in[1].type().str(), " do not fit with ", batch, " batch dimensions");
+    for (size_t i = 0; i < batch; ++i) check(a[i] == b[i], "dot: batch sizes differ: ", in[0].type().str(), " and ", in[1].type().str());
+    Shape out(a.begin(), a.end() - 1);
+    out.push_back(b.back());
+    return like(in[0], out);
+  }
+
+  // Sizes as in the PyTorch documentation of conv and conv_transpose.
+  Type conv() const {
+    const Shape &x = in[0].shape(), &w = in[1].shape();
+    const auto &stride = get<std::vector<int64_t>>(Attr::stride), &dilation = get<std::vector<int64_t>>(Attr::dilation);
+    const auto &padding = get<Shape>(Attr::padding), &extra = get<Shape>(Attr::output_padding);
+    bool transposed = get<int64_t>(Attr::transposed) != 0;
+    int64_t groups = get<int64_t>(Attr::groups);
+    check(x.size() >= 3 && w.size() == x.size() && stride.size() == x.size() - 2, "conv: ranks of ", in[0].type().str(), " and ", in[1].type().str());
+    Shape out{x[0], transposed ? w[1] * SymInt(groups) : w[0]};
+    for (size_t i = 0; i + 2 < x.size(); ++i) {
+      SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
+      out.push_back(transposed ? (x[i + 2] - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + kernel + extra[i]
+                               : floordiv(x[i + 2] + padding[i] * SymInt(2) - kernel, stride[i]) + 1);
+    }
+    return like(in[0], out);
+  }
+
+  std::vector<Type> infer() const {
+    const OpRow& r = row(op);
+    check(r.inputs < 0 || in.size() == static_cast<size_t>(r.inputs), name_of(op), ": ", in.size(), " operands, expected ", r.inputs);
+    switch (r.kind) {
+      case OpKind::source: break;
+      case OpKind::view: return {view()};
+      case OpKind::heavy_view: return {take()};
+      case OpKind::reduce: return {reduction()};
+      case OpKind::heavy: return {op == Op::dot ? dot() : conv()};
+      case OpKind::external: return get<std::shared_ptr<const ExternCall>>(Attr::call)->results;
+      default: return {elementwise()};
+    }
+    if (op == Op::scalar) return {{get<DType>(Attr::dtype), {}, {}}};
+    if (op == Op::iota) return {{get<DType>(Attr::dtype), get<Shape>(Attr::shape), {}}};
+    if (op == Op::size) return {{DType::i64, {}, {}}};
+    fail("the type of an input is given, not inferred");
+  }
+};
+
+struct AttrHash {
+  size_t h = 0;
+  void mix(size_t v) { h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2); }
+  void operator()(int64_t v) { mix(std::hash<int64_t>()(v)); }
+  void operator()(const Scalar& s) { mix(std::hash<std::string>()(str(s))); mix(s.index()); }
+  void operator()(DType t) { mix(static_cast<size_t>(t)); }
+  void operator()(const SymInt& s) { mix(s.hash()); }
+  void operator()(const Shape& s) { for (const auto& d : s) mix(d.hash()); mix(s.size()); }
+  void operator()(const std::vector<int64_t>& v) { for (int64_t i : v) (*this)(i); mix(v.size()); }
+  void operator()(const std::shared_ptr<const ExternCall>& c) { mix(std::hash<std::string>()(c->schema)); mix(c->args.size()); }
+};
+
+size_t hash_node(Op op, std::span<const Value> inputs, const Attrs& attrs) {
+  AttrHash h;
+  h.mix(static_cast<size_t>(op));
+  for (const Value& v : inputs) { h.mix(v.node->id); h.mix(v.index); }
+  for (const auto& [key, value] : attrs) { h.mix(static_cast<size_t>(key)); std::visit(h, value); }
+  return h.h;
+}
+
+bool same_value(const AttrValue& a, const AttrValue& b) {
+  if (a.index() != b.index()) return false;
+  if (auto c = std::get_if<std::shared_ptr<const ExternCall>>(&a)) return **c == **std::get_if<std::shared_ptr<const ExternCall>>(&b);
+  // -0.0 and 0.0 are different constants, NaN equals NaN.
+  if (auto s = std::get_if<Scalar>(&a)) return s->index() == std::get<Scalar>(b).index() && str(*s) == str(std::get<Scalar>(b));
+  return a == b;
+}
+
+bool same_attrs(const Attrs& a, const Attrs& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return x.first == y.first && same_value(x.second, y.second); });
+}
+
+}  // namespace
+
+std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs& attrs) { return Inference{op, inputs, attrs}.infer(); }
+
+// ---- graph and builder ----
+
+std::vector<int> Graph::use_counts() const {
+  std::vector<int> uses(nodes_.size());
+  for (const Node& n : nodes_)
+    for (const Value& v : n.inputs) ++uses[v.node->id];
+  for (const Value& v : outputs_) ++uses[v.node->id];
+  return uses;
+}
+
+GraphBuilder::GraphBuilder(const Graph& graph) {
+  graph_.symbols_ = graph.symbols_;
+  graph_.lines_ = graph.lines_;
+}
+
+Value GraphBuilder::input(Type type) {
+  auto index = static_cast<int64_t>(graph_.inputs_.size());
+  Node& n = graph_.nodes_.emplace_back(Node{Op::input, static_cast<uint32_t>(graph_.nodes_.size()), {}, {{Attr::index, index}}, {std::move(type)}, line_});
+  graph_.inputs_.push_back({&n, 0});
+  return {&n, 0};
+}
+
+std::vector<Value> GraphBuilder::emit_all(Op op, std::vector<Value> inputs, Attrs attrs) {
+  bool effect = op == Op::extern_call && std::get<std::shared_ptr<const ExternCall>>(attrs.at(Attr::call))->effect;
+  size_t h = effect ? 0 : hash_node(op, inputs, attrs);
+  const Node* found = nullptr;
+  if (!effect)
+    for (auto [it, end] = shared_.equal_range(h); it != end && !found; ++it)
+      if (it->second->op == op && it->second->inputs == inputs && same_attrs(it->second->attrs, attrs)) found = it->second;
+  if (!found) {
+    std::vector<Type> types = infer_types(op, inputs, attrs);
+    found = &graph_.nodes_.emplace_back(
+        Node{op, static_cast<uint32_t>(graph_.nodes_.size()), std::move(inputs), std::move(attrs), std::move(types), line_});
+    if (!effect) shared_.emplace(h, found);
+  }
+  std::vector<Value> values;
+  for (uint32_t i = 0; i < found->results.size(); ++i) values.push_back({found, i});
+  return values;
+}
+
+Value GraphBuilder::emit(Op op, std::vector<Value> inputs, Attrs attrs) { return emit_all(op, std::move(inputs), std::move(attrs)).at(0); }
+
+void GraphBuilder::set_line(std::string line) {
+  auto& lines = *graph_.lines_;
+  if (lines.empty() || lines.back() != line) lines.push_back(std::move(line));
+  line_ = static_cast<int32_t>(lines.size()) - 1;
+}
+
+Graph GraphBuilder::finish(std::vector<Value> outputs) {
+  graph_.outputs_ = std::move(outputs);
+  shared_.clear();
+  return std::move(graph_);
+}
+
+Value GraphBuilder::constant(Scalar value, DType dtype, Device) {
+  // One spelling a constant: what the element type holds.
+  if (is_floating(dtype)) value = as_double(value);
+  else if (is_integral(dtype)) value = as_int(value);
+  else if (dtype == DType::b1) value = is_complex(value) || as_double(value) != 0;
+  return emit(Op::scalar, {}, {{Attr::value, value}, {Attr::dtype, dtype}});
+}
+
+Value GraphBuilder::cast(Value x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  if (x.node->op == Op::scalar && !is_complex(dtype) && !is_complex(x.dtype()) && !is_low_precision(dtype) && dtype != DType::f32)
+    return constant(x.node->get<Scalar>(Attr::value), dtype);
+  return emit(Op::cast, {x}, {{Attr::dtype, dtype}});
+}
+
+Value GraphBuilder::reshape(Value x, Shape shape) {
+  while (x.node->op == Op::reshape) x = x.node->inputs[0];
+  if (x.shape() == shape) return x;
+  return emit(Op::reshape, {x}, {{Attr::shape, std::move(shape)}});
+}
+
+Value GraphBuilder::permute(Value x, std::vector<int64_t> dims) {
+  if (x.node->op == Op::permute) {
+    const auto& inner = x.node->ints(Attr::dims);
+    for (auto& d : dims) d = inner[static_cast<size_t>(d)];
+    x = x.node->inputs[0];
+  }
+  bool identity = true;
+  for (size_t i = 0; i < dims.size(); ++i) identity &= dims[i] == static_cast<int64_t>(i);
+  return identity ? x : emit(Op::permute, {x}, {{Attr::dims, std::move(dims)}});
+}
+
+Value GraphBuilder::expand(Value x, const Shape& shape) {
+  check(x.shape().size() <= shape.size(), "expand: ", x.type().str(), " has more dimensions than the result");
+  if (x.shape().size() < shape.size()) {
+    Shape padded(shape.size() - x.shape().size(), SymInt(1));
+    padded.insert(padded.end(), x.shape().begin(), x.shape().end());
+    x = reshape(x, std::move(padded));
+  }
+  if (x.shape() == shape) return x;
+  if (x.node->op == Op::expand) x = x.node->inputs[0];
+  return emit(Op::expand, {x}, {{Attr::shape, shape}});
+}
+
+Value GraphBuilder::slice(Value x, Shape starts, std::vector<int64_t> steps, Shape shape) {
+  bool whole = x.shape() == shape;
+  for (size_t i = 0; i < starts.size(); ++i) whole &= starts[i] == SymInt(0) && steps[i] == 1;
+  if (whole) return x;
+  return emit(Op::slice, {x}, {{Attr::starts, std::move(starts)}, {Attr::steps, std::move(steps)}, {Attr::shape, std::move(shape)}});
+}
+
+Value GraphBuilder::reduce(Op op, Value x, std::vector<int64_t> dims, bool keep_dims) {
+  std::sort(dims.begin(), dims.end());
+  Shape kept = x.shape();
+  for (int64_t d : dims) kept[static_cast<size_t>(d)] = 1;
+  // Nothing to combine: the reduction of no dimension is the operand itself, but for the index reductions.
+  bool index = op == Op::reduce_argmax || op == Op::reduce_argmin;
+  Value r = dims.empty() && !index ? x : emit(op, {x}, {{Attr::dims, dims}});
+  return keep_dims ? reshape(r, kept) : r;
+}
+
+Shape GraphBuilder::broadcast(const Shape& a, const Shape& b) {
+  Shape out(std::max(a.size(), b.size()));
+  for (size_t i = 0; i < out.size(); ++i) {
+    const SymInt x = i < a.size() ? a[a.size() - 1 - i] : SymInt(1), y = i < b.size() ? b[b.size() - 1 - i] : SymInt(1);
+    SymInt& o = out[out.size() - 1 - i];
+    if (x == y || y == SymInt(1)) o = x;
+    else if (x == SymInt(1)) o = y;
+    else if (symbols().equal(x, y)) o = x.is_constant() ? x : y;
+    else if (symbols().equal(x, 1)) o = y;
+    else if (symbols().equal(y, 1)) o = x;
+    else fail("shapes do not broadcast: ", Type{DType::f32, a, {}}.str(), " and ", Type{DType::f32, b, {}}.str());
+  }
+  return out;
+}
+
+Value GraphBuilder::binary(Op op, Value a, Value b) {
+  if (a.shape() != b.shape()) {
+    Shape shape = broadcast(a.shape(), b.shape());
+    a = expand(a, shape);
+    b = expand(b, shape);
+  }
+  return emit(op, {a, b});
+}
+
+Value GraphBuilder::where(Value condition, Value a, Value b) {
+  Shape shape = broadcast(condition.shape(), broadcast(a.shape(), b.shape()));
+  return emit(Op::where, {expand(condition, shape), expand(a, shape), expand(b, shape)});
+}
+
+Graph rewrite(const Graph& graph, const Rule& rule) {
+  std::vector<bool> live(graph.nodes().size());
+  for (const Value& v : graph.outputs()) live[v.node->id] = true;
+  for (size_t i = graph.nodes().size(); i-- > 0;) {
+    const Node& n = graph.nodes()[i];
+    if (n.op == Op::input || n.has_effect()) live[i] = true;
+    if (live[i])
+      for (const Value& v : n.inputs) live[v.node->id] = true;
+  }
+  GraphBuilder b(graph);
+  std::vector<std::vector<Value>> now(graph.nodes().size());
+  for (const Node& n : graph.nodes()) {
+    if (!live[n.id]) continue;
+    b.set_line_index(n.line);
+    if (n.op == Op::input) {
+      now[n.id] = {b.input(n.results[0])};
+      continue;
+    }
+    std::vector<Value> inputs;
+    for (const Value& v : n.inputs) inputs.push_back(now[v.node->id].at(v.index));
+    auto replaced = rule(b, n, inputs);
+    now[n.id] = replaced ? std::move(*replaced) : b.emit_all(n.op, std::move(inputs), n.attrs);
+  }
+  std::vector<Value> outputs;
+  for (const Value& v : graph.outputs()) outputs.push_back(now[v.node->id].at(v.index));
+  return b.finish(std::move(outputs));
+}
+
+void Graph::verify() const {
+  for (const Node& n : nodes_) {
+    check(n.id < nodes_.size() && &nodes_[n.id] == &n, "node ", n.id, " is not where its id says");
+    for (const Value& v : n.inputs)
+      check(v.node && v.node->id < n.id && &nodes_[v.node->id] == v.node && v.index < v.node->results.size(),
+            "node %", n.id, " (", name_of(n.op), ") reads a value that is not before it in the graph");
+    if (n.op == Op::input) continue;
+    auto types = infer_types(n.op, n.inputs, n.attrs);
+    check(types == n.results, "node %", n.id, " (", name_of(n.op), ") is typed ", n.results[0].str(), ", its operands give ", types[0].str());
+  }
+  for (const Value& v : outputs_) check(v.node && &nodes_[v.node->id] == v.node, "an output is not a value of the graph");
+}
+
+}  // namespace broach

@@ -1,0 +1,224 @@
+// The graph: an immutable DAG of typed operations. Passes read one graph and build the next with a GraphBuilder, which
+// infers result types and shares equal pure nodes.
+#pragma once
+
+#include <any>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "ir/type.h"
+
+namespace broach {
+
+enum class Op : uint8_t {
+#define OP(name, kind, inputs, attrs) name,
+#include "ir/ops.def"
+#undef OP
+};
+
+enum class OpKind : uint8_t { source, unary, binary, compare, ternary, cast, view, heavy_view, reduce, heavy, external };
+
+struct OpRow {
+  const char* name;
+  OpKind kind;
+  int inputs;  // -1: any number
+  const char* attrs;
+};
+const OpRow& row(Op op);
+std::optional<Op> find_op(std::string_view name);
+inline const char* name_of(Op op) { return row(op).name; }
+inline OpKind kind_of(Op op) { return row(op).kind; }
+inline bool is_elementwise(Op op) { return kind_of(op) >= OpKind::unary && kind_of(op) <= OpKind::cast; }
+inline bool is_view(Op op) { return kind_of(op) == OpKind::view; }
+inline bool is_reduce(Op op) { return kind_of(op) == OpKind::reduce; }
+
+// One argument of an extern call. Tensors are named by their position among the node's inputs.
+struct ExternArg {
+  struct Input { uint32_t index; friend bool operator==(const Input&, const Input&) = default; };
+  struct Inputs {  // a list of tensors; -1 for an absent one
+    std::vector<int64_t> indices;
+    bool optional_elements = false;
+    friend bool operator==(const Inputs&, const Inputs&) = default;
+  };
+  // Something the core cannot name (a generator, an object of a custom class); compared by identity.
+  struct Opaque { std::shared_ptr<const void> object; friend bool operator==(const Opaque&, const Opaque&) = default; };
+  using Bools = std::vector<bool>;
+  std::variant<std::monostate, Input, Inputs, SymInt, Scalar, std::string, Shape, std::vector<double>, Bools, Opaque> value;
+  friend bool operator==(const ExternArg&, const ExternArg&) = default;
+};
+
+// A call of the host's library: schema name with overload ("aten::sort.stable") and all arguments in schema order.
+struct ExternCall {
+  std::string schema;
+  std::vector<ExternArg> args;
+  std::vector<Type> results;
+  std::vector<Shape> result_strides;  // as eager made them; empty for contiguous
+  // Has an effect beyond its results (random numbers, mutation of an argument, printing): never merged, dropped or reordered.
+  bool effect = false;
+  friend bool operator==(const ExternCall&, const ExternCall&) = default;
+};
+
+enum class Attr : uint8_t {
+  index, value, dtype, shape, dim, dims, expr, starts, steps, low, high, batch,
+  stride, padding, dilation, transposed, output_padding, groups, call,
+};
+const char* name_of(Attr a);
+
+using AttrValue = std::variant<int64_t, Scalar, DType, SymInt, Shape, std::vector<int64_t>, std::shared_ptr<const ExternCall>>;
+using Attrs = std::map<Attr, AttrValue>;
+
+struct Node;
+
+struct Value {
+  const Node* node = nullptr;
+  uint32_t index = 0;
+
+  explicit operator bool() const { return node != nullptr; }
+  const Type& type() const;
+  const Shape& shape() const { return type().shape; }
+  DType dtype() const { return type().dtype; }
+  int rank() const { return type().rank(); }
+  friend bool operator==(const Value&, const Value&) = default;
+};
+
+struct Node {
+  Op op;
+  uint32_t id;  // position in the graph: inputs have smaller ids
+  std::vector<Value> inputs;
+  Attrs attrs;
+  std::vector<Type> results;
+  int32_t line = -1;  // into Graph::lines: where in the program this comes from
+
+  template <class T>
+  const T& get(Attr a) const { return std::get<T>(attrs.at(a)); }
+  int64_t integer(Attr a) const { return get<int64_t>(a); }
+  const std::vector<int64_t>& ints(Attr a) const { return get<std::vector<int64_t>>(a); }
+  const Shape& sizes(Attr a) const { return get<Shape>(a); }
+  const ExternCall& call() const { return *get<std::shared_ptr<const ExternCall>>(Attr::call); }
+  bool has_effect() const { return op == Op::extern_call && call().effect; }
+};
+
+inline const Type& Value::type() const { return node->results[index]; }
+
+// What the program knows of a symbol. The hint is its value during capture.
+struct SymbolInfo {
+  int64_t hint = 0;
+  int64_t min = 0;
+  // Where a call finds the value: dimension `dim` of input `input`, or an extern's result (input = -1), set as the call runs.
+  int input = -1;
+  int dim = -1;
+};
+
+enum class Relation : uint8_t { eq, ne, lt, le };
+const char* name_of(Relation r);
+// A fact that a call must satisfy: lhs relation rhs.
+struct Guard {
+  SymInt lhs;
+  Relation relation;
+  SymInt rhs;
+  std::string str() const;
+  friend bool operator==(const Guard&, const Guard&) = default;
+};
+
+// Symbols and the guards recorded while asking about them.
+class Symbols {
+ public:
+  SymInt fresh(SymbolInfo info);
+  // Answers from structure and ranges where that decides it; otherwise from the hints, and records the answer as a guard.
+  bool ask(const SymInt& a, Relation relation, const SymInt& b);
+  bool equal(const SymInt& a, const SymInt& b) { return ask(a, Relation::eq, b); }
+  // Whether it holds for all values; records nothing.
+  bool known_equal(const SymInt& a, const SymInt& b) const { return a == b; }
+  int64_t hint(const SymInt& a) const;
+  // The value as a constant; for a symbol by a guard that fixes it.
+  int64_t specialize(const SymInt& a);
+  Ranges ranges() const;
+
+  const std::vector<SymbolInfo>& infos() const { return infos_; }
+  std::vector<SymbolInfo>& infos() { return infos_; }
+  const std::vector<Guard>& guards() const { return guards_; }
+  void add_guard(Guard g);
+
+ private:
+  std::vector<SymbolInfo> infos_;
+  std::vector<Guard> guards_;
+};
+
+class Graph {
+ public:
+  const std::deque<Node>& nodes() const { return nodes_; }
+  const std::vector<Value>& inputs() const { return inputs_; }
+  const std::vector<Value>& outputs() const { return outputs_; }
+  const std::shared_ptr<Symbols>& symbols() const { return symbols_; }
+  const std::vector<std::string>& lines() const { return *lines_; }
+
+  std::string str() const;
+  static Graph parse(std::string_view text);
+  // Throws an Error that names the node if the graph breaks a rule of the IR.
+  void verify() const;
+  // How many nodes and outputs read each node, by node id.
+  std::vector<int> use_counts() const;
+
+ private:
+  friend class GraphBuilder;
+  std::deque<Node> nodes_;
+  std::vector<Value> inputs_, outputs_;
+  std::shared_ptr<Symbols> symbols_ = std::make_shared<Symbols>();
+  std::shared_ptr<std::vector<std::string>> lines_ = std::make_shared<std::vector<std::string>>();
+};
+
+// The result types of an operation; an Error if the operands do not fit it.
+std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs& attrs);
+
+class GraphBuilder {
+ public:
+  GraphBuilder() = default;
+  // A builder for the successor of `graph`: it shares its symbols and source lines.
+  explicit GraphBuilder(const Graph& graph);
+
+  Value input(Type type);
+  Value emit(Op op, std::vector<Value> inputs, Attrs attrs = {});
+  std::vector<Value> emit_all(Op op, std::vector<Value> inputs, Attrs attrs = {});
+  void set_line(std::string line);  // for the nodes that follow
+  void set_line_index(int32_t line) { line_ = line; }
+  Graph finish(std::vector<Value> outputs);
+  Symbols& symbols() { return *graph_.symbols_; }
+  const Graph& graph() const { return graph_; }
+
+  // Shorthands; each leaves out what would do nothing.
+  Value constant(Scalar value, DType dtype, Device device = {});
+  Value full(const Shape& shape, Scalar value, DType dtype, Device device = {}) { return expand(constant(value, dtype, device), shape); }
+  Value cast(Value x, DType dtype);
+  Value reshape(Value x, Shape shape);
+  Value permute(Value x, std::vector<int64_t> dims);
+  Value expand(Value x, const Shape& shape);  // with leading dimensions added, as in PyTorch
+  Value slice(Value x, Shape starts, std::vector<int64_t> steps, Shape shape);
+  Value reduce(Op op, Value x, std::vector<int64_t> dims, bool keep_dims = false);
+  Value unary(Op op, Value x) { return emit(op, {x}); }
+  // Operands are broadcast to a common shape; their element types must agree.
+  Value binary(Op op, Value a, Value b);
+  Value where(Value condition, Value a, Value b);
+  Value dot(Value a, Value b, int64_t batch = 0) { return emit(Op::dot, {a, b}, {{Attr::batch, batch}}); }
+  // The shape that broadcasting gives; unknown sizes are decided by their hints and guarded.
+  Shape broadcast(const Shape& a, const Shape& b);
+
+ private:
+  Graph graph_;
+  std::unordered_multimap<size_t, const Node*> shared_;
+  int32_t line_ = -1;
+};
+
+// Rebuilds a graph node by node. `rule` sees each live node with its new inputs and may return replacement values; where it
+// returns nothing the node is copied. Dead nodes are dropped.
+using Rule = std::function<std::optional<std::vector<Value>>(GraphBuilder&, const Node& old, std::span<const Value> inputs)>;
+Graph rewrite(const Graph& graph, const Rule& rule);
+
+}  // namespace broach

@@ -1,0 +1,135 @@
+#include "ops/lower.h"
+
+#include <sstream>
+
+#include "support/error.h"
+
+namespace broach {
+
+Value OpCall::tensor(size_t i) const {
+  check(is_tensor(i), schema, ": argument ", i, " is not a tensor");
+  return tensors_.at(static_cast<size_t>(std::get<Arg::Tensor>(args_[i].value).id));
+}
+
+std::optional<Value> OpCall::maybe_tensor(size_t i) const { return is_tensor(i) ? std::optional(tensor(i)) : std::nullopt; }
+
+std::vector<std::optional<Value>> OpCall::tensors(size_t i) const {
+  std::vector<std::optional<Value>> out;
+  check(i < args_.size() && std::holds_alternative<Arg::Tensors>(args_[i].value), schema, ": argument ", i, " is not a list of tensors");
+  for (TensorId id : std::get<Arg::Tensors>(args_[i].value).ids)
+    out.push_back(id == kNoTensor ? std::nullopt : std::optional(tensors_.at(static_cast<size_t>(id))));
+  return out;
+}
+
+SymInt OpCall::integer(size_t i) const {
+  check(i < args_.size(), schema, ": argument ", i, " is missing");
+  if (auto s = std::get_if<SymInt>(&args_[i].value)) return *s;
+  return as_int(scalar(i));
+}
+
+Shape OpCall::ints(size_t i) const {
+  check(i < args_.size(), schema, ": argument ", i, " is missing");
+  if (auto s = std::get_if<Shape>(&args_[i].value)) return *s;
+  return {integer(i)};
+}
+
+std::vector<int64_t> OpCall::constants(size_t i) const {
+  std::vector<int64_t> out;
+  for (const SymInt& s : ints(i)) out.push_back(b.symbols().specialize(s));
+  return out;
+}
+
+Scalar OpCall::scalar(size_t i) const {
+  check(i < args_.size(), schema, ": argument ", i, " is missing");
+  if (auto s = std::get_if<SymInt>(&args_[i].value)) return b.symbols().specialize(*s);
+  auto s = std::get_if<Scalar>(&args_[i].value);
+  check(s, schema, ": argument ", i, " is not a number");
+  return *s;
+}
+
+std::string OpCall::text(size_t i) const {
+  auto s = std::get_if<std::string>(&args_.at(i).value);
+  check(s, schema, ": argument ", i, " is not a string");
+  return *s;
+}
+
+std::optional<DType> OpCall::dtype(size_t i) const {
+  if (is_none(i)) return std::nullopt;
+  return static_cast<DType>(constant(i));
+}
+
+int64_t OpCall::wrap_dim(int64_t d, int rank) {
+  int64_t n = rank == 0 ? 1 : rank;
+  check(d >= -n && d < n, "dimension ", d, " is out of range for a tensor of rank ", rank);
+  return d < 0 ? d + n : d;
+}
+
+std::vector<int64_t> OpCall::dims(size_t i, int rank) const {
+  std::vector<int64_t> out;
+  if (!is_none(i))
+    for (int64_t d : constants(i)) out.push_back(wrap_dim(d, rank));
+  if (out.empty())
+    for (int64_t d = 0; d < rank; ++d) out.push_back(d);
+  if (rank == 0) out.clear();
+  return out;
+}
+
+OpTable::OpTable() {
+  add_pointwise_ops(*this);
+  add_reduction_ops(*this);
+  add_movement_ops(*this);
+  add_creation_ops(*this);
+  add_indexing_ops(*this);
+  add_normalization_ops(*this);
+  add_contraction_ops(*this);
+  add_pooling_ops(*this);
+}
+
+const OpTable& OpTable::get() {
+  static const OpTable table;
+  return table;
+}
+
+const OpEntry* OpTable::find(std::string_view schema) const {
+  auto it = entries_.find(std::string(schema));
+  return it == entries_.end() ? nullptr : &it->second;
+}
+
+void OpTable::add(std::string_view names, Lowering lowering) {
+  std::istringstream words{std::string(names)};
+  for (std::string name; words >> name;) {
+    bool fresh = entries_.emplace("aten::" + name, OpEntry{lowering}).second;
+    check(fresh, "operation ", name, " has two entries");
+  }
+}
+
+namespace {
+
+int category(DType t) { return is_complex(t) ? 3 : is_floating(t) ? 2 : t == DType::b1 ? 0 : 1; }
+
+void join(std::optional<DType>& into, DType t) { into = into ? promote(*into, t) : t; }
+
+}  // namespace
+
+void Promotion::add(const Value& v) { join(v.rank() ? dims_ : zero_dim_, v.dtype()); }
+
+void Promotion::add(const Scalar& s) {
+  // Numbers stand for the default element types.
+  static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
+  join(numbers_, types[s.index()]);
+}
+
+DType Promotion::result() const {
+  std::optional<DType> best = dims_;
+  for (const auto& next : {zero_dim_, numbers_}) {
+    if (!next) continue;
+    if (!best) best = next;
+    else if (category(*next) > category(*best)) best = promote(*best, *next) == *next ? next : promote(*best, *next);
+  }
+  check(best.has_value(), "type promotion of nothing");
+  return *best;
+}
+
+DType compute_dtype(DType t) { return is_low_precision(t) ? DType::f32 : t; }
+
+}  // namespace broach

@@ -1,0 +1,56 @@
+// The trace: what a program did while it was captured, op by op, before anything is made functional.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace broach {
+
+using TensorId = int32_t;
+constexpr TensorId kNoTensor = -1;
+
+// One argument of a recorded op, in schema order.
+struct Arg {
+  struct Tensor { TensorId id; };
+  struct Tensors { std::vector<TensorId> ids; bool optional_elements = false; };  // kNoTensor for an absent one
+  // monostate is None. Element types, layouts and memory formats are numbers (SymInt), devices are strings.
+  std::variant<std::monostate, Tensor, Tensors, SymInt, Scalar, std::string, Shape, std::vector<double>, ExternArg::Bools, ExternArg::Opaque> value;
+};
+
+// A tensor as the program saw it: a window into a storage.
+struct TraceTensor {
+  Type type;
+  Shape strides;
+  SymInt offset;        // in elements, from the beginning of the storage
+  int32_t storage = -1;
+};
+
+struct TraceOp {
+  std::string schema;  // "aten::add.Tensor"
+  std::vector<Arg> args;
+  std::vector<TensorId> results;        // kNoTensor for an undefined one
+  // For a schema returning values other than tensors (numbers, booleans): the op as a whole is opaque to the graph.
+  std::vector<TensorId> mutated;        // tensors whose elements the op writes
+  bool is_view = false;                 // the schema says that results alias the first tensor argument
+  bool effect = false;                  // random numbers, or a side effect the schema tags name
+  int32_t line = -1;                    // into Trace::lines
+};
+
+struct Trace {
+  std::vector<TraceTensor> tensors;
+  std::vector<TensorId> inputs;         // in the order in which the program was given them
+  std::vector<TensorId> outputs;        // kNoTensor for None
+  std::vector<TraceOp> ops;
+  std::vector<std::string> lines;
+  std::shared_ptr<Symbols> symbols = std::make_shared<Symbols>();
+
+  std::string str() const;
+};
+
+}  // namespace broach

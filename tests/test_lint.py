@@ -1,0 +1,125 @@
+"""The layering rules hold in this checkout, and the checker sees each way of breaking them."""
+
+import importlib.util
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+lint = _load(ROOT / "tools" / "lint.py")
+
+
+def test_this_checkout_keeps_the_rules():
+    for remark in lint.remarks(ROOT):
+        warnings.warn(str(remark))
+    assert [str(problem) for problem in lint.problems(ROOT)] == []
+
+
+def test_the_scripts_are_clean():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", "tools/setup.sh", ".ci/run"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+HEADERS = (
+    "include/broach/options.h",
+    "src/support/error.h",
+    "src/ir/graph.h",
+    "src/ops/ops.h",
+    "src/trace/trace.h",
+    "src/passes/pipeline.h",
+    "src/target/target.h",
+    "src/target/cpu/lower.h",
+    "src/runtime/executable.h",
+    "src/compile.h",
+    "torch/capture.h",
+    "python/module.h",
+)
+
+
+def _tree(root, path, text):
+    for header in HEADERS:
+        (root / header).parent.mkdir(parents=True, exist_ok=True)
+        (root / header).write_text("#pragma once\n")
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+    return [finding.text for finding in lint.problems(root)]
+
+
+@pytest.mark.parametrize(
+    "path, include, expected",
+    [
+        ("src/ir/a.cpp", "<torch/torch.h>", "torch or Python"),
+        ("src/ir/a.cpp", "<ATen/ATen.h>", "torch or Python"),
+        ("include/broach/a.h", "<c10/core/Device.h>", "torch or Python"),
+        ("src/runtime/a.cpp", "<Python.h>", "torch or Python"),
+        ("src/runtime/a.cpp", "<pybind11/pybind11.h>", "torch or Python"),
+        ("src/support/a.cpp", '"ir/graph.h"', "src/support/ comes before src/ir/graph.h"),
+        ("src/support/a.cpp", '"src/ir/graph.h"', "src/support/ comes before src/ir/graph.h"),
+        ("src/support/a.cpp", '"../ir/graph.h"', "src/support/ comes before src/ir/graph.h"),
+        ("src/ops/a.cpp", '"trace/trace.h"', "src/ops/ comes before src/trace/trace.h"),
+        ("src/passes/a.cpp", '"target/target.h"', "src/passes/ comes before src/target/target.h"),
+        ("src/runtime/a.cpp", '"compile.h"', "src/runtime/ comes before src/compile.h"),
+        ("src/compile.cpp", '"torch/capture.h"', "src/ includes torch/capture.h"),
+        ("src/compile.cpp", '"python/module.h"', "src/ includes python/module.h"),
+        ("torch/a.cpp", '"python/module.h"', "torch/ includes python/module.h"),
+        ("include/broach/a.h", '"support/error.h"', "include/ includes src/support/error.h"),
+        ("src/compile.cpp", '"target/cpu/lower.h"', "private to src/target/cpu/"),
+        ("src/target/cuda/a.cpp", '"target/cpu/lower.h"', "private to src/target/cpu/"),
+        ("src/runtime/a.cpp", "<llvm/IR/Module.h>", "belongs to src/target/cpu/ alone"),
+        ("torch/a.cpp", "<oneapi/dnnl/dnnl.hpp>", "belongs to src/target/cpu/ alone"),
+        ("src/target/cpu/a.cpp", "<cuda_runtime.h>", "belongs to src/target/cuda/ alone"),
+        ("src/misc/a.cpp", '"ir/graph.h"', "does not know"),
+    ],
+)
+def test_a_forbidden_include_is_found(tmp_path, path, include, expected):
+    text = f"#pragma once\n#include {include}\n"
+    found = _tree(tmp_path, path, text)
+    assert len(found) == 1 and expected in found[0], found
+
+
+@pytest.mark.parametrize(
+    "path, include",
+    [
+        ("src/trace/a.cpp", '"ir/graph.h"'),
+        ("src/trace/a.cpp", '"ops/ops.h"'),
+        ("src/ir/a.cpp", '"broach/options.h"'),
+        ("src/target/cpu/a.cpp", '"lower.h"'),
+        ("src/target/cpu/a.cpp", '"target/target.h"'),
+        ("src/target/cpu/a.cpp", "<llvm/IR/Module.h>"),
+        ("src/target/cpu/a.cpp", "<oneapi/dnnl/dnnl.hpp>"),
+        ("src/target/cuda/a.cpp", "<cuda.h>"),
+        ("src/compile.cpp", '"runtime/executable.h"'),
+        ("torch/a.cpp", "<ATen/cuda/CUDAContext.h>"),
+        ("torch/a.cpp", "<torch/torch.h>"),
+        ("torch/a.cpp", '"compile.h"'),
+        ("python/a.cpp", '"torch/capture.h"'),
+        ("src/ir/a.cpp", "<vector>"),
+    ],
+)
+def test_an_allowed_include_is_not_found(tmp_path, path, include):
+    assert _tree(tmp_path, path, f"#include {include}\n") == []
+
+
+def test_headers_have_pragma_once_and_open_no_namespace(tmp_path):
+    assert _tree(tmp_path, "src/ir/a.h", "int x;\n") == ["a header needs #pragma once"]
+    assert _tree(tmp_path, "src/ir/a.h", "#pragma once\nusing namespace std;\n") == ["`using namespace` in a header"]
+    assert _tree(tmp_path, "src/ir/a.h", "#pragma once\n// using namespace std;\n/*\n#include <Python.h>\n*/\n") == []
+
+
+def test_a_long_file_is_a_remark(tmp_path):
+    assert _tree(tmp_path, "src/ir/a.cpp", "\n" * (lint.LONGEST + 1)) == []
+    assert [remark.path for remark in lint.remarks(tmp_path)] == ["src/ir/a.cpp"]
