@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
-# A folder of src/ may include the folders of its own rank's left, and itself. "" is src/ itself: compile.cpp and its header.
-ORDER = ["support", "ir", "ops", "trace", "passes", "schedule", "target", "runtime", ""]
+# A folder of src/ may include folders of its own rank and of ranks before it. trace and ops share a rank: an op family takes
+# calls of the trace, and making the trace functional takes op families. "" is src/ itself: compile.cpp and its header.
+ORDER = [["support"], ["ir"], ["trace", "ops"], ["passes"], ["schedule"], ["target"], ["runtime"], [""]]
+RANK = {folder: rank for rank, folders in enumerate(ORDER) for folder in folders}
 # What each top folder may include of this repository. Public headers stand alone, since they are installed.
 MAY_INCLUDE = {
     "include": {"include"},
@@ -113,9 +115,9 @@ def _problems_of_include(root: Path, path: Path, included: str) -> Iterator[str]
 
 def _problems_of_order(name: str, inside: str) -> Iterator[str]:
     here, there = _folder(name), _folder(inside)
-    if there not in ORDER or (here is not None and here not in ORDER):
-        yield f"{inside if there not in ORDER else name} lies in a folder of src/ that tools/lint.py does not know"
-    elif here is not None and ORDER.index(there) > ORDER.index(here):
+    if there not in RANK or (here is not None and here not in RANK):
+        yield f"{inside if there not in RANK else name} lies in a folder of src/ that tools/lint.py does not know"
+    elif here is not None and RANK[there] > RANK[here]:
         yield f"src/{here}/ comes before {inside}"
     home = _target(inside)
     if home is not None and here is not None and _target(name) != home:

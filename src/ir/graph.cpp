@@ -1,7 +1,8 @@
 #include "ir/graph.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <iterator>
 
 #include "support/error.h"
 
@@ -25,11 +26,44 @@ std::optional<Op> find_op(std::string_view name) {
   return std::nullopt;
 }
 
-const char* name_of(Attr a) {
-  static constexpr const char* names[] = {"index",   "value",  "dtype",   "shape",    "dim",        "dims",           "expr",
-                                          "starts",  "steps",  "low",     "high",     "batch",      "stride",         "padding",
-                                          "dilation", "transposed", "output_padding", "groups", "call"};
-  return names[static_cast<size_t>(a)];
+namespace {
+
+struct AttrRow {
+  const char* name;
+  AttrValue empty;
+};
+
+const AttrRow& row(Attr a) {
+  using Ints = std::vector<int64_t>;
+  static const AttrRow rows[] = {
+      {"index", int64_t{}},   {"value", Scalar{}},       {"dtype", DType{}},          {"shape", Shape{}},
+      {"dim", int64_t{}},     {"dims", Ints{}},          {"expr", SymInt{}},          {"starts", Shape{}},
+      {"steps", Ints{}},      {"low", Shape{}},          {"high", Shape{}},           {"batch", int64_t{}},
+      {"stride", Ints{}},     {"padding", Shape{}},      {"dilation", Ints{}},        {"transposed", int64_t{}},
+      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"call", std::shared_ptr<const ExternCall>{}},
+  };
+  static_assert(std::size(rows) == static_cast<size_t>(Attr::call) + 1);
+  return rows[static_cast<size_t>(a)];
+}
+
+}  // namespace
+
+const char* name_of(Attr a) { return row(a).name; }
+AttrValue empty_value(Attr a) { return row(a).empty; }
+
+std::optional<Attr> find_attr(std::string_view name) {
+  for (int i = 0; i <= static_cast<int>(Attr::call); ++i)
+    if (row(static_cast<Attr>(i)).name == name) return static_cast<Attr>(i);
+  return std::nullopt;
+}
+
+bool has_attr(Op op, Attr a) {
+  std::string_view names = row(op).attrs, name = name_of(a);
+  for (size_t end; !names.empty(); names.remove_prefix(std::min(end + 1, names.size()))) {
+    end = std::min(names.find(' '), names.size());
+    if (names.substr(0, end) == name) return true;
+  }
+  return false;
 }
 
 const char* name_of(Relation r) {
@@ -135,11 +169,25 @@ struct Inference {
     check(it != attrs.end() && std::holds_alternative<T>(it->second), name_of(op), ": attribute ", name_of(a), " is missing or of another type");
     return std::get<T>(it->second);
   }
-  Type like(const Value& v, Shape shape) const { return {v.dtype(), std::move(shape), v.type().device}; }
+  // Constants live on the CPU: an operand elsewhere decides.
+  Device device() const {
+    for (const Value& v : in)
+      if (v.type().device.kind != DeviceKind::cpu) return v.type().device;
+    return in[0].type().device;
+  }
+  Type like(const Value& v, Shape shape) const { return {v.dtype(), std::move(shape), device()}; }
 
   void same(const Value& a, const Value& b, bool dtypes) const {
     check(a.shape() == b.shape(), name_of(op), ": shapes differ: ", a.type().str(), " and ", b.type().str());
     check(!dtypes || a.dtype() == b.dtype(), name_of(op), ": element types differ: ", a.type().str(), " and ", b.type().str());
+  }
+
+  void distinct(const std::vector<int64_t>& dims, const Value& x) const {
+    for (size_t i = 0; i < dims.size(); ++i) {
+      check(dims[i] >= 0 && dims[i] < x.rank(), name_of(op), ": ", x.type().str(), " has no dimension ", dims[i]);
+      check(std::find(dims.begin(), dims.begin() + static_cast<int64_t>(i), dims[i]) == dims.begin() + static_cast<int64_t>(i),
+            name_of(op), ": dimension ", dims[i], " is named twice");
+    }
   }
 
   Type elementwise() const {
@@ -148,12 +196,14 @@ struct Inference {
       check(in[0].dtype() == DType::b1, "where: the condition is ", in[0].type().str(), ", not b1");
       same(in[0], in[1], false);
       same(in[1], in[2], true);
-      return in[1].type();
+      return like(in[1], in[1].shape());
     }
     for (const auto& v : in) same(in[0], v, true);
-    Type t = in[0].type();
+    Type t = like(in[0], in[0].shape());
     if (k == OpKind::compare) t.dtype = DType::b1;
     if (k == OpKind::cast) t.dtype = get<DType>(Attr::dtype);
+    check(op != Op::bitcast || size_of(t.dtype) == size_of(in[0].dtype()), "bitcast: ", in[0].type().str(), " and ", name_of(t.dtype),
+          " differ in size");
     return t;
   }
 
@@ -169,7 +219,8 @@ struct Inference {
         Shape out;
         const auto& dims = get<std::vector<int64_t>>(Attr::dims);
         check(dims.size() == x.size(), "permute: ", dims.size(), " dimensions given for ", in[0].type().str());
-        for (int64_t d : dims) out.push_back(x.at(static_cast<size_t>(d)));
+        distinct(dims, in[0]);
+        for (int64_t d : dims) out.push_back(x[static_cast<size_t>(d)]);
         return like(in[0], out);
       }
       case Op::expand: {
@@ -188,6 +239,7 @@ struct Inference {
       case Op::pad: {
         Shape out = x;
         const auto &low = get<Shape>(Attr::low), &high = get<Shape>(Attr::high);
+        (void)get<Scalar>(Attr::value);
         check(low.size() == x.size() && high.size() == x.size(), "pad: the ranks of the attributes differ from ", in[0].type().str());
         for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] + low[i] + high[i];
         return like(in[0], out);
@@ -220,6 +272,7 @@ struct Inference {
   }
 
   Type reduction() const {
+    distinct(get<std::vector<int64_t>>(Attr::dims), in[0]);
     Type t = like(in[0], without(in[0].shape(), get<std::vector<int64_t>>(Attr::dims)));
     if (op == Op::reduce_argmin || op == Op::reduce_argmax) t.dtype = DType::i64;
     return t;
@@ -238,13 +291,19 @@ struct Inference {
 
   // Sizes as in the PyTorch documentation of conv and conv_transpose.
   Type conv() const {
+    check(in.size() == 2 || in.size() == 3, "conv: ", in.size(), " operands, expected 2 or 3");
     const Shape &x = in[0].shape(), &w = in[1].shape();
     const auto &stride = get<std::vector<int64_t>>(Attr::stride), &dilation = get<std::vector<int64_t>>(Attr::dilation);
     const auto &padding = get<Shape>(Attr::padding), &extra = get<Shape>(Attr::output_padding);
     bool transposed = get<int64_t>(Attr::transposed) != 0;
     int64_t groups = get<int64_t>(Attr::groups);
-    check(x.size() >= 3 && w.size() == x.size() && stride.size() == x.size() - 2, "conv: ranks of ", in[0].type().str(), " and ", in[1].type().str());
+    const size_t spatial = stride.size();
+    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, "conv: ranks of ", in[0].type().str(), " and ", in[1].type().str());
+    check(dilation.size() == spatial && padding.size() == spatial && extra.size() == spatial, "conv: the ranks of the attributes differ");
+    check(in[0].dtype() == in[1].dtype() && x[1] == (transposed ? w[0] : w[1] * SymInt(groups)), "conv: ", in[0].type().str(), " and ",
+          in[1].type().str(), " do not fit with ", groups, " groups");
     Shape out{x[0], transposed ? w[1] * SymInt(groups) : w[0]};
+    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ", in.back().type().str());
     for (size_t i = 0; i + 2 < x.size(); ++i) {
       SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
       out.push_back(transposed ? (x[i + 2] - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + kernel + extra[i]
@@ -265,9 +324,13 @@ struct Inference {
       case OpKind::external: return get<std::shared_ptr<const ExternCall>>(Attr::call)->results;
       default: return {elementwise()};
     }
-    if (op == Op::scalar) return {{get<DType>(Attr::dtype), {}, {}}};
-    if (op == Op::iota) return {{get<DType>(Attr::dtype), get<Shape>(Attr::shape), {}}};
-    if (op == Op::size) return {{DType::i64, {}, {}}};
+    if (op == Op::scalar) return (void)get<Scalar>(Attr::value), std::vector<Type>{{get<DType>(Attr::dtype), {}, {}}};
+    if (op == Op::iota) {
+      const auto& shape = get<Shape>(Attr::shape);
+      check(static_cast<size_t>(get<int64_t>(Attr::dim)) < shape.size(), "iota: no dimension ", get<int64_t>(Attr::dim));
+      return {{get<DType>(Attr::dtype), shape, {}}};
+    }
+    if (op == Op::size) return (void)get<SymInt>(Attr::expr), std::vector<Type>{{DType::i64, {}, {}}};
     fail("the type of an input is given, not inferred");
   }
 };
@@ -292,11 +355,13 @@ size_t hash_node(Op op, std::span<const Value> inputs, const Attrs& attrs) {
   return h.h;
 }
 
+// -0.0 and 0.0 are different constants, NaN equals NaN.
+bool same_scalar(const Scalar& a, const Scalar& b) { return a.index() == b.index() && str(a) == str(b); }
+
 bool same_value(const AttrValue& a, const AttrValue& b) {
   if (a.index() != b.index()) return false;
   if (auto c = std::get_if<std::shared_ptr<const ExternCall>>(&a)) return **c == **std::get_if<std::shared_ptr<const ExternCall>>(&b);
-  // -0.0 and 0.0 are different constants, NaN equals NaN.
-  if (auto s = std::get_if<Scalar>(&a)) return s->index() == std::get<Scalar>(b).index() && str(*s) == str(std::get<Scalar>(b));
+  if (auto s = std::get_if<Scalar>(&a)) return same_scalar(*s, std::get<Scalar>(b));
   return a == b;
 }
 
@@ -305,6 +370,16 @@ bool same_attrs(const Attrs& a, const Attrs& b) {
 }
 
 }  // namespace
+
+bool operator==(const ExternArg& a, const ExternArg& b) {
+  if (a.value.index() != b.value.index()) return false;
+  if (auto s = std::get_if<Scalar>(&a.value)) return same_scalar(*s, std::get<Scalar>(b.value));
+  if (auto d = std::get_if<std::vector<double>>(&a.value)) {
+    const auto& e = std::get<std::vector<double>>(b.value);
+    return std::equal(d->begin(), d->end(), e.begin(), e.end(), [](double x, double y) { return same_scalar(x, y); });
+  }
+  return a.value == b.value;
+}
 
 std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs& attrs) { return Inference{op, inputs, attrs}.infer(); }
 
@@ -370,10 +445,24 @@ Value GraphBuilder::constant(Scalar value, DType dtype, Device) {
   return emit(Op::scalar, {}, {{Attr::value, value}, {Attr::dtype, dtype}});
 }
 
+namespace {
+
+// Whether an element of the type is a scalar's value without rounding or wrapping.
+bool holds_exactly(DType t, const Scalar& s) {
+  if (is_complex(s)) return false;
+  if (t == DType::f64 || t == DType::b1) return true;
+  return is_integral(t) && std::abs(as_double(s)) <= 127 && (t != DType::u8 || as_double(s) >= 0);
+}
+
+}  // namespace
+
 Value GraphBuilder::cast(Value x, DType dtype) {
   if (x.dtype() == dtype) return x;
-  if (x.node->op == Op::scalar && !is_complex(dtype) && !is_complex(x.dtype()) && !is_low_precision(dtype) && dtype != DType::f32)
-    return constant(x.node->get<Scalar>(Attr::value), dtype);
+  if (x.node->op == Op::scalar) {
+    const Scalar& value = x.node->get<Scalar>(Attr::value);
+    bool exact = x.dtype() == DType::i64 ? std::holds_alternative<int64_t>(value) : holds_exactly(x.dtype(), value);
+    if (exact && (dtype == DType::i64 || holds_exactly(dtype, value))) return constant(value, dtype);
+  }
   return emit(Op::cast, {x}, {{Attr::dtype, dtype}});
 }
 
@@ -403,7 +492,16 @@ Value GraphBuilder::expand(Value x, const Shape& shape) {
   }
   if (x.shape() == shape) return x;
   if (x.node->op == Op::expand) x = x.node->inputs[0];
-  return emit(Op::expand, {x}, {{Attr::shape, shape}});
+  // A size that a guard makes equal is spelled otherwise: a slice of everything gives it the result's spelling.
+  Shape spelled = x.shape();
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (spelled[i] == shape[i] || spelled[i] == SymInt(1)) continue;
+    check(symbols().equal(spelled[i], shape[i]) || symbols().equal(spelled[i], 1), "expand: ", x.type().str(), " cannot become ",
+          Type{x.dtype(), shape, x.type().device}.str());
+    spelled[i] = symbols().equal(spelled[i], shape[i]) ? shape[i] : SymInt(1);
+  }
+  x = slice(x, Shape(shape.size(), 0), std::vector<int64_t>(shape.size(), 1), spelled);
+  return x.shape() == shape ? x : emit(Op::expand, {x}, {{Attr::shape, shape}});
 }
 
 Value GraphBuilder::slice(Value x, Shape starts, std::vector<int64_t> steps, Shape shape) {
@@ -416,7 +514,10 @@ Value GraphBuilder::slice(Value x, Shape starts, std::vector<int64_t> steps, Sha
 Value GraphBuilder::reduce(Op op, Value x, std::vector<int64_t> dims, bool keep_dims) {
   std::sort(dims.begin(), dims.end());
   Shape kept = x.shape();
-  for (int64_t d : dims) kept[static_cast<size_t>(d)] = 1;
+  for (int64_t d : dims) {
+    check(d >= 0 && d < x.rank(), name_of(op), ": ", x.type().str(), " has no dimension ", d);
+    kept[static_cast<size_t>(d)] = 1;
+  }
   // Nothing to combine: the reduction of no dimension is the operand itself, but for the index reductions.
   bool index = op == Op::reduce_argmax || op == Op::reduce_argmin;
   Value r = dims.empty() && !index ? x : emit(op, {x}, {{Attr::dims, dims}});
@@ -452,7 +553,9 @@ Value GraphBuilder::where(Value condition, Value a, Value b) {
   return emit(Op::where, {expand(condition, shape), expand(a, shape), expand(b, shape)});
 }
 
-Graph rewrite(const Graph& graph, const Rule& rule) {
+namespace {
+
+std::vector<bool> live_nodes(const Graph& graph) {
   std::vector<bool> live(graph.nodes().size());
   for (const Value& v : graph.outputs()) live[v.node->id] = true;
   for (size_t i = graph.nodes().size(); i-- > 0;) {
@@ -461,6 +564,11 @@ Graph rewrite(const Graph& graph, const Rule& rule) {
     if (live[i])
       for (const Value& v : n.inputs) live[v.node->id] = true;
   }
+  return live;
+}
+
+Graph rewrite_once(const Graph& graph, const Rule& rule) {
+  std::vector<bool> live = live_nodes(graph);
   GraphBuilder b(graph);
   std::vector<std::vector<Value>> now(graph.nodes().size());
   for (const Node& n : graph.nodes()) {
@@ -474,23 +582,68 @@ Graph rewrite(const Graph& graph, const Rule& rule) {
     for (const Value& v : n.inputs) inputs.push_back(now[v.node->id].at(v.index));
     auto replaced = rule(b, n, inputs);
     now[n.id] = replaced ? std::move(*replaced) : b.emit_all(n.op, std::move(inputs), n.attrs);
+    check(now[n.id].size() == n.results.size(), "rewrite: ", now[n.id].size(), " values replace the ", n.results.size(), " results of %",
+          n.id, " (", name_of(n.op), ")");
   }
   std::vector<Value> outputs;
   for (const Value& v : graph.outputs()) outputs.push_back(now[v.node->id].at(v.index));
   return b.finish(std::move(outputs));
 }
 
-void Graph::verify() const {
-  for (const Node& n : nodes_) {
-    check(n.id < nodes_.size() && &nodes_[n.id] == &n, "node ", n.id, " is not where its id says");
-    for (const Value& v : n.inputs)
-      check(v.node && v.node->id < n.id && &nodes_[v.node->id] == v.node && v.index < v.node->results.size(),
-            "node %", n.id, " (", name_of(n.op), ") reads a value that is not before it in the graph");
-    if (n.op == Op::input) continue;
-    auto types = infer_types(n.op, n.inputs, n.attrs);
-    check(types == n.results, "node %", n.id, " (", name_of(n.op), ") is typed ", n.results[0].str(), ", its operands give ", types[0].str());
+}  // namespace
+
+Graph rewrite(const Graph& graph, const Rule& rule) {
+  Graph result = rewrite_once(graph, rule);
+  std::vector<bool> live = live_nodes(result);
+  if (std::find(live.begin(), live.end(), false) == live.end()) return result;
+  return rewrite_once(result, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
+}
+
+namespace {
+
+void verify_symbols(const SymInt& e, size_t count) {
+  std::vector<SymbolId> symbols;
+  e.collect_symbols(symbols);
+  for (SymbolId id : symbols) check(id < count, "symbol ", SymInt::symbol(id), " is not one of the graph");
+}
+
+void verify_attributes(const Node& n) {
+  for (const auto& [attr, value] : n.attrs)
+    check(has_attr(n.op, attr) && value.index() == empty_value(attr).index(), "attribute ", name_of(attr), " does not belong here");
+}
+
+void verify_node(const Node& n, const Graph& graph) {
+  for (const Value& v : n.inputs)
+    check(v.node && v.node->id < n.id && &graph.nodes()[v.node->id] == v.node && v.index < v.node->results.size(),
+          "reads a value that is not before it in the graph");
+  for (const Type& t : n.results)
+    for (const SymInt& size : t.shape) verify_symbols(size, graph.symbols()->infos().size());
+  verify_attributes(n);
+  if (n.op == Op::input) {
+    auto index = static_cast<size_t>(n.integer(Attr::index));
+    check(index < graph.inputs().size() && graph.inputs()[index].node == &n && n.results.size() == 1, "is not input ", index, " of the graph");
+    return;
   }
-  for (const Value& v : outputs_) check(v.node && &nodes_[v.node->id] == v.node, "an output is not a value of the graph");
+  auto types = infer_types(n.op, n.inputs, n.attrs);
+  check(types.size() == n.results.size(), "has ", n.results.size(), " results, expected ", types.size());
+  for (size_t i = 0; i < types.size(); ++i)
+    check(types[i] == n.results[i], "is typed ", n.results[i].str(), ", its operands give ", types[i].str());
+}
+
+}  // namespace
+
+void Graph::verify() const {
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    check(nodes_[i].id == i, "node ", nodes_[i].id, " (", name_of(nodes_[i].op), ") is not where its id says");
+    try {
+      verify_node(nodes_[i], *this);
+    } catch (const std::exception& e) {
+      fail("node %", i, " (", name_of(nodes_[i].op), "): ", e.what());
+    }
+  }
+  for (const Value& v : outputs_)
+    check(v.node && v.node->id < nodes_.size() && &nodes_[v.node->id] == v.node && v.index < v.node->results.size(),
+          "an output is not a value of the graph");
 }
 
 }  // namespace broach

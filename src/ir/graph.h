@@ -52,7 +52,8 @@ struct ExternArg {
   struct Opaque { std::shared_ptr<const void> object; friend bool operator==(const Opaque&, const Opaque&) = default; };
   using Bools = std::vector<bool>;
   std::variant<std::monostate, Input, Inputs, SymInt, Scalar, std::string, Shape, std::vector<double>, Bools, Opaque> value;
-  friend bool operator==(const ExternArg&, const ExternArg&) = default;
+  // Bit for bit: -0.0 is not 0.0, NaN is NaN.
+  friend bool operator==(const ExternArg& a, const ExternArg& b);
 };
 
 // A call of the host's library: schema name with overload ("aten::sort.stable") and all arguments in schema order.
@@ -74,6 +75,9 @@ const char* name_of(Attr a);
 
 using AttrValue = std::variant<int64_t, Scalar, DType, SymInt, Shape, std::vector<int64_t>, std::shared_ptr<const ExternCall>>;
 using Attrs = std::map<Attr, AttrValue>;
+std::optional<Attr> find_attr(std::string_view name);
+bool has_attr(Op op, Attr a);
+AttrValue empty_value(Attr a);  // zero or an empty list, of the attribute's type
 
 struct Node;
 
@@ -154,6 +158,11 @@ class Symbols {
 
 class Graph {
  public:
+  Graph() = default;
+  // Values point to nodes, so a graph moves and never copies.
+  Graph(Graph&&) = default;
+  Graph& operator=(Graph&&) = default;
+
   const std::deque<Node>& nodes() const { return nodes_; }
   const std::vector<Value>& inputs() const { return inputs_; }
   const std::vector<Value>& outputs() const { return outputs_; }
@@ -199,7 +208,8 @@ class GraphBuilder {
   Value cast(Value x, DType dtype);
   Value reshape(Value x, Shape shape);
   Value permute(Value x, std::vector<int64_t> dims);
-  Value expand(Value x, const Shape& shape);  // with leading dimensions added, as in PyTorch
+  // With leading dimensions added, as in PyTorch; sizes that are equal only by their hints are guarded.
+  Value expand(Value x, const Shape& shape);
   Value slice(Value x, Shape starts, std::vector<int64_t> steps, Shape shape);
   Value reduce(Op op, Value x, std::vector<int64_t> dims, bool keep_dims = false);
   Value unary(Op op, Value x) { return emit(op, {x}); }
@@ -217,7 +227,7 @@ class GraphBuilder {
 };
 
 // Rebuilds a graph node by node. `rule` sees each live node with its new inputs and may return replacement values; where it
-// returns nothing the node is copied. Dead nodes are dropped.
+// returns nothing the node is copied. Nodes that are dead before or after are dropped; inputs and effects stay.
 using Rule = std::function<std::optional<std::vector<Value>>(GraphBuilder&, const Node& old, std::span<const Value> inputs)>;
 Graph rewrite(const Graph& graph, const Rule& rule);
 

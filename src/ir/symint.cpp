@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 
 #include "support/error.h"
 
@@ -202,11 +203,13 @@ bool is_zero_quotient(const SymInt& rest, const SymInt& b) {
 }  // namespace
 
 SymInt floordiv(const SymInt& a, const SymInt& b) {
+  if (a.is_constant() && b.is_constant()) return floordiv(a.constant(), b.constant());
   if (b == SymInt(1)) return a;
   auto [quotient, rest] = split_by(a, b);
   if (is_zero_quotient(rest, b)) return quotient;
-  // floordiv(floordiv(x, c), d) = floordiv(x, c*d) for positive c and d.
-  if (quotient == SymInt(0) && rest.constant_part() == 0 && rest.terms().size() == 1) {
+  // floordiv(floordiv(x, c), d) = floordiv(x, c*d) for positive d.
+  bool positive = !b.is_constant() || b.constant() > 0;
+  if (positive && quotient == SymInt(0) && rest.constant_part() == 0 && rest.terms().size() == 1) {
     const Term& t = rest.terms()[0];
     if (t.coefficient == 1 && t.factors.size() == 1 && t.factors[0].kind == AtomKind::floordiv)
       return floordiv(t.factors[0].args->first, t.factors[0].args->second * b);
@@ -215,6 +218,7 @@ SymInt floordiv(const SymInt& a, const SymInt& b) {
 }
 
 SymInt mod(const SymInt& a, const SymInt& b) {
+  if (a.is_constant() && b.is_constant()) return a.constant() - floordiv(a.constant(), b.constant()) * b.constant();
   if (b == SymInt(1)) return 0;
   SymInt rest = split_by(a, b).second;
   if (is_zero_quotient(rest, b)) return rest;
@@ -370,7 +374,10 @@ struct SymIntParser {
     size_t start = at;
     while (at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]))) ++at;
     check(at > start, "symbolic integer: expected a number at ", at, " in \"", text, "\"");
-    return std::stoll(std::string(text.substr(start, at - start)));
+    uint64_t value = 0;
+    bool fits = std::from_chars(text.data() + start, text.data() + at, value).ec == std::errc() && value <= 1ull << 63;
+    check(fits, "symbolic integer: a number out of range at ", start, " in \"", text, "\"");
+    return static_cast<int64_t>(value);
   }
   SymInt factor() {
     skip();
@@ -403,13 +410,13 @@ std::string SymInt::str() const {
   for (const Term& t : terms()) {
     int64_t c = t.coefficient;
     out += out.empty() ? (c < 0 ? "-" : "") : (c < 0 ? " - " : " + ");
-    int64_t magnitude = c < 0 ? -c : c;
+    uint64_t magnitude = c < 0 ? 0 - static_cast<uint64_t>(c) : static_cast<uint64_t>(c);
     if (magnitude != 1) out += cat(magnitude, "*");
     for (size_t i = 0; i < t.factors.size(); ++i) out += (i ? "*" : "") + text_of(t.factors[i]);
   }
   if (out.empty()) return std::to_string(constant_);
   if (constant_ > 0) out += cat(" + ", constant_);
-  if (constant_ < 0) out += cat(" - ", -constant_);
+  if (constant_ < 0) out += cat(" - ", 0 - static_cast<uint64_t>(constant_));  // also for the lowest
   return out;
 }
 
@@ -425,53 +432,123 @@ SymInt SymInt::parse(std::string_view text) {
 
 namespace {
 
-// An expression in unbounded symbols only that is nowhere below (want_max) or above (!want_max) the atom.
-SymInt bound_of(const Atom& a, bool want_max, const Ranges& ranges);
+// Bounds are expressions in unbounded symbols; nothing where none is known. Divisors are taken to be positive.
+struct Bounds {
+  const Ranges& ranges;
+  bool second;  // which operand stands for a min from above and for a max from below: either is right, one may prove more
 
-// Every atom is non-negative, so a term grows with each of its factors when its coefficient is positive.
-SymInt bound_of(const SymInt& e, bool want_max, const Ranges& ranges) {
+  std::optional<SymInt> of(const SymInt& e, bool above) const;
+  std::optional<SymInt> of(const Term& t, bool above) const;
+  std::optional<SymInt> of(const Atom& a, bool above) const;
+  std::optional<SymInt> of_symbol(SymbolId id, bool above) const;
+  bool non_negative(const Atom& a) const;
+};
+
+// Non-negative for all non-negative values of its symbols, as its coefficients show.
+bool plainly_non_negative(const SymInt& e);
+
+bool plainly_non_negative(const Atom& a) {
+  switch (a.kind) {
+    case AtomKind::symbol: return true;
+    case AtomKind::max: return plainly_non_negative(a.args->first) || plainly_non_negative(a.args->second);
+    case AtomKind::mod: return plainly_non_negative(a.args->second);
+    default: return plainly_non_negative(a.args->first) && plainly_non_negative(a.args->second);
+  }
+}
+
+bool plainly_non_negative(const SymInt& e) {
+  if (e.constant_part() < 0) return false;
+  for (const Term& t : e.terms()) {
+    if (t.coefficient < 0) return false;
+    for (const Atom& a : t.factors)
+      if (!plainly_non_negative(a)) return false;
+  }
+  return true;
+}
+
+bool Bounds::non_negative(const Atom& a) const {
+  if (a.kind == AtomKind::symbol) {
+    auto it = ranges.find(a.symbol);
+    return it == ranges.end() || it->second.min >= 0;
+  }
+  const auto& [x, y] = *a.args;
+  switch (a.kind) {
+    case AtomKind::floordiv: return proven_non_negative(x, ranges);
+    case AtomKind::mod: return !y.is_constant() || y.constant() > 0;
+    case AtomKind::min: return proven_non_negative(x, ranges) && proven_non_negative(y, ranges);
+    default: return proven_non_negative(x, ranges) || proven_non_negative(y, ranges);
+  }
+}
+
+std::optional<SymInt> Bounds::of(const SymInt& e, bool above) const {
   SymInt sum(e.constant_part());
   for (const Term& t : e.terms()) {
-    SymInt p(t.coefficient);
-    for (const Atom& a : t.factors) p = p * bound_of(a, want_max == (t.coefficient > 0), ranges);
-    sum = sum + p;
+    auto bound = of(t, above);
+    if (!bound) return std::nullopt;
+    sum = sum + *bound;
   }
   return sum;
 }
 
-SymInt bound_of(const Atom& a, bool want_max, const Ranges& ranges) {
-  if (a.kind == AtomKind::symbol) {
-    auto it = ranges.find(a.symbol);
-    if (it != ranges.end() && want_max && it->second.max) return bound_of(*it->second.max, true, ranges);
-    if (it != ranges.end() && !want_max && it->second.max) return it->second.min;
-    return SymInt::symbol(a.symbol);
+// A product grows with each of its factors if all of them are non-negative.
+std::optional<SymInt> Bounds::of(const Term& t, bool above) const {
+  bool factors_above = above == (t.coefficient > 0);
+  SymInt p(t.coefficient);
+  for (const Atom& a : t.factors) {
+    if (t.factors.size() > 1 && !non_negative(a)) return std::nullopt;
+    auto bound = of(a, factors_above);
+    if (!bound) return std::nullopt;
+    p = p * (t.factors.size() > 1 && !factors_above && !plainly_non_negative(*bound) ? SymInt(0) : *bound);
   }
+  return p;
+}
+
+std::optional<SymInt> Bounds::of_symbol(SymbolId id, bool above) const {
+  auto it = ranges.find(id);
+  if (it == ranges.end() || !it->second.max) return SymInt::symbol(id);
+  return above ? of(*it->second.max, true) : SymInt(it->second.min);
+}
+
+std::optional<SymInt> Bounds::of(const Atom& a, bool above) const {
+  if (a.kind == AtomKind::symbol) return of_symbol(a.symbol, above);
   const auto& [x, y] = *a.args;
-  switch (a.kind) {
-    case AtomKind::floordiv:
-      if (!y.is_constant()) return want_max ? bound_of(x, true, ranges) : SymInt(0);
-      return floordiv(bound_of(x, want_max, ranges), y);
-    case AtomKind::mod: return want_max ? bound_of(y, true, ranges) - 1 : SymInt(0);
-    case AtomKind::min: return want_max ? bound_of(x, true, ranges) : SymInt(0);
-    default: return want_max ? bound_of(x, true, ranges) + bound_of(y, true, ranges) : bound_of(x, false, ranges);
+  if (a.kind == AtomKind::mod) {
+    if (!non_negative(a)) return std::nullopt;
+    auto top = above ? of(y, true) : SymInt(1);
+    return top ? std::optional(*top - 1) : std::nullopt;
   }
+  auto bx = of(x, above);
+  if (a.kind == AtomKind::floordiv) {
+    if (y.is_constant()) return bx && y.constant() > 0 ? std::optional(floordiv(*bx, y)) : std::nullopt;
+    if (!proven_non_negative(x, ranges)) return std::nullopt;
+    return above ? bx : SymInt(0);
+  }
+  auto by = of(y, above);
+  if (above == (a.kind == AtomKind::min)) return second ? (by ? by : bx) : (bx ? bx : by);
+  if (!bx || !by) return std::nullopt;
+  if (a.kind == AtomKind::min) return min(*bx, *by);
+  bool sum = !(*bx - *by).is_constant() && proven_non_negative(x, ranges) && proven_non_negative(y, ranges);
+  return sum ? *bx + *by : max(*bx, *by);
+}
+
+bool proven(const SymInt& a, const Ranges& ranges, bool second) {
+  auto low = Bounds{ranges, second}.of(a, false);
+  if (!low) return false;
+  // Shift every remaining symbol by its minimum: non-negative coefficients then mean a non-negative value.
+  bool bounded = true;
+  SymInt shifted = low->substitute([&](SymbolId id) -> std::optional<SymInt> {
+    auto it = ranges.find(id);
+    if (it == ranges.end() || it->second.min == 0) return std::nullopt;
+    constexpr int64_t far = int64_t{1} << 31;  // beyond it the shift might overflow
+    if (it->second.min < -far) bounded = false;
+    return SymInt::symbol(id) + std::clamp(it->second.min, -far, far);
+  });
+  return bounded && plainly_non_negative(shifted);
 }
 
 }  // namespace
 
-bool proven_non_negative(const SymInt& a, const Ranges& ranges) {
-  SymInt low = bound_of(a, false, ranges);
-  // Shift every remaining symbol by its minimum: non-negative coefficients then mean a non-negative value.
-  low = low.substitute([&](SymbolId id) -> std::optional<SymInt> {
-    auto it = ranges.find(id);
-    if (it == ranges.end() || it->second.min == 0) return std::nullopt;
-    return SymInt::symbol(id) + it->second.min;
-  });
-  if (low.constant_part() < 0) return false;
-  for (const Term& t : low.terms())
-    if (t.coefficient < 0) return false;
-  return true;
-}
+bool proven_non_negative(const SymInt& a, const Ranges& ranges) { return proven(a, ranges, false) || proven(a, ranges, true); }
 
 namespace {
 

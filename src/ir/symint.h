@@ -2,7 +2,7 @@
 //
 // A SymInt is kept as a polynomial with integer coefficients over atoms (symbols and floordiv/mod/min/max of other
 // SymInts), in a canonical order, so that equality of values that are equal as polynomials is equality of structure.
-// All atoms stand for non-negative values: sizes, axis positions, and quotients and remainders of such.
+// Divisors that are not constants stand for positive values.
 #pragma once
 
 #include <compare>

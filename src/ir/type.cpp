@@ -1,7 +1,8 @@
 #include "ir/type.h"
 
+#include <charconv>
 #include <cmath>
-#include <iomanip>
+#include <iterator>
 #include <limits>
 
 #include "support/error.h"
@@ -62,11 +63,28 @@ DType promote(DType a, DType b) {
   return x.bytes > y.bytes ? a : b;
 }
 
+namespace {
+
+constexpr const char* kDeviceKinds[] = {"cpu", "cuda", "meta", "other"};
+
+}  // namespace
+
+std::string Device::str() const {
+  const char* name = kDeviceKinds[static_cast<size_t>(kind)];
+  return index < 0 ? name : cat(name, ":", int{index});
+}
+
+DeviceKind parse_device_kind(std::string_view name) {
+  for (size_t i = 0; i < std::size(kDeviceKinds); ++i)
+    if (kDeviceKinds[i] == name) return static_cast<DeviceKind>(i);
+  fail("unknown device \"", name, "\"");
+}
+
 std::string Type::str() const {
   std::string out = cat(name_of(dtype), "[");
   for (size_t i = 0; i < shape.size(); ++i) out += cat(i ? ", " : "", shape[i]);
   out += "]";
-  if (device.kind == DeviceKind::cuda) out += cat("@cuda:", int(device.index));
+  if (device != Device{}) out += "@" + device.str();
   return out;
 }
 
@@ -75,9 +93,8 @@ namespace {
 std::string text_of(double d) {
   if (std::isnan(d)) return "nan";
   if (std::isinf(d)) return d < 0 ? "-inf" : "inf";
-  std::ostringstream out;
-  out << std::setprecision(std::numeric_limits<double>::max_digits10) << d;
-  std::string s = out.str();
+  char digits[32];
+  std::string s(digits, std::to_chars(digits, std::end(digits), d).ptr);  // the shortest text that reads back as d
   return s.find_first_of(".e") == std::string::npos ? s + ".0" : s;
 }
 

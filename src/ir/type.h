@@ -32,7 +32,9 @@ struct Device {
   DeviceKind kind = DeviceKind::cpu;
   int8_t index = -1;
   friend bool operator==(const Device&, const Device&) = default;
+  std::string str() const;  // cpu, cuda:0
 };
+DeviceKind parse_device_kind(std::string_view name);
 
 using Shape = std::vector<SymInt>;
 
@@ -43,7 +45,7 @@ struct Type {
 
   int rank() const { return static_cast<int>(shape.size()); }
   SymInt numel() const { return product(shape); }
-  std::string str() const;  // f32[2, s0]
+  std::string str() const;  // f32[2, s0], f32[2, s0]@cuda:0
   friend bool operator==(const Type&, const Type&) = default;
 };
 

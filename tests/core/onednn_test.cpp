@@ -475,6 +475,14 @@ TEST_CASE("onednn: every binary post-op, full and broadcast") {
   }
 }
 
+TEST_CASE("onednn: one factor per row, through a leading dim of 1") {
+  if (!available()) return;
+  const auto a = filled({1, 70, 33}, 1), b = filled({1, 33, 90}, 2), rows = filled({1, 70, 1}, 3);
+  Tensor c({1, 70, 90});
+  const Post post = [&](double x, const Dims& at) { return x * rows.at(at); };
+  check_matmul({a, b, c, nullptr, {{PostOp::mul, 0, 0, rows.operand()}}, {rows.data()}, post});
+}
+
 TEST_CASE("onednn: a chain of post-ops with sum and an expanded operand") {
   if (!available()) return;
   const auto a = filled({6, 16}, 1), b = filled({16, 24}, 2), bias = filled({1, 24}, 3), row = filled({1, 24}, 4);

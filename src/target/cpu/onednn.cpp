@@ -664,6 +664,8 @@ std::string Primitive::implementation() const {
   return name;
 }
 
+bool Primitive::is_reference() const { return implementation().starts_with("ref"); }
+
 void Primitive::pack_weight(const void* plain, void* packed) const {
   check(parts_->plain_weight != nullptr, "oneDNN: no plain weight to pack for ", text());
   const auto pack = reorder(MemoryLayout(parts_->plain_weight.get()), weight_layout());
@@ -739,6 +741,7 @@ MemoryLayout Primitive::dst_layout() const { return {}; }
 MemoryLayout Primitive::post_layout(size_t) const { return {}; }
 size_t Primitive::scratchpad_bytes() const { return 0; }
 std::string Primitive::implementation() const { return ""; }
+bool Primitive::is_reference() const { return false; }
 const std::string& Primitive::text() const { return parts_->text; }
 void Primitive::pack_weight(const void*, void*) const {}
 void Primitive::run(const void*, const void*, const void*, void*, std::span<const void* const>, void*) const {}

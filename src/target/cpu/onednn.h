@@ -5,7 +5,8 @@
 // oneDNN of its own, of another version, and no symbol of that one is ever used. Without the headers (BROACH_ONEDNN unset or
 // 0) this module is still there, and `available()` is false.
 //
-// A Primitive keeps the number of OpenMP threads in force where it was created; it does not follow later changes.
+// A Primitive uses at most the number of OpenMP threads that was in force where it was created, and fewer where fewer are in
+// force at the call; results are right either way. Create it again (a hit in oneDNN's own cache) after raising the number.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +44,7 @@ class MemoryLayout {
   bool operator==(const MemoryLayout& other) const;
   size_t hash() const;
   size_t bytes() const;
-  std::string text() const;                            // such as "f32[4,64,56,56]:(200704,3136,56,1)/16b"
+  std::string text() const;                            // such as "f32[4,64,56,56]:(200704,50176,896,16)/16b"
   std::optional<std::vector<int64_t>> strides() const;  // in elements; nothing when the layout is blocked or padded
   const dnnl_memory_desc* desc() const { return desc_.get(); }
 
@@ -66,28 +67,28 @@ MemoryLayout strided_layout(const Operand& plain);
 // Applied to the result in order, in f32. x is the value so far.
 struct PostOp {
   enum Kind : uint8_t {
-    relu,       // x > 0 ? x : alpha * x
+    relu,  // x > 0 ? x : alpha * x
     gelu_tanh,
     gelu_erf,
-    swish,      // x * sigmoid(alpha * x); silu is alpha = 1
+    swish,  // x * sigmoid(alpha * x); silu is alpha = 1
     tanh,
     sigmoid,
-    linear,     // alpha * x + beta
-    clip,       // min(max(x, alpha), beta)
-    elu,        // x > 0 ? x : alpha * (exp(x) - 1)
-    hardswish,  // x * min(max(alpha * x + beta, 0), 1); torch's is alpha = 1/6, beta = 1/2
+    linear,       // alpha * x + beta
+    clip,         // min(max(x, alpha), beta)
+    elu,          // x > 0 ? x : alpha * (exp(x) - 1)
+    hardswish,    // x * min(max(alpha * x + beta, 0), 1); torch's is alpha = 1/6, beta = 1/2
     hardsigmoid,  // min(max(alpha * x + beta, 0), 1)
-    softplus,   // log(1 + exp(alpha * x)) / alpha
+    softplus,     // log(1 + exp(alpha * x)) / alpha
     mish,
     exp,
     log,
     abs,
     square,
     sqrt,
-    pow,        // alpha * x ^ beta
-    round,      // to nearest, ties to even
-    sum,        // x + alpha * (what the destination held before)
-    add,        // from here on: x (op) operand
+    pow,    // alpha * x ^ beta
+    round,  // to nearest, ties to even
+    sum,    // x + alpha * (what the destination held before)
+    add,    // from here on: x (op) operand
     sub,
     mul,
     div,
@@ -147,6 +148,11 @@ class Primitive {
 
   std::string implementation() const;  // such as "brg:avx512_core"
   const std::string& text() const;     // the op and its operands, as in error messages
+  // oneDNN 3.2 has only its plain loops for this, hundreds of times slower than its kernels: better not used. So it is for
+  // - matmul: a binary operand or bias of {M,1} (but {1,M,1} beside a rank-3 c has a kernel), {B,M,1}, {B,1,1}, {1,M,N} with
+  //   B > 1, {1,1,M,N}; a destination or source without a dim of stride 1 among its last two, or a column-major destination;
+  // - convolution: a binary operand in N, C, H, W strides, f32 (channels-last has a kernel).
+  bool is_reference() const;
 
   // From the strides of the description to weight_layout().
   void pack_weight(const void* plain, void* packed) const;

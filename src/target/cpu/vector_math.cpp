@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <llvm/IR/IntrinsicsX86.h>
 #include <llvm/IR/MDBuilder.h>
+#include <llvm/IR/Module.h>
 #include <llvm/TargetParser/Host.h>
 
 #include <bit>
@@ -36,18 +37,22 @@ namespace Intrinsic = llvm::Intrinsic;
 
 // ---- Scalar functions that neither libmvec nor libm has ----
 
-// Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010), the single-precision polynomial of table 5.
-double erfinv_estimate(double x) {
-  static constexpr double kCentral[] = {2.81022636e-08,  3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
+// Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010), the single-precision polynomial of table 5; further
+// out than that holds, erfc(y) ~ exp(-y^2) / (y sqrt(pi)) solved for y by iteration.
+double erfinv_estimate(double a) {
+  static constexpr double kCentral[] = {2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
                                         -0.00125372503, -0.00417768164, 0.246640727,    1.50140941};
   static constexpr double kTail[] = {-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
                                      -0.0076224613,   0.00943887047,  1.00167406,    2.83297682};
-  double w = -std::log1p(-x * x);
+  const double w = -std::log((1 - a) * (1 + a));
   const bool central = w < 5;
-  w = central ? w - 2.5 : std::sqrt(w) - 3;
-  double p = 0;
-  for (double c : central ? kCentral : kTail) p = p * w + c;
-  return p * x;
+  const double t = central ? w - 2.5 : std::sqrt(w) - 3;
+  double y = 0;
+  for (double c : central ? kCentral : kTail) y = y * t + c;
+  if (w < 16) return y * a;
+  y = std::sqrt(w);
+  for (int step = 0; step < 3; ++step) y = std::sqrt(-std::log((1 - a) * std::sqrt(std::numbers::pi) * y));
+  return y;
 }
 
 // An estimate and Newton steps, as ATen's calc_erfinv. The residual of a large |x| comes from erfc, since 1 - |x| is exact.
@@ -71,11 +76,12 @@ double digamma_asymptotic(double x) {
   return std::log(x) - 0.5 / x + sum;
 }
 
-// Reflection to x > 0 and recurrence to x >= 10, as ATen's calc_digamma: A&S 6.3.7 and 6.3.5; -inf at +0, +inf at -0.
+// Reflection to x > 0 and recurrence to x >= 10, as ATen's calc_digamma: A&S 6.3.7 and 6.3.5; -inf at +0, +inf at -0. The
+// tangent has period 1 in x, and the distance to the nearest integer is exact.
 double digamma(double x) {
   if (x == 0) return std::copysign(HUGE_VAL, -x);
   if (x < 0 && x == std::floor(x)) return std::numeric_limits<double>::quiet_NaN();
-  if (x < 0) return digamma(1 - x) - std::numbers::pi / std::tan(std::numbers::pi * std::fmod(x, 1.0));
+  if (x < 0) return digamma(1 - x) - std::numbers::pi / std::tan(std::numbers::pi * (x - std::nearbyint(x)));
   double below = 0;
   for (; x < 10; x += 1) below += 1 / x;
   return digamma_asymptotic(x) - below;
@@ -238,7 +244,7 @@ Value* emit_one_call(IRBuilderBase& b, const std::string& symbol, ArrayRef<Value
   Type* type = args[0]->getType();
   SmallVector<Type*, 2> parameters(args.size(), type);
   auto* signature = llvm::FunctionType::get(type, parameters, false);
-  const auto callee = b.GetInsertBlock()->getModule()->getOrInsertFunction(symbol, signature);
+  llvm::FunctionCallee callee = b.GetInsertBlock()->getModule()->getOrInsertFunction(symbol, signature);
   auto* function = llvm::cast<llvm::Function>(callee.getCallee());
   function->setDoesNotAccessMemory();  // kernels never read errno
   function->setDoesNotThrow();
@@ -267,39 +273,38 @@ constexpr float kExpm1[] = {1, 0x1.fffffep-2f, 0x1.5554bp-3f, 0x1.555718p-5f, 0x
 // 2^r on |r| <= 1/2, relative error 3.7e-9.
 constexpr float kExp2[] = {1,                0x1.62e43p-1f,   0x1.ebfbd8p-3f, 0x1.c6af74p-5f,
                            0x1.3b3098p-7f, 0x1.5f0ccap-10f, 0x1.3fabfep-13f};
-// sin(r)/r in r^2 on |r| <= pi/2, relative error 6.3e-9, less the leading 1.
-constexpr float kSin[] = {-0x1.55554cp-3f, 0x1.110ed8p-7f, -0x1.9f7056p-13f, 0x1.5dbe0ep-19f};
-// -ln(erfc(x))/x on [0, 3.95], where its error makes one of at most 4.9e-8 in erf.
-constexpr float kErf[] = {0x1.20dd76p0f,  0x1.45f272p-1f,  0x1.a52ddp-4f,    -0x1.3d5c78p-6f,
-                          0x1.31ab78p-12f, 0x1.348ca4p-10f, -0x1.6ef972p-12f, 0x1.2c8d36p-15f};
-// pi in parts. With fma every product is exact before it is rounded into the sum; without, 9-bit parts keep the product with
-// a multiple of 1/2 below 2^14 exact.
-constexpr float kPiFma[] = {0x1.921fb6p1f, -0x1.777a5cp-24f, -0x1.ee59dap-49f};
-constexpr float kPi[] = {0x1.92p1f, 0x1.fbp-11f, 0x1.51p-21f, 0x1.0bp-33f, 0x1.1800d4p-43f};
+// sin(r)/r and cos(r) in r^2 on |r| <= 0.787 (pi/4), relative errors 4.3e-9 and 1.2e-10; sine's leading 1 is left out.
+constexpr float kSin[] = {-0x1.555544p-3f, 0x1.1106e2p-7f, -0x1.992aaep-13f};
+constexpr float kCos[] = {1, -0.5, 0x1.55554ap-5f, -0x1.6c0c26p-10f, 0x1.99e71cp-16f};
+// -ln(erfc(x))/x on [0, 3.95] = kErfLeading + this, where its error makes one of at most 3.6e-8 in erf.
+constexpr float kErfLeading = 0x1.20dd76p0f;
+constexpr float kErf[] = {-0x1.0b826p-26f, 0x1.45f296p-1f,  0x1.a5216ep-4f,  -0x1.3c9a26p-6f,
+                          0x1.b666b4p-13f, 0x1.477202p-10f, -0x1.8e6f86p-12f, 0x1.543496p-15f};
+// pi/2 in parts. With fma the first product, subtracted, is exact; without, 9-bit parts keep products with n < 2^14 exact.
+constexpr float kQuarterTurnFma[] = {0x1.921fb6p0f, -0x1.777a5cp-25f, -0x1.ee59dap-50f};
+constexpr float kQuarterTurn[] = {0x1.92p0f, 0x1.fbp-12f, 0x1.51p-22f, 0x1.0bp-34f, 0x1.184698p-44f};
 constexpr float kLn2Fma[] = {0x1.62e43p-1f, -0x1.05c61p-29f};
-constexpr float kLn2[] = {0x1.63p-1f, -0x1.bd0106p-13f};
+constexpr float kLn2[] = {0x1.63p-1f, -0x1.bd0106p-13f};  // n times the first is exact
 constexpr float kTrigLimit = 10000;
 
-// log_B(1 + f) on [-1/4, 1/2] = leading * f + f * tail(f), and log_B(2) as a part that an exponent multiplies exactly plus
-// the rest. The tail's first coefficient is what `leading` lacks.
+// (ln(1 + f) - f) / f^2 on [-1/4, 1/2], relative error of the logarithm 2.8e-8.
+constexpr float kLnTail[] = {-0x1.000014p-1f, 0x1.5555e6p-2f,  -0x1.ffdde2p-3f, 0x1.992194p-3f,
+                             -0x1.58846ep-3f, 0x1.32da44p-3f, -0x1.ee5f16p-4f, 0x1.bbbec4p-5f};
+// log_B(1 + f) on [-1/4, 1/2] = leading * f + f * tail(f), the tail's first coefficient being what `leading` lacks; and
+// log_B(2) as a part that an exponent multiplies exactly plus the rest. Relative error 4.8e-9.
 struct LogBase {
   float leading;
-  float tail[9];
+  float tail[10];
   float two, two_rest;
 };
-constexpr LogBase kNatural{1,  // relative error 2.8e-8
-                           {0, -0x1.000014p-1f, 0x1.5555e6p-2f, -0x1.ffdde2p-3f, 0x1.992194p-3f, -0x1.58846ep-3f,
-                            0x1.32da44p-3f, -0x1.ee5f16p-4f, 0x1.bbbec4p-5f},
-                           0x1.62e4p-1f,
-                           0x1.7f7d1cp-20f};
-constexpr LogBase kBinary{0x1.715476p0f,  // relative error 2.7e-8
-                          {0x1.72116ep-27f, -0x1.715496p-1f, 0x1.ec7198p-2f, -0x1.713afcp-2f, 0x1.271be2p-2f,
-                           -0x1.f114eep-3f, 0x1.bb00d6p-3f, -0x1.64db22p-3f, 0x1.3fe708p-4f},
+constexpr LogBase kBinary{0x1.715476p0f,
+                          {0x1.c62db8p-27f, -0x1.715476p-1f, 0x1.ec714p-2f, -0x1.715548p-2f, 0x1.274ee4p-2f,
+                           -0x1.ebbb5cp-3f, 0x1.ac043ap-3f, -0x1.863718p-3f, 0x1.36b34p-3f, -0x1.0b21bcp-4f},
                           1,
                           0};
-constexpr LogBase kDecimal{0x1.bcb7b2p-2f,  // relative error 2.7e-8
-                           {-0x1.b3e07p-27f, -0x1.bcb7d8p-3f, 0x1.287b0ep-3f, -0x1.bc98d4p-4f, 0x1.63583ep-4f,
-                            -0x1.2b47b2p-4f, 0x1.0abd0cp-4f, -0x1.adb686p-5f, 0x1.81213ap-6f},
+constexpr LogBase kDecimal{0x1.bcb7b2p-2f,
+                           {-0x1.98d5dep-27f, -0x1.bcb7b2p-3f, 0x1.287ad8p-3f, -0x1.bcb80ap-4f, 0x1.63954cp-4f,
+                            -0x1.281b86p-4f, 0x1.01d2b6p-4f, -0x1.d53972p-5f, 0x1.738e26p-5f, -0x1.3d6124p-6f},
                            0x1.344p-2f,
                            0x1.3509f8p-18f};
 
@@ -316,6 +321,7 @@ class Lanes {
   Value* sigmoid(Value* x);
   Value* tanh(Value* x);
   Value* erf(Value* x);
+  Value* log(Value* x);
   Value* log(Value* x, const LogBase& base);
   Value* log1p(Value* x);
   Value* sin(Value* x);
@@ -352,8 +358,7 @@ class Lanes {
   Value* subtract_multiple(Value* x, Value* n, ArrayRef<float> parts);
   Value* avx512(std::array<Intrinsic::ID, 3> by_length, ArrayRef<Value*> args, bool rounds);
   Value* scale(Value* x, Value* n);
-  Value* reciprocal(Value* high, Value* low);
-  Value* quotient(Value* x, Value* y);
+  Value* quotient(Value* x, Value* y, Value* y_rest);
   Value* to_exponent(Value* shifted) { return floats(b_.CreateShl(bits(shifted), 23)); }
   Reduced reduce_ln2(Value* x, unsigned parts);
   Value* expm1_reduced(Value* r);
@@ -361,9 +366,11 @@ class Lanes {
   Split split(Value* x);
   Split split_bits(Value* x);
   Value* log_special(Value* x, Value* result);
+  Value* mend_log(Value* x, Value* result) { return features_.avx512 ? result : log_special(x, result); }
   Value* log_of_parts(Value* f, Value* e, const LogBase& base);
+  Value* ln_of_parts(Value* f, Value* e);
   Value* power_of_minus(Value* e);
-  Value* sin_reduced(Value* r);
+  Value* sin_of_turned(Value* x, int quarters);
   Value* unless_large(MathFn fn, Value* x, Value* result);
 
   IRBuilderBase& b_;
@@ -410,28 +417,18 @@ Value* Lanes::scale(Value* x, Value* n) {
   return mul(mul(x, power(half)), power(b_.CreateSub(whole, half)));
 }
 
-// 1 / (high + low) for high in [1, 2] and low below half a unit of it. vrcp14ps and one Newton step beat a division.
-Value* Lanes::reciprocal(Value* high, Value* low) {
-  if (!features_.fma) {
-    Value* y = b_.CreateFDiv(c(1), high);
-    return sub(y, mul(mul(y, low), y));
-  }
-  Value* y = features_.avx512 ? avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256,
-                                        Intrinsic::x86_avx512_rcp14_ps_512},
-                                       {high}, false)
-                              : b_.CreateFDiv(c(1), high);
-  Value* error = fma(neg(low), y, fma(neg(high), y, c(1)));
-  return fma(y, error, y);
-}
-
-// x / y for y in [1, 2] and |x| <= 2.
-Value* Lanes::quotient(Value* x, Value* y) {
-  if (!features_.avx512) return b_.CreateFDiv(x, y);
-  Value* inverse = avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256,
-                           Intrinsic::x86_avx512_rcp14_ps_512},
-                          {y}, false);
+// x / (y + y_rest) for |x| <= 2, y in [1, 2] and y_rest, which may be null for 0, below half a unit of y. Correcting the
+// product with vrcp14ps costs less than vdivps.
+Value* Lanes::quotient(Value* x, Value* y, Value* y_rest) {
+  if (!features_.fma) return b_.CreateFDiv(x, y);
+  Value* inverse = features_.avx512 ? avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256,
+                                              Intrinsic::x86_avx512_rcp14_ps_512},
+                                             {y}, false)
+                                    : b_.CreateFDiv(c(1), y);
   Value* estimate = mul(x, inverse);
-  return fma(fma(neg(estimate), y, x), inverse, estimate);
+  Value* remainder = fma(neg(estimate), y, x);
+  if (y_rest) remainder = fma(neg(estimate), y_rest, remainder);
+  return fma(remainder, inverse, estimate);
 }
 
 Lanes::Reduced Lanes::reduce_ln2(Value* x, unsigned parts) {
@@ -474,25 +471,26 @@ Value* Lanes::expm1(Value* x) {
   return b_.CreateSelect(b_.CreateFCmpOLT(abs(x), c(0x1p-25f)), x, add(half, half));
 }
 
-// With e = exp(-|x|): 1/(1 + e), times e for x < 0. The sum's rounding error goes into the reciprocal.
+// With e = exp(-|x|): 1/(1 + e), or e/(1 + e) for x < 0.
 Value* Lanes::sigmoid(Value* x) {
   const Reduced parts = reduce_ln2(at_least(neg(abs(x)), -104), 2);
   Value* e = scale(fma(horner(parts.r, kExpm1), parts.r, c(1)), parts.n);
   Value* sum = add(e, c(1));
-  Value* y = reciprocal(sum, sub(e, sub(sum, c(1))));
-  return b_.CreateSelect(b_.CreateFCmpOLT(x, c(0)), mul(e, y), y);
+  Value* numerator = b_.CreateSelect(b_.CreateFCmpOLT(x, c(0)), e, c(1));
+  return quotient(numerator, sum, sub(e, sub(sum, c(1))));
 }
 
 // tanh|x| = -t / (2 + t) with t = expm1(-2|x|); it rounds to 1 from |x| = 9.01 on.
 Value* Lanes::tanh(Value* x) {
   Value* t = expm1_negative(at_least(mul(abs(x), c(-2)), -20));
-  return with_sign(quotient(t, add(t, c(2))), x);
+  return with_sign(quotient(t, add(t, c(2)), nullptr), x);
 }
 
 // erf|x| = -expm1(ln erfc|x|), of which |x| times a polynomial is the logarithm; it rounds to 1 from |x| = 3.92 on.
 Value* Lanes::erf(Value* x) {
   Value* a = at_most(abs(x), 3.95f);
-  return with_sign(expm1_negative(mul(neg(a), horner(a, kErf))), x);
+  Value* logarithm = fma(a, c(-kErfLeading), neg(mul(a, horner(a, kErf))));
+  return with_sign(expm1_negative(logarithm), x);
 }
 
 // vgetmantps with interval [3/4, 3/2) and NaN for negative numbers but not for -0; vgetexpps gives -inf at 0 and inf at inf.
@@ -524,27 +522,35 @@ Value* Lanes::log_special(Value* x, Value* result) {
   return b_.CreateSelect(b_.CreateFCmpOEQ(x, c(0)), c(-kInfinity), result);
 }
 
-// log_B((1 + f) 2^e).
+// log_B((1 + f) 2^e). What rounding takes from the leading product goes into the small terms, added last: the sum of product and
+// exponent is often no larger than its terms.
 Value* Lanes::log_of_parts(Value* f, Value* e, const LogBase& base) {
-  Value* sum;
-  if (base.leading == 1)
-    sum = fma(mul(f, f), horner(f, ArrayRef(base.tail).drop_front()), f);
-  else
-    sum = fma(f, c(base.leading), mul(f, horner(f, base.tail)));
-  if (base.two_rest != 0) sum = fma(e, c(base.two_rest), sum);
-  return fma(e, c(base.two), sum);
+  Value* product = mul(f, c(base.leading));
+  Value* small = fma(f, horner(f, base.tail), fma(f, c(base.leading), neg(product)));
+  if (base.two_rest != 0) small = fma(e, c(base.two_rest), small);
+  return add(fma(e, c(base.two), product), small);
+}
+
+// The same for ln, where the product is f. With fma a rounded ln 2 is good enough, its error being 0.05 units of e ln 2.
+Value* Lanes::ln_of_parts(Value* f, Value* e) {
+  Value* sum = fma(mul(f, f), horner(f, kLnTail), f);
+  if (features_.fma) return fma(e, c(kLn2Fma[0]), sum);
+  return fma(e, c(kLn2[0]), fma(e, c(kLn2[1]), sum));
+}
+
+Value* Lanes::log(Value* x) {
+  const Split parts = split(x);
+  return mend_log(x, ln_of_parts(sub(parts.m, c(1)), parts.e));
 }
 
 Value* Lanes::log(Value* x, const LogBase& base) {
   const Split parts = split(x);
-  Value* result = log_of_parts(sub(parts.m, c(1)), parts.e, base);
-  return features_.avx512 ? result : log_special(x, result);
+  return mend_log(x, log_of_parts(sub(parts.m, c(1)), parts.e, base));
 }
 
-// 2^-e / 4 for e in [-24, 128]; the quarter's inverse keeps the bits of an exponent in range.
+// 4 * 2^-e for e in [-24, 128], the 4 because 2^-127 and 2^-128 are no normal numbers.
 Value* Lanes::power_of_minus(Value* e) {
-  Value* shifted = sub(c(kRoundToInteger + 129), e);
-  return to_exponent(shifted);
+  return to_exponent(sub(c(kRoundToInteger + 129), e));
 }
 
 // With 1 + x = m 2^e rounded, f = (1 + x) 2^-e - 1 is taken from x itself, so that the rounding of 1 + x only moves the
@@ -554,33 +560,30 @@ Value* Lanes::log1p(Value* x) {
   const Split parts = split(u);
   Value* power = power_of_minus(parts.e);
   Value* f = fma(mul(x, c(0.25)), power, sub(mul(power, c(0.25)), c(1)));
-  Value* result = log_special(u, log_of_parts(f, parts.e, kNatural));
+  Value* result = log_special(u, ln_of_parts(f, parts.e));
   return b_.CreateSelect(b_.CreateFCmpOLT(abs(x), c(0x1p-25f)), x, result);
 }
 
-Value* Lanes::sin_reduced(Value* r) {
+// sin(|x| + quarters * pi/2) = +-sin(r) or +-cos(r) with |x| = n pi/2 + r and |r| <= pi/4. n + quarters is in the low bits of
+// `shifted`: odd picks the cosine, 2 and 3 modulo 4 the minus.
+Value* Lanes::sin_of_turned(Value* x, int quarters) {
+  Value* round = c(kRoundToInteger + quarters);
+  Value* shifted = fma(x, c(2 * std::numbers::inv_pi_v<float>), round);
+  const ArrayRef<float> parts = features_.fma ? ArrayRef(kQuarterTurnFma) : ArrayRef(kQuarterTurn);
+  Value* r = subtract_multiple(x, sub(shifted, round), parts);
   Value* square = mul(r, r);
-  return fma(mul(r, square), horner(square, kSin), r);
+  Value* sine = fma(mul(r, square), horner(square, kSin), r);
+  Value* odd = b_.CreateICmpNE(b_.CreateAnd(bits(shifted), ci(1)), ci(0));
+  Value* magnitude = b_.CreateSelect(odd, horner(square, kCos), sine);
+  return floats(b_.CreateXor(bits(magnitude), b_.CreateShl(b_.CreateAnd(bits(shifted), ci(2)), 30)));
 }
 
-// sin|x| = (-1)^n sin(|x| - n pi).
 Value* Lanes::sin(Value* x) {
-  Value* a = abs(x);
-  Value* shifted = fma(a, c(std::numbers::inv_pi_v<float>), c(kRoundToInteger));
-  Value* n = sub(shifted, c(kRoundToInteger));
-  Value* s = sin_reduced(subtract_multiple(a, n, features_.fma ? ArrayRef(kPiFma) : ArrayRef(kPi)));
-  Value* flip = b_.CreateXor(b_.CreateShl(bits(shifted), 31), b_.CreateAnd(bits(x), ci(0x80000000)));
-  return unless_large(MathFn::sin, x, floats(b_.CreateXor(bits(s), flip)));
+  Value* sign = b_.CreateAnd(bits(x), ci(0x80000000));
+  return unless_large(MathFn::sin, x, floats(b_.CreateXor(bits(sin_of_turned(abs(x), 0)), sign)));
 }
 
-// cos x = (-1)^(k + 1) sin(x - (k + 1/2) pi). The rounding constant is odd, which supplies the 1.
-Value* Lanes::cos(Value* x) {
-  Value* round = c(kRoundToInteger + 1);
-  Value* shifted = add(fma(x, c(std::numbers::inv_pi_v<float>), c(-0.5)), round);
-  Value* n = add(sub(shifted, round), c(0.5));
-  Value* s = sin_reduced(subtract_multiple(x, n, features_.fma ? ArrayRef(kPiFma) : ArrayRef(kPi)));
-  return unless_large(MathFn::cos, x, floats(b_.CreateXor(bits(s), b_.CreateShl(bits(shifted), 31))));
-}
+Value* Lanes::cos(Value* x) { return unless_large(MathFn::cos, x, sin_of_turned(abs(x), 1)); }
 
 // `result`, or the library's where any lane of x is too large for three parts of pi: a branch that kernels hardly ever take.
 Value* Lanes::unless_large(MathFn fn, Value* x, Value* result) {
@@ -608,7 +611,7 @@ Value* emit_inline(Lanes& lanes, MathFn fn, Value* x) {
     case MathFn::exp: return lanes.exp(x);
     case MathFn::exp2: return lanes.exp2(x);
     case MathFn::expm1: return lanes.expm1(x);
-    case MathFn::log: return lanes.log(x, kNatural);
+    case MathFn::log: return lanes.log(x);
     case MathFn::log2: return lanes.log(x, kBinary);
     case MathFn::log10: return lanes.log(x, kDecimal);
     case MathFn::log1p: return lanes.log1p(x);

@@ -1,0 +1,175 @@
+"""What the suites share: the machine's name, the variants of a callable, and timing in turns.
+
+Times are taken by turns, one sample of each variant a round, with the order rotating, so that a slow spell of the machine
+falls on all of them. Medians are compared, never means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples"))
+
+Call = Callable[[], Any]
+NAMES = {"eager": "eager", "inductor": "Inductor", "freezing": "Inductor, freezing", "broach": "Broach"}
+
+
+@dataclass
+class Table:
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+
+
+def machine() -> dict[str, Any]:
+    import torch
+
+    words = dict(
+        line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if ":" in line
+    )
+    facts = {key.strip(): value.strip() for key, value in words.items()}
+    flags = facts.get("flags", "").split()
+    return {
+        "cpu": facts.get("model name", platform.machine()),
+        "family": f"{facts.get('cpu family', '?')}/{facts.get('model', '?')}",
+        "cores": len(os.sched_getaffinity(0)),
+        "isa": [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "commit": _commit(),
+    }
+
+
+def describe(facts: dict[str, Any]) -> str:
+    return (
+        f"{facts['cpu']} (family/model {facts['family']}), {facts['cores']} cores, {' '.join(facts['isa'])}, "
+        f"torch {facts['torch']}, {facts['threads']} threads, Broach {facts['commit']}, load {facts['load']:.1f}"
+    )
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def variant(name: str, call: Callable, **settings) -> Callable:
+    """`call` as the named variant runs it; "dynamo" is Dynamo around a graph that returns results made beforehand."""
+    import torch
+
+    if name == "eager":
+        return call
+    if name == "broach":
+        import broach
+
+        return broach.compile(call, **settings)
+    if name == "broach-backend":
+        return torch.compile(call, backend="broach", **settings)
+    if name == "inductor":
+        return torch.compile(call, **settings)
+    if name == "freezing":
+        return torch.compile(call, options={"freezing": True}, **settings)
+    if name == "dynamo":
+        return torch.compile(call, backend=_empty_backend, **settings)
+    raise ValueError(f"no variant {name}")
+
+
+def _empty_backend(module: Any, inputs: list) -> Callable:
+    results = module(*inputs)
+    return lambda *args: results
+
+
+def attempt(action: Callable[[], Any], failed: dict[str, str], name: str) -> Any:
+    """The action's result, or None with the reason in `failed`: one variant that breaks leaves the others measured."""
+    try:
+        return action()
+    except Exception as problem:
+        failed[name] = f"{type(problem).__name__}: {problem}"[:2000]
+        return None
+
+
+def fresh(function: types.FunctionType) -> types.FunctionType:
+    """A copy with a code object of its own: Dynamo keeps its cache there, so copies do not lengthen each other's look-up."""
+    copy = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def seconds(call: Call, inner: int = 1) -> float:
+    start = time.perf_counter()
+    for _ in range(inner):
+        call()
+    return (time.perf_counter() - start) / inner
+
+
+def inner_calls(call: Call, sample: float) -> int:
+    """How many calls take about `sample` seconds together."""
+    one = min(seconds(call) for _ in range(5))
+    return max(1, int(sample / max(one, 1e-7)))
+
+
+def race(calls: dict[str, Call], budget: float, inner: int = 1, before: Call = lambda: None, least: int = 5) -> dict[str, list]:
+    """Seconds a call, a list of samples for each variant, in about `budget` seconds altogether and `least` rounds at least."""
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    end = time.perf_counter() + budget
+    turn = 0
+    while turn < least or time.perf_counter() < end:
+        for position in range(len(names)):
+            name = names[(turn + position) % len(names)]
+            before()
+            samples[name].append(seconds(calls[name], inner))
+        turn += 1
+    return samples
+
+
+def median(samples: list[float] | None, scale: float = 1.0) -> float | None:
+    return statistics.median(samples) * scale if samples else None
+
+
+def ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def geomean(values: list[float | None]) -> float | None:
+    present = [value for value in values if value]
+    return statistics.geometric_mean(present) if present else None
+
+
+def cell(value: float | None, form: str = "{:.2f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def trim() -> None:
+    """Gives freed memory back to the system, so that what is resident is what is in use."""
+    import gc
+
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def resident_mib(peak: bool = False) -> float:
+    key = "VmHWM:" if peak else "VmRSS:"
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no {key} in /proc/self/status")
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")

@@ -1,0 +1,86 @@
+"""Seconds of the first call: every model and variant in a process and with a cache directory of its own, cold and then warm.
+
+The clock starts once the model is built, so the first call includes importing the compiler. Dynamo alone is the floor of
+what reads bytecode; Broach's own time is split by stage from `broach.explain`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from measure import NAMES, Table, attempt, cell, variant
+
+DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
+VARIANTS = ("eager", "dynamo", "inductor", "broach")
+STAGES_SHOWN = 5
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default=",".join(DEFAULT))
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+
+
+def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        {"model": model, "dtype": dtype, "variant": name, "warm": warm, "cache": f"{model}-{dtype}-{name}"}
+        for dtype in chosen.dtype.split(",")
+        for model in chosen.models.split(",")
+        for name in chosen.variants.split(",")
+        for warm in ((False, True) if name in ("inductor", "broach") else (False,))
+    ]
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    import models
+    import torch
+
+    torch.set_grad_enabled(False)
+    program = models.build(job["model"], dtype=models.DTYPES[job["dtype"]])
+    start = time.perf_counter()
+    call = variant(job["variant"], program.call)
+    call(*program.args, **program.kwargs)
+    result: dict[str, Any] = {"first_s": time.perf_counter() - start, "failed": {}}
+    if job["variant"] == "broach":
+        result["explained"] = attempt(lambda: _explained(program, call), result["failed"], "explain")
+    return result
+
+
+def _explained(program: Any, call: Any) -> dict[str, Any]:
+    import broach
+
+    told = broach.explain(call, *program.args, **program.kwargs)
+    return {"compile_s": told.compile_seconds, "passes": dict(told.passes), "kernels": told.kernels}
+
+
+def tables(results: list[dict[str, Any]]) -> list[Table]:
+    import models
+
+    grouped: dict[tuple[str, str], dict[tuple[str, bool], dict[str, Any]]] = {}
+    for result in results:
+        grouped.setdefault((result["model"], result["dtype"]), {})[result["variant"], result["warm"]] = result
+    variants = [key for key in ((name, warm) for warm in (False, True) for name in VARIANTS) if any(key in g for g in grouped.values())]
+    headings = ["model", *(_heading(name, warm) for name, warm in variants), "Broach compiles", "kernels"]
+    rows, stages = [], []
+    for (model, dtype), found in grouped.items():
+        title = f"{models.TITLES[model]} {dtype}"
+        told = found.get(("broach", False), {}).get("explained") or {}
+        times = [cell(found.get(key, {}).get("first_s")) for key in variants]
+        rows.append([title, *times, cell(told.get("compile_s"), "{:.3f}"), str(told.get("kernels", "-"))])
+        if told:
+            stages.append([title, cell(told["compile_s"] * 1e3, "{:.1f}"), _longest(told["passes"])])
+    found_tables = [Table("First call, seconds", headings, rows)]
+    if stages:
+        found_tables.append(Table("Broach's compile time by stage", ["model", "total ms", "longest stages, ms"], stages))
+    return found_tables
+
+
+def _heading(name: str, warm: bool) -> str:
+    return {**NAMES, "dynamo": "Dynamo only"}[name] + (", warm" if warm else "")
+
+
+def _longest(passes: dict[str, float]) -> str:
+    longest = sorted(passes.items(), key=lambda entry: -entry[1])[:STAGES_SHOWN]
+    return ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in longest)

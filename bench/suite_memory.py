@@ -1,0 +1,127 @@
+"""Process memory: what compiling all the models adds, and what one call needs beside its inputs, weights and results.
+
+Both are resident memory read from the kernel, after freed memory was given back. A compiler may keep its scratch between
+calls; `broach.explain` names those bytes (`arena_bytes`), and they count as part of the call, not of the compiler. Packed
+copies of weights (`packed_bytes`) are listed beside what is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from measure import NAMES, Table, attempt, cell, reset_peak, resident_mib, trim, variant
+
+DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
+VARIANTS = ("eager", "inductor", "broach")
+MIB = 2**20
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default=",".join(DEFAULT))
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+
+
+def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    models, variants = chosen.models.split(","), chosen.variants.split(",")
+    every = [
+        {"what": "all", "models": models, "dtype": dtype, "variant": name}
+        for dtype in chosen.dtype.split(",")
+        for name in variants
+        if name != "eager"
+    ]
+    single = [
+        {"what": "call", "models": [model], "dtype": dtype, "variant": name}
+        for dtype in chosen.dtype.split(",")
+        for model in models
+        for name in variants
+    ]
+    return every + single
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    import models
+    import torch
+
+    torch.set_grad_enabled(False)
+    programs = [models.build(name, dtype=models.DTYPES[job["dtype"]]) for name in job["models"]]
+    for program in programs:
+        _call(program, program.call)
+    trim()
+    before = resident_mib()
+    failed: dict[str, str] = {}
+    compiled = []
+    for name, program in zip(job["models"], programs):
+        call = attempt(lambda: _compiled(job["variant"], program), failed, name)
+        if call is not None:
+            compiled.append((program, call))
+    trim()
+    result = {"added_mib": resident_mib() - before, "failed": failed, "peak_mib": None}
+    for kind in ("packed", "arena"):
+        result[f"{kind}_mib"] = sum(_told(program, call, f"{kind}_bytes") for program, call in compiled) / MIB
+    if job["what"] == "call" and compiled:
+        result["peak_mib"] = _peak(*compiled[0]) + result["arena_mib"]
+    return result
+
+
+def _call(program: Any, call: Any) -> Any:
+    import models
+
+    models.rewind(program)
+    return call(*program.args, **program.kwargs)
+
+
+def _compiled(name: str, program: Any) -> Any:
+    call = variant(name, program.call)
+    for _ in range(5):
+        _call(program, call)
+    return call
+
+
+def _told(program: Any, call: Any, attribute: str) -> int:
+    try:
+        import broach
+
+        return getattr(broach.explain(call, *program.args, **program.kwargs), attribute, 0)
+    except Exception:  # eager and Inductor tell nothing
+        return 0
+
+
+def _peak(program: Any, call: Any) -> float:
+    trim()
+    before = resident_mib()
+    reset_peak()
+    result = _call(program, call)
+    peak = resident_mib(peak=True) - before
+    del result
+    return peak
+
+
+def tables(results: list[dict[str, Any]]) -> list[Table]:
+    import models
+
+    found = []
+    every = [result for result in results if result["what"] == "all"]
+    if every:
+        rows = [
+            [
+                f"{NAMES[result['variant']]} {result['dtype']}",
+                cell(result.get("added_mib"), "{:.0f}"),
+                cell(result.get("packed_mib"), "{:.0f}"),
+                cell(result.get("arena_mib"), "{:.0f}"),
+            ]
+            for result in every
+        ]
+        headings = ["compiler", "added MiB", "of it packed weights", "of it arenas"]
+        found.append(Table(f"Memory that compiling {', '.join(every[0]['models'])} adds", headings, rows))
+    single = {(r["models"][0], r["dtype"], r["variant"]): r.get("peak_mib") for r in results if r["what"] == "call"}
+    if single:
+        names = list(dict.fromkeys(variant_name for _, _, variant_name in single))
+        kinds = dict.fromkeys((model, dtype) for model, dtype, _ in single)
+        rows = [
+            [f"{models.TITLES[model]} {dtype}", *(cell(single.get((model, dtype, name)), "{:.1f}") for name in names)]
+            for model, dtype in kinds
+        ]
+        found.append(Table("Peak memory of a call, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
+    return found

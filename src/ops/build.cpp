@@ -1,0 +1,170 @@
+#include "ops/build.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "support/error.h"
+
+namespace broach {
+
+Value size_value(GraphBuilder& b, const SymInt& size) {
+  if (auto c = size.maybe_constant()) return b.constant(*c, DType::i64);
+  return b.emit(Op::size, {}, {{Attr::expr, size}});
+}
+
+Value positions(GraphBuilder& b, const SymInt& n, DType dtype) {
+  return b.emit(Op::iota, {}, {{Attr::shape, Shape{n}}, {Attr::dim, int64_t{0}}, {Attr::dtype, dtype}});
+}
+
+Value along(GraphBuilder& b, Value vector, int64_t dim, int rank) {
+  Shape shape(static_cast<size_t>(rank), SymInt(1));
+  shape.at(static_cast<size_t>(dim)) = vector.shape().at(0);
+  return b.reshape(vector, shape);
+}
+
+Value with_number(GraphBuilder& b, Op op, Value x, Scalar number) { return b.binary(op, x, b.constant(number, x.dtype())); }
+
+Value with_sizes(GraphBuilder& b, Value x, const Shape& shape) {
+  return b.slice(x, Shape(shape.size(), SymInt(0)), std::vector<int64_t>(shape.size(), 1), shape);
+}
+
+Value broadcast_to(GraphBuilder& b, Value x, const Shape& shape) {
+  Shape sizes = x.shape();
+  size_t skipped = shape.size() - sizes.size();
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (sizes[i] != shape[i + skipped]) sizes[i] = b.symbols().equal(sizes[i], shape[i + skipped]) ? shape[i + skipped] : SymInt(1);
+  return b.expand(with_sizes(b, x, sizes), shape);
+}
+
+Value narrow(GraphBuilder& b, Value x, int64_t dim, SymInt start, SymInt size, int64_t step) {
+  Shape starts(x.shape().size(), SymInt(0)), shape = x.shape();
+  std::vector<int64_t> steps(x.shape().size(), 1);
+  size_t d = static_cast<size_t>(dim);
+  starts.at(d) = std::move(start);
+  shape.at(d) = std::move(size);
+  steps.at(d) = step;
+  return b.slice(x, std::move(starts), std::move(steps), std::move(shape));
+}
+
+Value pad(GraphBuilder& b, Value x, Shape low, Shape high, Scalar value) {
+  Shape none(x.shape().size(), SymInt(0));
+  if (low == none && high == none) return x;
+  return b.emit(Op::pad, {x}, {{Attr::low, std::move(low)}, {Attr::high, std::move(high)}, {Attr::value, value}});
+}
+
+Value transpose(GraphBuilder& b, Value x, int64_t d0, int64_t d1) {
+  std::vector<int64_t> dims(x.shape().size());
+  std::iota(dims.begin(), dims.end(), 0);
+  std::swap(dims.at(static_cast<size_t>(d0)), dims.at(static_cast<size_t>(d1)));
+  return b.permute(x, std::move(dims));
+}
+
+Value unsqueeze(GraphBuilder& b, Value x, int64_t dim) {
+  Shape shape = x.shape();
+  shape.insert(shape.begin() + dim, SymInt(1));
+  return b.reshape(x, std::move(shape));
+}
+
+Value take(GraphBuilder& b, Value x, Value index, int64_t dim) { return b.emit(Op::take, {x, index}, {{Attr::dim, dim}}); }
+
+std::optional<std::vector<Value>> as_result(const OpCall& c, Value v) {
+  if (v.dtype() != c.result().dtype || v.rank() != c.result().rank()) return std::nullopt;
+  return std::vector<Value>{v};
+}
+
+Scalar lowest(DType t) {
+  switch (t) {
+    case DType::u8: return int64_t{0};
+    case DType::b1: return false;
+    case DType::i8: return int64_t{std::numeric_limits<int8_t>::min()};
+    case DType::i16: return int64_t{std::numeric_limits<int16_t>::min()};
+    case DType::i32: return int64_t{std::numeric_limits<int32_t>::min()};
+    case DType::i64: return std::numeric_limits<int64_t>::min();
+    default: return -std::numeric_limits<double>::infinity();
+  }
+}
+
+namespace {
+
+bool foreign(DType t) { return is_complex(t) || t == DType::opaque; }
+
+bool has_foreign(const OpCall& c) {
+  for (size_t i = 0; i < c.size(); ++i)
+    if (c.is_tensor(i) && foreign(c.tensor(i).dtype())) return true;
+  return std::any_of(c.results().begin(), c.results().end(), [](const Type& t) { return foreign(t.dtype); });
+}
+
+}  // namespace
+
+void add_real(OpTable& t, std::string_view names, Lowering lowering) {
+  t.add(names, [lowering = std::move(lowering)](OpCall& c) { return has_foreign(c) ? std::nullopt : lowering(c); });
+}
+
+void add_single(OpTable& t, std::string_view names, SingleLowering lowering) {
+  add_real(t, names, [lowering = std::move(lowering)](OpCall& c) -> std::optional<std::vector<Value>> {
+    Value v = lowering(c);
+    if (!v) return std::nullopt;
+    return std::vector{v};
+  });
+}
+
+Value size_number(GraphBuilder& b, const SymInt& size, DType dtype) {
+  if (auto n = size.maybe_constant()) return b.constant(*n, dtype);
+  return b.cast(size_value(b, size), dtype);
+}
+
+Value reshape_guarded(GraphBuilder& b, Value x, Shape shape) {
+  if (product(shape) == x.type().numel()) return b.reshape(x, std::move(shape));
+  if (!b.symbols().equal(product(shape), x.type().numel())) return {};
+  // The guard does not make the two products one expression, so every size becomes a number.
+  Shape fixed = x.shape();
+  for (SymInt& s : fixed) s = b.symbols().specialize(s);
+  for (SymInt& s : shape) s = b.symbols().specialize(s);
+  return b.reshape(with_sizes(b, x, fixed), std::move(shape));
+}
+
+Value squeeze(GraphBuilder& b, Value x, int64_t dim) {
+  Shape shape = narrow(b, x, dim, 0, 1).shape();
+  shape.erase(shape.begin() + dim);
+  return b.reshape(narrow(b, x, dim, 0, 1), std::move(shape));
+}
+
+Value diagonal(GraphBuilder& b, Value x, int64_t offset, int64_t d0, int64_t d1) {
+  std::vector<int64_t> order;
+  for (int64_t d = 0; d < x.rank(); ++d)
+    if (d != d0 && d != d1) order.push_back(d);
+  order.insert(order.end(), {d0, d1});
+  Value y = b.permute(x, order);
+  Shape shape = y.shape();
+  // The step through the flattened matrix is an attribute, hence a number.
+  int64_t columns = b.symbols().specialize(shape.back());
+  shape.back() = columns;
+  y = with_sizes(b, y, shape);
+  shape.pop_back();
+  SymInt rows = shape.back(), down = rows + std::min<int64_t>(offset, 0), right = columns - std::max<int64_t>(offset, 0);
+  SymInt size = b.symbols().ask(down, Relation::le, right) ? down : right;
+  bool empty = b.symbols().ask(size, Relation::le, 0);
+  shape.back() = rows * SymInt(columns);
+  int64_t start = empty ? 0 : offset >= 0 ? offset : -offset * columns;
+  return narrow(b, b.reshape(y, shape), y.rank() - 2, start, empty ? 0 : size, columns + 1);
+}
+
+Value concat(GraphBuilder& b, std::vector<Value> parts, int64_t dim) {
+  // Sizes off `dim` take the first operand's spelling.
+  for (Value& p : parts) {
+    Shape shape = parts[0].shape();
+    shape.at(static_cast<size_t>(dim)) = p.shape().at(static_cast<size_t>(dim));
+    for (size_t i = 0; i < shape.size(); ++i) check(b.symbols().equal(shape[i], p.shape().at(i)), "cat: sizes differ: ", shape[i], " and ", p.shape()[i]);
+    p = with_sizes(b, p, shape);
+  }
+  return parts.size() == 1 ? parts[0] : b.emit(Op::cat, std::move(parts), {{Attr::dim, dim}});
+}
+
+Value log_softmax(GraphBuilder& b, Value x, const std::vector<int64_t>& dims) {
+  Value shifted = b.binary(Op::sub, x, b.reduce(Op::reduce_max, x, dims, true));
+  Value sum = b.reduce(Op::reduce_sum, b.unary(Op::exp, shifted), dims, true);
+  return b.binary(Op::sub, shifted, b.unary(Op::log, sum));
+}
+
+}  // namespace broach

@@ -1,0 +1,332 @@
+// Contractions: matrix products and convolutions, with what eager adds to them.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/build.h"
+
+namespace broach {
+
+namespace {
+
+using Result = std::optional<std::vector<Value>>;
+
+bool contractible(std::initializer_list<Value> values) {
+  for (const Value& v : values)
+    if (v.dtype() != values.begin()->dtype() || !(is_floating(v.dtype()) || is_integral(v.dtype()))) return false;
+  return true;
+}
+
+// ---- matrix products ----
+
+Shape batch_of(const Value& x) { return Shape(x.shape().begin(), x.shape().end() - 2); }
+
+Value with_batch(GraphBuilder& b, Value x, const Shape& batch) {
+  Shape shape = batch;
+  shape.insert(shape.end(), x.shape().end() - 2, x.shape().end());
+  return broadcast_to(b, x, shape);
+}
+
+// a's last dimension against b's last but one; the sizes may be equal by a guard only.
+Value product_of(GraphBuilder& b, Value x, Value y, int64_t batch = 0) {
+  Shape shape = y.shape();
+  shape[shape.size() - 2] = x.shape().back();
+  for (int64_t i = 0; i < batch; ++i) shape[static_cast<size_t>(i)] = x.shape()[static_cast<size_t>(i)];
+  return b.dot(x, with_sizes(b, y, shape), batch);
+}
+
+// torch.matmul: vectors stand for a row or a column, leading dimensions broadcast.
+Value matmul(GraphBuilder& b, Value x, Value y) {
+  bool column = y.rank() == 1, row = x.rank() == 1 && y.rank() > 2;
+  if (column) y = unsqueeze(b, y, 1);
+  if (row) x = unsqueeze(b, x, 0);
+  Value r;
+  if (y.rank() == 2) {
+    r = product_of(b, x, y);
+  } else {
+    Shape batch = b.broadcast(batch_of(x), batch_of(y));
+    r = product_of(b, with_batch(b, x, batch), with_batch(b, y, batch), static_cast<int64_t>(batch.size()));
+  }
+  Shape shape = r.shape();
+  if (column) shape.pop_back();
+  if (row) shape.erase(shape.end() - 2);
+  return b.reshape(r, shape);
+}
+
+bool is_number(const Scalar& s, double value) { return !is_complex(s) && as_double(s) == value; }
+
+// beta * input + alpha * product; beta = 0 leaves the input out, NaN and all.
+std::optional<Value> add_scaled(OpCall& c, Value input, Value product, const Scalar& beta, const Scalar& alpha) {
+  GraphBuilder& b = c.b;
+  if (is_complex(beta) || is_complex(alpha) || input.dtype() != product.dtype()) return std::nullopt;
+  // BLAS does not read the factors then, so that their NaN does not show.
+  if (is_number(alpha, 0)) return std::nullopt;
+  DType type = product.dtype(), wide = is_number(alpha, 1) && is_number(beta, 1) ? type : compute_dtype(type);
+  auto scaled = [&](Value v, const Scalar& s) { return is_number(s, 1) ? v : with_number(b, Op::mul, b.cast(v, wide), s); };
+  Value r = b.cast(scaled(product, alpha), wide);
+  if (!is_number(beta, 0)) r = b.binary(Op::add, r, b.cast(broadcast_to(b, scaled(input, beta), r.shape()), wide));
+  return b.cast(r, type);
+}
+
+Scalar factor(OpCall& c, size_t i) { return c.is_none(i) ? Scalar(int64_t{1}) : c.scalar(i); }
+
+// [B, m, k] x [B, k, n] summed over B too: one product over the pairs (B, k).
+Value sum_of_products(GraphBuilder& b, Value x, Value y) {
+  y = with_sizes(b, y, {x.shape()[0], x.shape()[2], y.shape()[2]});
+  SymInt k = x.shape()[0] * x.shape()[2];
+  Value rows = b.reshape(b.permute(x, {1, 0, 2}), {x.shape()[1], k});
+  return b.dot(rows, b.reshape(y, {k, y.shape()[2]}));
+}
+
+using Product = Value (*)(GraphBuilder&, Value, Value);
+
+// input, two factors, beta, alpha; with out_dtype between for the overloads `.dtype`.
+Lowering plus_product(Product product, bool typed = false) {
+  return [=](OpCall& c) -> Result {
+    Value input = c.tensor(0), x = c.tensor(1), y = c.tensor(2);
+    if (typed) {
+      DType type = c.result().dtype;
+      input = c.b.cast(input, type), x = c.b.cast(x, type), y = c.b.cast(y, type);
+    }
+    if (!contractible({x, y, input})) return std::nullopt;
+    size_t at = typed ? 4 : 3;
+    auto r = add_scaled(c, input, product(c.b, x, y), factor(c, at), factor(c, at + 1));
+    return r ? as_result(c, *r) : std::nullopt;
+  };
+}
+
+Result addmm_activation(OpCall& c) {
+  Value x = c.tensor(1), y = c.tensor(2);
+  if (!contractible({x, y}) || !is_floating(x.dtype())) return std::nullopt;
+  auto r = add_scaled(c, c.tensor(0), matmul(c.b, x, y), factor(c, 3), factor(c, 4));
+  return r ? as_result(c, c.b.unary(c.flag(5) ? Op::gelu_tanh : Op::relu, *r)) : std::nullopt;
+}
+
+Result linear(OpCall& c) {
+  Value x = c.tensor(0), w = c.tensor(1);
+  if (!contractible({x, w}) || w.rank() > 2) return std::nullopt;
+  Value r = matmul(c.b, x, w.rank() == 2 ? c.b.permute(w, {1, 0}) : w);
+  if (auto bias = c.maybe_tensor(2)) {
+    if (bias->dtype() != r.dtype()) return std::nullopt;
+    r = c.b.binary(Op::add, r, broadcast_to(c.b, *bias, r.shape()));
+  }
+  return as_result(c, r);
+}
+
+// Sums over the last dimension of both.
+Result inner(OpCall& c) {
+  Value x = c.tensor(0), y = c.tensor(1);
+  if (!contractible({x, y})) return std::nullopt;
+  if (x.rank() == 0 || y.rank() == 0) return as_result(c, c.b.binary(Op::mul, x, y));
+  Shape shape(x.shape().begin(), x.shape().end() - 1);
+  shape.insert(shape.end(), y.shape().begin(), y.shape().end() - 1);
+  SymInt n = product(std::span(y.shape()).first(y.shape().size() - 1));
+  Value columns = c.b.permute(c.b.reshape(y, {n, y.shape().back()}), {1, 0});
+  return as_result(c, c.b.reshape(product_of(c.b, x, columns), shape));
+}
+
+Result tensordot(OpCall& c) {
+  Value x = c.tensor(0), y = c.tensor(1);
+  if (!contractible({x, y}) || c.constants(2).empty()) return std::nullopt;
+  std::vector<int64_t> dx = c.dims(2, x.rank()), dy = c.dims(3, y.rank()), px, py = dy;
+  Shape shape, left, right;
+  SymInt k(1);
+  for (size_t i = 0; i < dx.size(); ++i) {
+    const SymInt &a = x.shape()[static_cast<size_t>(dx[i])], &z = y.shape()[static_cast<size_t>(dy[i])];
+    if (a != z) return std::nullopt;  // eager broadcasts a size of 1
+    k = k * a;
+  }
+  auto rest = [](const Value& v, const std::vector<int64_t>& dims, std::vector<int64_t>& order, Shape& sizes) {
+    for (int64_t d = 0; d < v.rank(); ++d)
+      if (std::find(dims.begin(), dims.end(), d) == dims.end()) order.push_back(d), sizes.push_back(v.shape()[static_cast<size_t>(d)]);
+  };
+  rest(x, dx, px, left);
+  rest(y, dy, py, right);
+  px.insert(px.end(), dx.begin(), dx.end());
+  shape = left;
+  shape.insert(shape.end(), right.begin(), right.end());
+  Value rows = c.b.reshape(c.b.permute(x, px), {product(left), k}), columns = c.b.reshape(c.b.permute(y, py), {k, product(right)});
+  return as_result(c, c.b.reshape(c.b.dot(rows, columns), shape));
+}
+
+Value outer(GraphBuilder& b, Value x, Value y) { return b.binary(Op::mul, unsqueeze(b, x, 1), unsqueeze(b, y, 0)); }
+
+Result kron(OpCall& c) {
+  Value x = c.tensor(0), y = c.tensor(1);
+  if (!contractible({x, y})) return std::nullopt;
+  Shape xs, ys, shape;
+  size_t rank = static_cast<size_t>(std::max(x.rank(), y.rank()));
+  for (size_t i = 0; i < rank; ++i) {
+    auto size = [&](const Value& v) { size_t skipped = rank - v.shape().size(); return i < skipped ? SymInt(1) : v.shape()[i - skipped]; };
+    SymInt a = size(x), z = size(y);
+    xs.insert(xs.end(), {a, SymInt(1)});
+    ys.insert(ys.end(), {SymInt(1), z});
+    shape.push_back(a * z);
+  }
+  return as_result(c, c.b.reshape(c.b.binary(Op::mul, c.b.reshape(x, xs), c.b.reshape(y, ys)), shape));
+}
+
+// attention as formulas: softmax(q k' * scale + mask) v, a row without any key gives zeros.
+Result attention_math(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value q = c.tensor(0), k = c.tensor(1), v = c.tensor(2);
+  bool handled = contractible({q, k, v}) && is_floating(q.dtype()) && c.number_or(4, 0) == 0 && c.is_none(6) && !c.flag(8) && q.rank() >= 2;
+  if (!handled || c.number_or(7, 1) < 0) return std::nullopt;
+  DType type = q.dtype(), wide = compute_dtype(type);
+  double scale = c.is_none(7) ? 1 / std::sqrt(static_cast<double>(b.symbols().specialize(q.shape().back()))) : c.number(7);
+  auto scaled = [&](Value x) { return with_number(b, Op::mul, b.cast(x, wide), std::sqrt(scale)); };
+  int64_t last = k.rank() - 1;
+  Value s = matmul(b, scaled(q), transpose(b, scaled(k), last - 1, last));
+  std::optional<Value> mask = c.maybe_tensor(3);
+  if (c.flag(5)) {
+    if (mask) return std::nullopt;
+    Value row = along(b, positions(b, q.shape()[q.shape().size() - 2]), 0, 2), column = along(b, positions(b, k.shape()[k.shape().size() - 2]), 1, 2);
+    mask = b.binary(Op::le, column, row);
+  }
+  Value none = b.constant(-INFINITY, wide);
+  if (mask && mask->dtype() == DType::b1) mask = b.where(*mask, b.constant(0.0, wide), none);
+  if (mask) s = b.binary(Op::add, s, b.cast(*mask, wide));
+  std::vector<int64_t> row{s.rank() - 1};
+  Value top = b.reduce(Op::reduce_max, s, row, true), e = b.unary(Op::exp, b.binary(Op::sub, s, top));
+  Value p = b.where(b.binary(Op::eq, top, none), b.constant(0.0, wide), b.binary(Op::div, e, b.reduce(Op::reduce_sum, e, row, true)));
+  return std::vector<Value>{b.cast(matmul(b, p, b.cast(v, wide)), type), b.cast(p, type)};
+}
+
+// ---- convolutions ----
+
+struct Convolution {
+  Value x, w;
+  std::optional<Value> bias = {};
+  std::vector<int64_t> stride = {}, dilation = {};
+  Shape padding = {}, output_padding = {};
+  bool transposed = false;
+  int64_t groups = 1;
+};
+
+// One number stands for all spatial dimensions.
+template <class T>
+std::vector<T> for_each_dim(std::vector<T> v, size_t n, int64_t otherwise) {
+  if (v.empty()) v = {T(otherwise)};
+  return v.size() == n ? v : std::vector<T>(n, v[0]);
+}
+
+Result convolve(OpCall& c, Convolution a) {
+  GraphBuilder& b = c.b;
+  size_t n = a.w.shape().size() - 2;
+  bool typed = is_floating(a.x.dtype()) && a.w.dtype() == a.x.dtype() && (!a.bias || a.bias->dtype() == a.x.dtype());
+  if (!typed || a.w.rank() < 3) return std::nullopt;
+  bool single = a.x.shape().size() == n + 1;
+  if (single) a.x = unsqueeze(b, a.x, 0);
+  std::vector<Value> inputs{a.x, a.w};
+  if (a.bias) inputs.push_back(*a.bias);
+  Value r = b.emit(Op::conv, inputs,
+                   {{Attr::stride, for_each_dim(a.stride, n, 1)},
+                    {Attr::padding, for_each_dim(a.padding, n, 0)},
+                    {Attr::dilation, for_each_dim(a.dilation, n, 1)},
+                    {Attr::transposed, int64_t{a.transposed}},
+                    {Attr::output_padding, for_each_dim(a.output_padding, n, 0)},
+                    {Attr::groups, a.groups}});
+  if (single) r = b.reshape(r, Shape(r.shape().begin() + 1, r.shape().end()));
+  return as_result(c, r);
+}
+
+// Where a schema has its arguments; -1: it has none.
+struct Layout {
+  int bias, stride, padding, dilation, transposed = -1, output_padding = -1, groups = -1;
+  bool always_transposed = false, depthwise = false;
+};
+
+Lowering convolution(Layout l) {
+  return [=](OpCall& c) -> Result {
+    auto given = [&](int i) { return i >= 0 && !c.is_none(static_cast<size_t>(i)); };
+    Convolution a{.x = c.tensor(0), .w = c.tensor(1)};
+    if (given(l.bias)) a.bias = c.tensor(static_cast<size_t>(l.bias));
+    if (given(l.stride)) a.stride = c.constants(static_cast<size_t>(l.stride));
+    if (given(l.padding)) a.padding = c.ints(static_cast<size_t>(l.padding));
+    if (given(l.dilation)) a.dilation = c.constants(static_cast<size_t>(l.dilation));
+    if (given(l.output_padding)) a.output_padding = c.ints(static_cast<size_t>(l.output_padding));
+    if (given(l.groups)) a.groups = c.constant(static_cast<size_t>(l.groups));
+    a.transposed = l.always_transposed || (given(l.transposed) && c.flag(static_cast<size_t>(l.transposed)));
+    if (l.depthwise) a.groups = c.b.symbols().specialize(a.x.shape()[a.x.shape().size() + 1 - a.w.shape().size()]);
+    return convolve(c, a);
+  };
+}
+
+// Padding given as "valid" or "same"; the odd element of "same" goes to the end.
+Result convolution_by_name(OpCall& c) {
+  Convolution a{.x = c.tensor(0), .w = c.tensor(1), .bias = c.maybe_tensor(2)};
+  if (!c.is_none(3)) a.stride = c.constants(3);
+  if (!c.is_none(5)) a.dilation = c.constants(5);
+  if (!c.is_none(6)) a.groups = c.constant(6);
+  std::string name = c.is_none(4) ? "valid" : c.text(4);
+  if (name != "valid" && name != "same") return std::nullopt;
+  size_t n = a.w.shape().size() - 2;
+  a.padding.assign(n, SymInt(0));
+  Shape low(a.x.shape().size(), SymInt(0)), high = low;
+  std::vector<int64_t> dilation = for_each_dim(a.dilation, n, 1);
+  for (size_t i = 0; name == "same" && i < n; ++i) {
+    int64_t total = dilation[i] * (c.b.symbols().specialize(a.w.shape()[i + 2]) - 1);
+    a.padding[i] = total / 2;
+    high[high.size() - n + i] = total % 2;
+  }
+  a.x = pad(c.b, a.x, low, high, 0.0);
+  return convolve(c, a);
+}
+
+// Time, batch, channels.
+Result conv_tbc(OpCall& c) {
+  Value x = c.tensor(0), w = c.tensor(1), bias = c.tensor(2);
+  if (!contractible({x, w, bias}) || !is_floating(x.dtype())) return std::nullopt;
+  std::vector<int64_t> one{1};
+  Value r = c.b.emit(Op::conv, {c.b.permute(x, {1, 2, 0}), c.b.permute(w, {2, 1, 0}), bias},
+                     {{Attr::stride, one}, {Attr::padding, Shape{c.integer_or(3, 0)}}, {Attr::dilation, one}, {Attr::transposed, int64_t{0}},
+                      {Attr::output_padding, Shape{SymInt(0)}}, {Attr::groups, int64_t{1}}});
+  return as_result(c, c.b.permute(r, {2, 0, 1}));
+}
+
+}  // namespace
+
+void add_contraction_ops(OpTable& t) {
+  auto product = [](OpCall& c) -> Result {
+    Value x = c.tensor(0), y = c.tensor(1);
+    return contractible({x, y}) && x.rank() && y.rank() ? as_result(c, matmul(c.b, x, y)) : std::nullopt;
+  };
+  t.add("mm bmm mv dot vdot matmul linalg_matmul", product);
+  // The products of bf16 and f16 numbers are exact in f32, integers of 8 bits widen before they meet.
+  t.add("mm.dtype bmm.dtype _int_mm", [](OpCall& c) -> Result {
+    DType type = c.result().dtype;
+    return as_result(c, matmul(c.b, c.b.cast(c.tensor(0), type), c.b.cast(c.tensor(1), type)));
+  });
+  t.add("addmm baddbmm addmv", plus_product(matmul));
+  t.add("addmm.dtype baddbmm.dtype", plus_product(matmul, true));
+  t.add("addbmm", plus_product(sum_of_products));
+  t.add("addr", plus_product(outer));
+  t.add("_addmm_activation", addmm_activation);
+  t.add("outer ger", [](OpCall& c) -> Result {
+    Value x = c.tensor(0), y = c.tensor(1);
+    return contractible({x, y}) ? as_result(c, outer(c.b, x, y)) : std::nullopt;
+  });
+  t.add("linear", linear);
+  t.add("inner", inner);
+  t.add("tensordot", tensordot);
+  t.add("kron", kron);
+  t.add("_scaled_dot_product_attention_math", attention_math);
+
+  t.add("convolution _convolution _convolution.deprecated convolution_overrideable",
+        convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));
+  t.add("conv1d conv2d conv3d", convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .groups = 6}));
+  t.add("conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
+        convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 7, .output_padding = 5, .groups = 6, .always_transposed = true}));
+  t.add("conv1d.padding conv2d.padding conv3d.padding _convolution_mode", convolution_by_name);
+  t.add("mkldnn_convolution", convolution({.bias = 2, .stride = 4, .padding = 3, .dilation = 5, .groups = 6}));
+  t.add("cudnn_convolution", convolution({.bias = -1, .stride = 3, .padding = 2, .dilation = 4, .groups = 5}));
+  t.add("cudnn_convolution_transpose",
+        convolution({.bias = -1, .stride = 4, .padding = 2, .dilation = 5, .output_padding = 3, .groups = 6, .always_transposed = true}));
+  t.add("thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = -1}));
+  t.add("slow_conv_dilated2d slow_conv_dilated3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6}));
+  t.add("slow_conv_transpose2d slow_conv_transpose3d",
+        convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 7, .output_padding = 6, .always_transposed = true}));
+  t.add("_conv_depthwise2d conv_depthwise3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6, .depthwise = true}));
+  t.add("conv_tbc", conv_tbc);
+}
+
+}  // namespace broach

@@ -1,0 +1,99 @@
+#include "ops/formula.h"
+
+#include <cmath>
+#include <limits>
+
+namespace broach {
+
+Expr Expr::number(double n) const {
+  return {*b_, b_->constant(stored(n, dtype()), dtype(), value_.type().device)};
+}
+
+Value broadcast(GraphBuilder& g, Op op, Value a, Value b) {
+  Shape shape = g.broadcast(a.shape(), b.shape());
+  return g.emit(op, {broadcast_to(g, a, shape), broadcast_to(g, b, shape)});
+}
+
+Expr apply(Op op, const Expr& x) { return {x.builder(), x.builder().unary(op, x.value())}; }
+
+Expr apply(Op op, const Expr& a, const Expr& b) {
+  if (!a.b_) return apply(op, b.number(a.number_), b);
+  if (!b.b_) return apply(op, a, a.number(b.number_));
+  return {*a.b_, broadcast(*a.b_, op, a.value_, b.value_)};
+}
+
+Expr select(const Expr& condition, const Expr& a, const Expr& b) {
+  if (!a.b_) return select(condition, b.number(a.number_), b);
+  if (!b.b_) return select(condition, a, a.number(b.number_));
+  GraphBuilder& g = *a.b_;
+  Shape shape = g.broadcast(condition.value_.shape(), g.broadcast(a.value_.shape(), b.value_.shape()));
+  auto fit = [&](const Expr& x) { return broadcast_to(g, x.value_, shape); };
+  return {g, g.emit(Op::where, {fit(condition), fit(a), fit(b)})};
+}
+
+namespace {
+
+// Rounds half to even to `bits` significant bits, multiples of 2^lowest, and beyond `largest` to infinity.
+double rounded(double v, int bits, int lowest, double largest) {
+  if (v == 0 || !std::isfinite(v)) return v;
+  int exponent;
+  (void)std::frexp(v, &exponent);
+  int quantum = std::max(exponent - bits, lowest);
+  double r = std::ldexp(std::nearbyint(std::ldexp(v, -quantum)), quantum);
+  return std::abs(r) > largest ? std::copysign(std::numeric_limits<double>::infinity(), v) : r;
+}
+
+double stored_float(double v, DType t) {
+  switch (t) {
+    case DType::f32: return static_cast<float>(v);
+    case DType::f16: return rounded(static_cast<float>(v), 11, -24, 65504);
+    case DType::bf16: return rounded(static_cast<float>(v), 8, -133, std::ldexp(255.0, 120));
+    default: return v;
+  }
+}
+
+int64_t stored_int(int64_t v, DType t) {
+  switch (t) {
+    case DType::u8: return static_cast<uint8_t>(v);
+    case DType::i8: return static_cast<int8_t>(v);
+    case DType::i16: return static_cast<int16_t>(v);
+    case DType::i32: return static_cast<int32_t>(v);
+    default: return v;
+  }
+}
+
+}  // namespace
+
+Scalar stored(const Scalar& s, DType t) {
+  if (is_floating(t)) return stored_float(as_double(s), t);
+  if (is_integral(t)) return stored_int(as_int(s), t);
+  return s;
+}
+
+Value number_operand(OpCall& c, size_t i, DType t) {
+  SymInt n = c.integer(i);
+  if (n.is_constant()) return c.b.constant(stored(c.scalar(i), t), t, c.result().device);
+  return size_number(c.b, n, t);
+}
+
+Value operand(OpCall& c, size_t i, DType t) {
+  if (!c.is_tensor(i)) return number_operand(c, i, t);
+  Value v = c.tensor(i);
+  // Eager converts integers to the result's low precision type before it computes in f32.
+  DType r = c.result().dtype;
+  if (is_integral(v.dtype()) && v.rank() && is_low_precision(r) && t == compute_dtype(r)) v = c.b.cast(v, r);
+  return c.b.cast(v, t);
+}
+
+Results in_result_type(OpCall& c, const Expr& x) { return {{x.to(c.result().dtype).value()}}; }
+
+void add_formula(OpTable& t, std::string_view names, std::vector<size_t> positions, Formula f) {
+  add_real(t, names, [positions = std::move(positions), f = std::move(f)](OpCall& c) -> Results {
+    DType type = compute_dtype(c.result().dtype);
+    std::vector<Expr> x;
+    for (size_t i : positions) x.emplace_back(c.b, operand(c, i, type));
+    return in_result_type(c, f(c, x));
+  });
+}
+
+}  // namespace broach

@@ -1,0 +1,166 @@
+// Fusion: which values exist in memory, and which are computed by one kernel.
+//
+// Nodes are visited from the outputs backwards. A node whose users all sit in one kernel is computed there, in registers. A
+// node that several kernels use is recomputed in each if that is cheaper than a trip through memory, and stored otherwise.
+// A stored node joins the kernel of a user when both have the same points and no other step must run between them.
+#include <algorithm>
+#include <set>
+
+#include "schedule/schedule.h"
+
+namespace broach {
+
+namespace {
+
+bool is_transcendental(Op op) {
+  switch (op) {
+    case Op::neg: case Op::abs: case Op::sign: case Op::floor: case Op::ceil: case Op::trunc: case Op::round: case Op::relu:
+    case Op::bit_not: case Op::is_nan: case Op::add: case Op::sub: case Op::mul: case Op::min: case Op::max: case Op::bit_and:
+    case Op::bit_or: case Op::bit_xor: case Op::shl: case Op::shr: case Op::eq: case Op::ne: case Op::lt: case Op::le: case Op::gt:
+    case Op::ge: case Op::where: case Op::cast: case Op::bitcast: case Op::copysign: case Op::sqrt: case Op::reciprocal: case Op::div:
+      return false;
+    default: return true;
+  }
+}
+
+bool fusible(const Node& n) {
+  OpKind k = kind_of(n.op);
+  return k != OpKind::heavy && k != OpKind::external && n.op != Op::input;
+}
+
+struct Cost {
+  int loads = 0, ops = 0;
+  bool heavy = false;
+};
+
+class Grouper {
+ public:
+  explicit Grouper(const FusionRules& rules) : r_(rules), users_(rules.graph.nodes().size()), kernels_of_(users_.size()) {
+    groups_.in_memory.assign(users_.size(), false);
+    for (const Node& n : r_.graph.nodes())
+      for (const Value& v : n.inputs) users_[v.node->id].push_back(&n);
+  }
+
+  Groups run() {
+    for (size_t i = users_.size(); i-- > 0;) place(r_.graph.nodes()[i]);
+    return std::move(groups_);
+  }
+
+ private:
+  void place(const Node& n) {
+    if (!fusible(n)) {
+      groups_.in_memory[n.id] = true;
+      return;
+    }
+    if (r_.absorbed[n.id]) return;
+    std::set<int> kernels;
+    for (const Node* u : users_[n.id]) kernels.insert(kernels_of_[u->id].begin(), kernels_of_[u->id].end());
+    bool store = r_.must_store[n.id] || (!r_.options.fuse && is_computed(n));
+    if (!store && kernels.size() > 1) store = is_computed(n) && !cheap(n);
+    if (!store) {
+      kernels_of_[n.id] = std::move(kernels);
+      return;
+    }
+    groups_.in_memory[n.id] = true;
+    int k = r_.must_split[n.id] || !r_.options.fuse ? -1 : joinable(n, kernels);
+    if (k < 0) {
+      k = static_cast<int>(groups_.roots.size());
+      groups_.roots.emplace_back();
+    }
+    groups_.roots[static_cast<size_t>(k)].push_back(&n);
+    kernels_of_[n.id] = {k};
+  }
+
+  static bool is_computed(const Node& n) { return kind_of(n.op) != OpKind::source; }
+
+  // What computing a value again would read and do.
+  Cost cost(const Node& n, int depth = 0) {
+    if (!fusible(n) || r_.must_store[n.id] || groups_.in_memory[n.id]) return {1, 0, false};
+    if (is_reduce(n.op) || depth > 16) return {1, 0, true};
+    if (n.op == Op::scalar || n.op == Op::iota || n.op == Op::size) return {};
+    Cost c;
+    for (const Value& v : n.inputs) {
+      Cost x = cost(*v.node, depth + 1);
+      // A repeated operand stays in cache.
+      if (n.op == Op::expand) x.loads = 0;
+      c.loads += x.loads;
+      c.ops += x.ops;
+      c.heavy |= x.heavy;
+    }
+    if (is_elementwise(n.op)) c.ops += is_transcendental(n.op) ? 20 : 1;
+    if (n.op == Op::take) c.ops += 10;
+    return c;
+  }
+
+  bool cheap(const Node& n) {
+    Cost c = cost(n);
+    return !c.heavy && c.loads <= 1 && c.ops <= 8;
+  }
+
+  static const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }
+
+  int joinable(const Node& n, const std::set<int>& kernels) {
+    for (int k : kernels) {
+      const Node* first = groups_.roots[static_cast<size_t>(k)][0];
+      bool split = std::any_of(groups_.roots[static_cast<size_t>(k)].begin(), groups_.roots[static_cast<size_t>(k)].end(),
+                               [&](const Node* m) { return r_.must_split[m->id]; });
+      if (!split && domain(*first) == domain(n) && !blocked(n, k)) return k;
+    }
+    return -1;
+  }
+
+  // Whether something outside kernel k must run after n and before k.
+  bool blocked(const Node& n, int k) {
+    std::vector<const Node*> work(users_[n.id].begin(), users_[n.id].end());
+    std::set<uint32_t> seen;
+    uint32_t last = 0;
+    for (const Node* m : groups_.roots[static_cast<size_t>(k)]) last = std::max(last, m->id);
+    while (!work.empty()) {
+      const Node* u = work.back();
+      work.pop_back();
+      if (u->id > last || !seen.insert(u->id).second) continue;
+      const auto& in = kernels_of_[u->id];
+      bool inside = in.contains(k);
+      if (inside && in.size() == 1 && !groups_.in_memory[u->id]) {
+        // Still within k: its users are k's.
+        for (const Node* v : users_[u->id]) work.push_back(v);
+        continue;
+      }
+      if (inside) {
+        if (in.size() == 1) continue;  // a root of k itself
+        for (const Node* v : users_[u->id]) work.push_back(v);
+        continue;
+      }
+      if (reaches(*u, k, last)) return true;
+    }
+    return false;
+  }
+
+  bool reaches(const Node& from, int k, uint32_t last) {
+    std::vector<const Node*> work{&from};
+    std::set<uint32_t> seen;
+    while (!work.empty()) {
+      const Node* u = work.back();
+      work.pop_back();
+      if (u->id > last || !seen.insert(u->id).second) continue;
+      if (kernels_of_[u->id].contains(k)) return true;
+      // A kernel runs as a whole: from one of its nodes, everything that any of its roots feeds is reached.
+      for (int other : kernels_of_[u->id])
+        for (const Node* m : groups_.roots[static_cast<size_t>(other)])
+          if (m->id != u->id) work.push_back(m);
+      for (const Node* v : users_[u->id]) work.push_back(v);
+    }
+    return false;
+  }
+
+  const FusionRules& r_;
+  std::vector<std::vector<const Node*>> users_;
+  std::vector<std::set<int>> kernels_of_;
+  Groups groups_;
+};
+
+}  // namespace
+
+Groups group_nodes(const FusionRules& rules) { return Grouper(rules).run(); }
+
+}  // namespace broach

@@ -1,0 +1,201 @@
+#include "schedule/kernel.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+std::string text_of(const Access& a) {
+  std::string out = cat("b", a.buffer, "[", a.index);
+  for (const auto& [expr, stride] : a.dynamic) out += cat(" + (", stride, ")*e", expr);
+  return out + "]";
+}
+
+std::string text_of(const KernelExpr& e) {
+  using Kind = KernelExpr::Kind;
+  std::string out;
+  switch (e.kind) {
+    case Kind::constant: out = cat("constant ", str(e.value)); break;
+    case Kind::position: out = cat("position ", e.access.index); break;
+    case Kind::load: out = cat("load ", text_of(e.access)); break;
+    case Kind::bounds: out = cat("bounds e", e.args[0], " < ", e.limit); break;
+    default:
+      out = cat(e.kind == Kind::reduction ? "reduce " : "", name_of(e.op));
+      for (int a : e.args) out += cat(" e", a);
+  }
+  if (e.predicate >= 0) out += cat(" if e", e.predicate);
+  return cat(out, " : ", name_of(e.dtype));
+}
+
+}  // namespace
+
+std::string Kernel::str() const {
+  std::string out = cat("kernel", strict ? " strict" : "", " symbols ", symbols, "\n");
+  for (const auto& a : axes) out += cat("  ", a.reduced ? "reduce " : "axis ", SymInt::symbol(a.id), " < ", a.extent, "\n");
+  for (size_t i = 0; i < buffers.size(); ++i) out += cat("  buffer b", i, " : ", name_of(buffers[i]), "\n");
+  for (size_t i = 0; i < exprs.size(); ++i) out += cat("  e", i, " = ", text_of(exprs[i]), "\n");
+  for (const auto& s : stores) out += cat("  ", text_of(s.access), " = e", s.expr, "\n");
+  return out;
+}
+
+std::vector<std::vector<bool>> axis_uses(const Kernel& k) {
+  std::vector<std::vector<bool>> uses(k.exprs.size(), std::vector<bool>(k.axes.size()));
+  auto join = [&](std::vector<bool>& into, int from) {
+    for (size_t a = 0; a < into.size(); ++a) into[a] = into[a] || uses[static_cast<size_t>(from)][a];
+  };
+  for (size_t i = 0; i < k.exprs.size(); ++i) {
+    const KernelExpr& e = k.exprs[i];
+    for (size_t a = 0; a < k.axes.size(); ++a) uses[i][a] = e.access.index.contains(k.axes[a].id);
+    for (int arg : e.args) join(uses[i], arg);
+    for (const auto& d : e.access.dynamic) join(uses[i], d.first);
+    if (e.predicate >= 0) join(uses[i], e.predicate);
+    if (e.kind == KernelExpr::Kind::reduction)
+      for (size_t a = 0; a < k.axes.size(); ++a)
+        if (k.axes[a].reduced) uses[i][a] = false;
+  }
+  return uses;
+}
+
+namespace {
+
+void for_each_index(Kernel& k, const std::function<void(SymInt&)>& f) {
+  for (auto& e : k.exprs) f(e.access.index);
+  for (auto& s : k.stores) f(s.access.index);
+}
+
+Ranges ranges_of(const Kernel& k) {
+  Ranges r;
+  for (int s = 0; s < k.symbols; ++s) r[static_cast<SymbolId>(s)] = Range{0, nullptr};
+  for (const auto& a : k.axes) r[a.id] = Range{0, std::make_shared<SymInt>(a.extent - 1)};
+  return r;
+}
+
+void simplify_indices(Kernel& k) {
+  Ranges r = ranges_of(k);
+  for_each_index(k, [&](SymInt& i) { i = simplify(i, r); });
+}
+
+// A divisor d of an axis for which some address contains floordiv(axis.., d) or mod(axis.., d), if d divides the extent.
+void find_divisors(const SymInt& e, const Kernel& k, std::vector<std::pair<size_t, SymInt>>& out) {
+  for (const Term& t : e.terms())
+    for (const Atom& a : t.factors) {
+      if (a.kind == AtomKind::symbol) continue;
+      const auto& [x, d] = *a.args;
+      if (a.kind == AtomKind::floordiv || a.kind == AtomKind::mod) {
+        for (size_t i = 0; i < k.axes.size(); ++i) {
+          auto linear = x.linear_in(k.axes[i].id);
+          if (!linear || linear->first == SymInt(0)) continue;
+          // floordiv(c*i, d) changes every d/c steps of i.
+          SymInt step = linear->first.is_constant() && d.is_constant() && linear->first.constant() > 0 && d.constant() % linear->first.constant() == 0
+                            ? SymInt(d.constant() / linear->first.constant())
+                            : (linear->first == SymInt(1) ? d : SymInt(0));
+          if (step == SymInt(0) || step == SymInt(1) || step == k.axes[i].extent) continue;
+          if (mod(k.axes[i].extent, step) == SymInt(0)) out.push_back({i, step});
+        }
+      }
+      find_divisors(x, k, out);
+      find_divisors(d, k, out);
+    }
+}
+
+SymbolId fresh_axis(const Kernel& k) {
+  SymbolId id = kFirstAxis;
+  for (const auto& a : k.axes) id = std::max(id, a.id + 1);
+  return id;
+}
+
+bool split_once(Kernel& k) {
+  std::vector<std::pair<size_t, SymInt>> found;
+  for_each_index(k, [&](SymInt& i) { find_divisors(i, k, found); });
+  if (found.empty()) return false;
+  auto [at, step] = found.front();
+  KernelAxis inner{fresh_axis(k), step, k.axes[at].reduced};
+  SymbolId outer = k.axes[at].id;
+  k.axes[at].extent = floordiv(k.axes[at].extent, step);
+  SymInt joined = SymInt::symbol(outer) * step + SymInt::symbol(inner.id);
+  k.axes.insert(k.axes.begin() + static_cast<int64_t>(at) + 1, inner);
+  for_each_index(k, [&](SymInt& i) { i = i.substitute([&](SymbolId id) { return id == outer ? std::optional(joined) : std::nullopt; }); });
+  simplify_indices(k);
+  return true;
+}
+
+void drop_unit_axes(Kernel& k) {
+  std::erase_if(k.axes, [&](const KernelAxis& a) {
+    if (!(a.extent == SymInt(1))) return false;
+    for_each_index(k, [&](SymInt& i) { i = i.substitute([&](SymbolId id) { return id == a.id ? std::optional(SymInt(0)) : std::nullopt; }); });
+    return true;
+  });
+}
+
+// The stride of an axis in the first address that moves with it. Unknown sizes count as a thousand: only the order matters.
+int64_t stride_in(const SymInt& index, const KernelAxis& axis) {
+  auto linear = index.linear_in(axis.id);
+  return linear ? linear->first.eval([](SymbolId) { return int64_t{1000}; }) : 0;
+}
+
+int64_t first_stride(const Kernel& k, const KernelAxis& axis) {
+  for (const auto& s : k.stores)
+    if (int64_t stride = stride_in(s.access.index, axis)) return stride;
+  for (const auto& e : k.exprs)
+    if (int64_t stride = e.kind == KernelExpr::Kind::load ? stride_in(e.access.index, axis) : 0) return stride;
+  return 0;
+}
+
+void order_axes(Kernel& k) {
+  auto key = [&](const KernelAxis& a) { return std::pair(a.reduced, -first_stride(k, a)); };
+  std::stable_sort(k.axes.begin(), k.axes.end(), [&](const KernelAxis& a, const KernelAxis& b) { return key(a) < key(b); });
+}
+
+bool joinable(Kernel& k, const KernelAxis& outer, const KernelAxis& inner) {
+  if (outer.reduced != inner.reduced) return false;
+  bool ok = true;
+  for_each_index(k, [&](SymInt& i) {
+    auto a = i.linear_in(outer.id), b = i.linear_in(inner.id);
+    ok = ok && a && b && a->first == b->first * inner.extent;
+  });
+  return ok;
+}
+
+bool join_once(Kernel& k) {
+  for (size_t i = 0; i + 1 < k.axes.size(); ++i) {
+    KernelAxis inner = k.axes[i + 1];
+    if (!joinable(k, k.axes[i], inner)) continue;
+    SymbolId outer = k.axes[i].id;
+    // outer * n + inner becomes one axis: its coefficient is inner's.
+    for_each_index(k, [&](SymInt& e) { e = e.substitute([&](SymbolId id) { return id == outer ? std::optional(SymInt(0)) : std::nullopt; }); });
+    k.axes[i].extent = k.axes[i].extent * inner.extent;
+    k.axes[i].id = inner.id;
+    k.axes.erase(k.axes.begin() + static_cast<int64_t>(i) + 1);
+    return true;
+  }
+  return false;
+}
+
+void renumber_axes(Kernel& k) {
+  std::vector<SymbolId> old;
+  for (auto& a : k.axes) old.push_back(a.id);
+  auto renamed = [&](SymbolId id) -> std::optional<SymInt> {
+    auto it = std::find(old.begin(), old.end(), id);
+    if (it == old.end()) return std::nullopt;
+    return SymInt::symbol(kFirstAxis + static_cast<SymbolId>(it - old.begin()));
+  };
+  for_each_index(k, [&](SymInt& i) { i = i.substitute(renamed); });
+  for (size_t i = 0; i < k.axes.size(); ++i) k.axes[i].id = kFirstAxis + static_cast<SymbolId>(i);
+}
+
+}  // namespace
+
+Kernel normalize_axes(Kernel k) {
+  drop_unit_axes(k);
+  simplify_indices(k);
+  for (int i = 0; i < 8 && split_once(k); ++i) drop_unit_axes(k);
+  order_axes(k);
+  while (join_once(k)) {}
+  renumber_axes(k);
+  return k;
+}
+
+}  // namespace broach

@@ -1,0 +1,75 @@
+// Kernel IR: one fused loop nest.
+//
+// A kernel has loop axes, some of them reduced. Scalar expressions form a DAG over the point (the values of all axes); a
+// reduction turns an expression over all axes into one over the axes that are not reduced. Stores of expressions that use a
+// reduced axis happen at every point; the others once per position of the axes that are not reduced.
+// Sizes are symbolic; a kernel receives the values of its symbols with every launch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace broach {
+
+struct KernelAxis {
+  SymbolId id;    // kFirstAxis + n
+  SymInt extent;
+  bool reduced = false;
+};
+
+// The address of an element: buffer[index + sum of dynamic[i].first * dynamic[i].second], in elements.
+struct Access {
+  int buffer = -1;  // position in Kernel::buffers
+  SymInt index;
+  std::vector<std::pair<int, SymInt>> dynamic;  // (expression of type i64, stride)
+  friend bool operator==(const Access&, const Access&) = default;
+};
+
+struct KernelExpr {
+  enum class Kind : uint8_t {
+    constant,   // value
+    position,   // access.index as an i64
+    load,       // access; where `predicate` is false nothing is read and the result is unspecified
+    op,         // elementwise primitive on args
+    reduction,  // op over the reduced axes of args[0]
+    bounds,     // args[0], an index that must lie in [0, limit), checked unless `predicate` is false; out of range sets the error flag
+  };
+  Kind kind;
+  DType dtype;
+  Op op = Op::scalar;
+  std::vector<int> args;
+  Scalar value = int64_t{0};
+  Access access;
+  SymInt limit;
+  int predicate = -1;
+  friend bool operator==(const KernelExpr&, const KernelExpr&) = default;
+};
+
+struct KernelStore {
+  Access access;
+  int expr;
+  friend bool operator==(const KernelStore&, const KernelStore&) = default;
+};
+
+struct Kernel {
+  std::vector<KernelAxis> axes;       // outermost first
+  std::vector<DType> buffers;         // element types of the buffers, in the order of the launch
+  std::vector<KernelExpr> exprs;      // operands before users
+  std::vector<KernelStore> stores;
+  int symbols = 0;                    // symbols 0..n-1 are the parameters of a launch
+  bool strict = false;                // round after every primitive of a low-precision type, contract nothing
+
+  // One line a part; equal kernels have equal texts, which is the key under which code is shared.
+  std::string str() const;
+};
+
+// Which axes an expression depends on, by position in Kernel::axes.
+std::vector<std::vector<bool>> axis_uses(const Kernel& k);
+
+// Splits axes where that removes floordiv and mod from addresses, joins axes that are contiguous in all of them, drops axes
+// of extent 1, and orders the rest by the strides of the stores.
+Kernel normalize_axes(Kernel k);
+
+}  // namespace broach

@@ -1,0 +1,123 @@
+// The schedule: which values exist in memory, where, and the steps that compute them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "schedule/kernel.h"
+
+namespace broach {
+
+// A window into a buffer: element i is at offset + sum of i[d] * strides[d], in elements.
+struct Place {
+  int buffer = -1;
+  SymInt offset;
+  Shape strides;
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+// The place of a view of what lies at `place`, if it is one without moving elements.
+std::optional<Place> place_of_view(const Node& view, const Place& place);
+
+struct Buffer {
+  enum class Kind : uint8_t {
+    input,     // given by the caller: `index` is the graph's input
+    output,    // allocated for the caller: `index` is the graph's output
+    arena,     // shares the call's arena with others that do not live at the same time
+    external,  // allocated by an extern call
+  };
+  Kind kind;
+  int index = -1;
+  Type type;
+  Shape strides;
+  SymInt elements;  // from the first to the last element touched
+};
+
+struct Operand {
+  Type type;
+  Place place;
+};
+
+struct KernelStep {
+  std::shared_ptr<const Kernel> kernel;
+  std::vector<int> buffers;        // by position in Kernel::buffers
+  std::vector<SymbolId> symbols;   // by position of the kernel's parameters
+};
+
+// An elementwise operation applied to the result of a contraction before it is stored.
+struct Epilogue {
+  Op op;                           // an activation, or add/mul/sub with `operand`
+  std::optional<Operand> operand;
+  double alpha = 0, beta = 0;
+};
+
+struct ContractionStep {
+  const Node* node;                // dot or conv: its attributes and types
+  std::vector<Operand> operands;
+  std::vector<int64_t> weight_inputs;  // for each operand: the graph input it is a window of, or -1
+  std::vector<Epilogue> epilogue;
+  std::optional<Operand> bias;     // one value a column (dot) or output channel (conv)
+  Operand result;
+};
+
+struct ExternStep {
+  const Node* node;
+  std::vector<Operand> operands;   // by position among the node's inputs
+  std::vector<int> results;        // buffers; -1 for a result nobody reads
+};
+
+struct Step {
+  std::variant<KernelStep, ContractionStep, ExternStep> work;
+  std::vector<int> reads, writes;  // buffers
+  int32_t line = -1;
+};
+
+// What the caller wants of one graph output.
+struct OutputRequest {
+  Shape strides;          // of the new tensor; empty: contiguous
+  int into_input = -1;    // write into this input instead of a new tensor
+};
+
+struct ScheduleOptions {
+  bool strict = false;
+  bool fuse = true;
+};
+
+struct Schedule {
+  std::vector<Buffer> buffers;
+  std::vector<Step> steps;
+  std::shared_ptr<const Graph> graph;  // keeps the nodes that steps refer to
+  int kernels = 0, contractions = 0, externs = 0;
+
+  std::string str() const;
+};
+
+// `input_strides` are the strides that each input has on every call.
+Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& outputs,
+                       const ScheduleOptions& options);
+
+// ---- the parts, for tests ----
+
+// Which kernel computes each node: nodes of one kernel have one number; -1 for nodes that are no part of any (views of
+// places, sources, heavy nodes).
+struct Groups {
+  std::vector<bool> in_memory;             // by node id: the value gets a buffer
+  std::vector<std::vector<const Node*>> roots;  // by kernel: the values it stores
+};
+struct FusionRules {
+  const Graph& graph;
+  const ScheduleOptions& options;
+  std::vector<bool> must_store;   // by node id: somebody needs it in memory
+  std::vector<bool> must_split;   // by node id: found not to fit into a kernel with others
+  std::vector<bool> absorbed;     // by node id: computed by a contraction's epilogue, or a window of a place
+};
+Groups group_nodes(const FusionRules& rules);
+
+// Builds the kernel that stores `roots`, reading whatever `place` knows. If a reduction does not fit the kernel's axes,
+// returns nothing and names the node in `misfit`.
+std::optional<KernelStep> build_kernel(const std::vector<const Node*>& roots, const std::function<const Place*(const Value&)>& place,
+                                       const std::function<Place(const Node*)>& target, const ScheduleOptions& options, const Node** misfit);
+
+}  // namespace broach

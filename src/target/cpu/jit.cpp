@@ -1,0 +1,274 @@
+#include "target/cpu/jit.h"
+
+#include <llvm/Analysis/CGSCCPassManager.h>
+#include <llvm/ExecutionEngine/Orc/LLJIT.h>
+#include <llvm/IR/LegacyPassManager.h>
+#include <llvm/IR/Verifier.h>
+#include <llvm/MC/TargetRegistry.h>
+#include <llvm/Passes/PassBuilder.h>
+#include <llvm/Support/SmallVectorMemoryBuffer.h>
+#include <llvm/Support/TargetSelect.h>
+#include <llvm/Target/TargetMachine.h>
+#include <llvm/TargetParser/Host.h>
+#include <llvm/Transforms/InstCombine/InstCombine.h>
+#include <llvm/Transforms/Scalar/EarlyCSE.h>
+#include <llvm/Transforms/Scalar/LICM.h>
+#include <llvm/Transforms/Scalar/LoopPassManager.h>
+#include <llvm/Transforms/Scalar/SROA.h>
+#include <llvm/Transforms/Scalar/SimplifyCFG.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "support/error.h"
+#include "target/cpu/codegen.h"
+
+namespace broach::cpu {
+
+namespace {
+
+template <class T>
+T take(llvm::Expected<T> value, const char* what) {
+  if (!value) fail("cpu: ", what, ": ", llvm::toString(value.takeError()));
+  return std::move(*value);
+}
+
+struct Host {
+  std::string cpu, features;
+  llvm::Triple triple;
+  Features math;
+  int vector_bytes;
+
+  Host() {
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
+    cpu = llvm::sys::getHostCPUName().str();
+    triple = llvm::Triple(llvm::sys::getProcessTriple());
+    auto present = llvm::sys::getHostCPUFeatures();
+    for (const auto& f : present) features += (features.empty() ? "" : ",") + std::string(f.second ? "+" : "-") + f.first().str();
+    math = features_from(present);
+    vector_bytes = math.avx512 ? 64 : math.avx2 ? 32 : 16;
+  }
+  static const Host& get() {
+    static const Host host;
+    return host;
+  }
+
+  std::unique_ptr<llvm::TargetMachine> machine() const {
+    std::string error;
+    const auto* target = llvm::TargetRegistry::lookupTarget(triple.str(), error);
+    check(target, "cpu: LLVM has no code generator for ", triple.str(), ": ", error);
+    llvm::TargetOptions options;
+    return std::unique_ptr<llvm::TargetMachine>(
+        target->createTargetMachine(triple.str(), cpu, features, options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default, true));
+  }
+};
+
+// The code that the JIT holds; it lives as long as the process, since any number of executables share it.
+class Code {
+ public:
+  static Code& get() {
+    static Code* code = new Code;  // never destroyed: threads may run kernels while the process ends
+    return *code;
+  }
+
+  void add(std::unique_ptr<llvm::MemoryBuffer> object) {
+    if (auto e = jit_->addObjectFile(std::move(object))) fail("cpu: linking a kernel: ", llvm::toString(std::move(e)));
+  }
+  KernelFn* find(const std::string& name) { return take(jit_->lookup(name), "looking up a kernel").toPtr<KernelFn*>(); }
+
+ private:
+  Code() {
+    Host::get();
+    jit_ = take(llvm::orc::LLJITBuilder().create(), "starting the JIT");
+    llvm::orc::SymbolMap symbols;
+    for (const auto& [name, address] : math_symbols())
+      symbols[jit_->mangleAndIntern(name)] = {llvm::orc::ExecutorAddr::fromPtr(address), llvm::JITSymbolFlags::Exported};
+    if (auto e = jit_->getMainJITDylib().define(llvm::orc::absoluteSymbols(symbols))) fail("cpu: defining symbols: ", llvm::toString(std::move(e)));
+    // memcpy, fmod and the like, which the code generator may call.
+    jit_->getMainJITDylib().addGenerator(
+        take(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit_->getDataLayout().getGlobalPrefix()), "searching the process for symbols"));
+  }
+  std::unique_ptr<llvm::orc::LLJIT> jit_;
+};
+
+class CpuKernel : public CompiledKernel {
+ public:
+  CpuKernel(KernelFn* fn, KernelShape shape, size_t bytes) : fn_(fn), shape_(std::move(shape)), bytes_(bytes) {
+    if (shape_.units.is_constant() && shape_.work_per_unit.is_constant() && shape_.scratch_bytes.is_constant()) fixed_ = sizes({});
+  }
+
+  bool launch(void* const* buffers, const int64_t* symbols, const Threads& threads) const override {
+    Sizes s = fixed_ ? *fixed_ : sizes([&](SymbolId id) { return symbols[id]; });
+    if (s.units <= s.grain) {
+      int32_t error = 0;
+      fn_(buffers, symbols, 0, s.units, scratch(s.scratch), &error);
+      return error == 0;
+    }
+    std::atomic<int32_t> any{0};
+    threads.parallel_for(s.units, s.grain, [&](int64_t begin, int64_t end) {
+      int32_t error = 0;
+      fn_(buffers, symbols, begin, end, scratch(s.scratch), &error);
+      if (error) any = 1;
+    });
+    return any == 0;
+  }
+  size_t code_bytes() const override { return bytes_; }
+
+ private:
+  struct Sizes {
+    int64_t units, grain;
+    size_t scratch;
+  };
+
+  Sizes sizes(const std::function<int64_t(SymbolId)>& symbols) const {
+    // A piece of work should outlast by far what it costs to hand it to a thread (a few microseconds): about 30,000 vector
+    // instructions.
+    int64_t points = std::max<int64_t>(1, shape_.work_per_unit.eval(symbols));
+    int64_t grain = std::max<int64_t>(1, 400'000 / (points * shape_.ops_per_point));
+    return {shape_.units.eval(symbols), grain, static_cast<size_t>(shape_.scratch_bytes.eval(symbols))};
+  }
+
+  static void* scratch(size_t bytes) {
+    if (bytes == 0) return nullptr;
+    thread_local std::vector<char> memory;
+    if (memory.size() < bytes + 64) memory.resize(bytes + 64);
+    auto address = reinterpret_cast<uintptr_t>(memory.data());
+    return reinterpret_cast<void*>((address + 63) & ~uintptr_t{63});
+  }
+
+  KernelFn* fn_;
+  KernelShape shape_;
+  size_t bytes_;
+  std::optional<Sizes> fixed_;
+};
+
+// A short pipeline: kernels come out of the emitter without redundant control flow; what is left is to keep accumulators in
+// registers, to share address arithmetic and to move it out of loops.
+void optimize(llvm::Module& module, llvm::TargetMachine& machine) {
+  llvm::LoopAnalysisManager lam;
+  llvm::FunctionAnalysisManager fam;
+  llvm::CGSCCAnalysisManager cgam;
+  llvm::ModuleAnalysisManager mam;
+  llvm::PassBuilder builder(&machine);
+  builder.registerModuleAnalyses(mam);
+  builder.registerCGSCCAnalyses(cgam);
+  builder.registerFunctionAnalyses(fam);
+  builder.registerLoopAnalyses(lam);
+  builder.crossRegisterProxies(lam, fam, cgam, mam);
+  llvm::FunctionPassManager passes;
+  passes.addPass(llvm::SROAPass(llvm::SROAOptions::PreserveCFG));
+  passes.addPass(llvm::EarlyCSEPass(true));
+  passes.addPass(llvm::InstCombinePass());
+  passes.addPass(llvm::createFunctionToLoopPassAdaptor(llvm::LICMPass(llvm::LICMOptions()), true));
+  passes.addPass(llvm::EarlyCSEPass(true));
+  passes.addPass(llvm::SimplifyCFGPass());
+  passes.addPass(llvm::InstCombinePass());
+  for (auto& f : module)
+    if (!f.isDeclaration()) passes.run(f, fam);
+}
+
+struct Compiled {
+  std::unique_ptr<llvm::MemoryBuffer> object;
+  KernelShape shape;
+  size_t bytes;
+};
+
+Compiled compile_one(const Kernel& kernel, const std::string& name) {
+  const Host& host = Host::get();
+  llvm::LLVMContext context;
+  llvm::Module module(name, context);
+  auto machine = host.machine();
+  module.setTargetTriple(host.triple.str());
+  module.setDataLayout(machine->createDataLayout());
+  KernelShape shape = emit_kernel(kernel, module, name, {host.math, host.vector_bytes});
+  for (auto& f : module) {
+    if (f.isDeclaration()) continue;
+    f.addFnAttr("target-cpu", host.cpu);
+    f.addFnAttr("target-features", host.features);
+    f.addFnAttr("prefer-vector-width", std::to_string(host.vector_bytes * 8));
+    f.addFnAttr(llvm::Attribute::NoUnwind);
+  }
+  std::string problem;
+  llvm::raw_string_ostream out(problem);
+  check(!llvm::verifyModule(module, &out), "cpu: the code emitted for a kernel is not valid: ", problem, "\n", kernel.str());
+  if (const char* dump = std::getenv("BROACH_DUMP"); dump && std::string_view(dump).find("llvm") != std::string_view::npos) module.print(llvm::errs(), nullptr);
+  optimize(module, *machine);
+  llvm::SmallVector<char, 0> bytes;
+  llvm::raw_svector_ostream stream(bytes);
+  llvm::legacy::PassManager emit;
+  check(!machine->addPassesToEmitFile(emit, stream, nullptr, llvm::CodeGenFileType::ObjectFile), "cpu: LLVM cannot emit object files");
+  emit.run(module);
+  size_t size = bytes.size();
+  return {std::make_unique<llvm::SmallVectorMemoryBuffer>(std::move(bytes), name, false), shape, size};
+}
+
+// Kernels compiled so far, by text. A kernel that another thread is compiling is compiled twice at worst.
+struct Known {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::shared_ptr<const CompiledKernel>> kernels;
+  int names = 0;
+  static Known& get() {
+    static Known* known = new Known;
+    return *known;
+  }
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) {
+  struct Job {
+    const Kernel* kernel;
+    std::string text, name;
+    std::shared_ptr<const CompiledKernel> result;
+    Compiled compiled;
+  };
+  Known& known = Known::get();
+  std::vector<Job> jobs;
+  std::vector<std::string> texts;
+  {
+    std::lock_guard lock(known.mutex);
+    std::unordered_map<std::string, bool> queued;
+    for (const auto& k : kernels) {
+      texts.push_back(k->str());
+      if (known.kernels.contains(texts.back()) || !queued.emplace(texts.back(), true).second) continue;
+      jobs.push_back({k.get(), texts.back(), cat("broach_kernel_", known.names++), nullptr, {}});
+    }
+  }
+  std::atomic<size_t> next{0};
+  std::atomic<int> done{0};
+  std::mutex failure_mutex;
+  std::exception_ptr failure;
+  auto work = [&] {
+    for (size_t i; (i = next++) < jobs.size();) {
+      try {
+        jobs[i].compiled = compile_one(*jobs[i].kernel, jobs[i].name);
+      } catch (...) {
+        std::lock_guard lock(failure_mutex);
+        failure = std::current_exception();
+      }
+      int n = ++done;
+      std::lock_guard lock(failure_mutex);
+      if (settings.progress) settings.progress(n, static_cast<int>(jobs.size()));
+    }
+  };
+  size_t threads = std::min<size_t>(jobs.size(), settings.threads > 0 ? static_cast<size_t>(settings.threads) : std::max(1u, std::thread::hardware_concurrency()));
+  if (threads > 0) Host::get();
+  std::vector<std::thread> pool;
+  for (size_t t = 1; t < threads; ++t) pool.emplace_back(work);
+  work();
+  for (auto& t : pool) t.join();
+  if (failure) std::rethrow_exception(failure);
+  for (Job& j : jobs) Code::get().add(std::move(j.compiled.object));
+  for (Job& j : jobs) j.result = std::make_shared<CpuKernel>(Code::get().find(j.name), j.compiled.shape, j.compiled.bytes);
+  std::lock_guard lock(known.mutex);
+  for (Job& j : jobs) known.kernels.emplace(std::move(j.text), std::move(j.result));
+  std::vector<std::shared_ptr<const CompiledKernel>> out;
+  for (const auto& t : texts) out.push_back(known.kernels.at(t));
+  return out;
+}
+
+}  // namespace broach::cpu

@@ -1,0 +1,67 @@
+// What a target does for the rest of the compiler: turn kernel IR into something that runs, and offer implementations of
+// contractions and convolutions. Adding a target edits nothing outside its folder.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "support/parallel.h"
+
+namespace broach {
+
+class CompiledKernel {
+ public:
+  virtual ~CompiledKernel() = default;
+  // Runs the kernel on these addresses. False if an index was out of bounds: the results are then not to be used.
+  virtual bool launch(void* const* buffers, const int64_t* symbols, const Threads& threads) const = 0;
+  virtual size_t code_bytes() const { return 0; }
+};
+
+// Addresses for one run of a contraction: of element 0 of each window.
+struct ContractionArgs {
+  std::span<void* const> operands;      // x, weight
+  void* bias = nullptr;
+  std::span<void* const> epilogue;      // one for each epilogue with an operand
+  void* result = nullptr;
+  const void* packed_weight = nullptr;  // from pack(), or null
+  std::span<const int64_t> symbols;
+};
+
+// One contraction of a schedule, for any values of the symbols.
+class CompiledContraction {
+ public:
+  virtual ~CompiledContraction() = default;
+  virtual void run(const ContractionArgs& args) const = 0;
+  // Bytes of the weight rearranged for this contraction; 0 where packing brings nothing.
+  virtual size_t packed_bytes(std::span<const int64_t> symbols) const = 0;
+  virtual void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const = 0;
+  // Which implementation runs, for `explain`.
+  virtual std::string pick(std::span<const int64_t> symbols) const = 0;
+};
+
+struct CompileSettings {
+  bool strict = false;
+  int threads = 0;  // for compiling; 0: as many as the machine has
+  // Called as kernels become ready: (done, all).
+  std::function<void(int, int)> progress;
+};
+
+class Target {
+ public:
+  virtual ~Target() = default;
+  virtual std::string name() const = 0;
+  // One result for each kernel; equal kernels share one.
+  virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
+  // Null if this target has no implementation.
+  virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const = 0;
+  // Whether contractions and convolutions of this element type are to be lowered to `dot` and `conv`.
+  virtual bool has_contractions(DType dtype) const = 0;
+};
+
+// The target for the machine's CPU; null in a build without LLVM.
+const Target* cpu_target();
+
+}  // namespace broach
