@@ -146,8 +146,8 @@ def show_plainly(table: measure.Table) -> None:
 
 def show_failures(results: list[dict[str, Any]]) -> None:
     for result in results:
+        label = " ".join(str(result[key]) for key in ("model", "models", "kernel", "size", "dtype", "variant") if key in result)
         for name, reason in result.get("failed", {}).items():
-            label = " ".join(str(value) for key, value in result.items() if key in ("model", "models", "kernel", "dtype", "size", "variant"))
             print(f"failed: {label} {name}: {reason.splitlines()[0]}")
 
 

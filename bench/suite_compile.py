@@ -61,7 +61,8 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
     grouped: dict[tuple[str, str], dict[tuple[str, bool], dict[str, Any]]] = {}
     for result in results:
         grouped.setdefault((result["model"], result["dtype"]), {})[result["variant"], result["warm"]] = result
-    variants = [key for key in ((name, warm) for warm in (False, True) for name in VARIANTS) if any(key in g for g in grouped.values())]
+    possible = [(name, warm) for warm in (False, True) for name in VARIANTS]
+    variants = [key for key in possible if any(key in found for found in grouped.values())]
     headings = ["model", *(_heading(name, warm) for name, warm in variants), "Broach compiles", "kernels"]
     rows, stages = [], []
     for (model, dtype), found in grouped.items():

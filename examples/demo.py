@@ -146,8 +146,8 @@ def race(program: models.Program, compiled: Callable, rounds: int) -> tuple[floa
 
 def table(rows: list[Row], wrong: list[Row]) -> Table:
     result = Table("model", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    for heading in ("eager\nms", "broach\nms", "speed\nup", "first\ncall s", "max\nerror", "relative\nerror", "kernels", "externs"):
-        result.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("eager ms", "broach ms", "speed up", "first call_s", "max error", "relative error", "kernels", "externs"):
+        result.add_column(heading.replace(" ", "\n").replace("_", " "), justify="right", no_wrap=True)
     for row in rows:
         result.add_row(
             row.name,

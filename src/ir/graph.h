@@ -64,6 +64,9 @@ struct ExternCall {
   std::vector<Shape> result_strides;  // as eager made them; empty for contiguous
   // Has an effect beyond its results (random numbers, mutation of an argument, printing): never merged, dropped or reordered.
   bool effect = false;
+  // Operands (by position among the node's inputs) that the call writes into. The graph stays functional: the runner copies
+  // them first, and their new values are the last results.
+  std::vector<int64_t> mutated;
   friend bool operator==(const ExternCall&, const ExternCall&) = default;
 };
 

@@ -50,6 +50,7 @@ Value narrow(GraphBuilder& b, Value x, int64_t dim, SymInt start, SymInt size, i
 Value pad(GraphBuilder& b, Value x, Shape low, Shape high, Scalar value) {
   Shape none(x.shape().size(), SymInt(0));
   if (low == none && high == none) return x;
+  value = b.constant(value, x.dtype()).node->get<Scalar>(Attr::value);
   return b.emit(Op::pad, {x}, {{Attr::low, std::move(low)}, {Attr::high, std::move(high)}, {Attr::value, value}});
 }
 
@@ -158,6 +159,9 @@ Value concat(GraphBuilder& b, std::vector<Value> parts, int64_t dim) {
     for (size_t i = 0; i < shape.size(); ++i) check(b.symbols().equal(shape[i], p.shape().at(i)), "cat: sizes differ: ", shape[i], " and ", p.shape()[i]);
     p = with_sizes(b, p, shape);
   }
+  Value any = parts[0];
+  std::erase_if(parts, [dim](const Value& p) { return p.shape()[static_cast<size_t>(dim)] == SymInt(0); });
+  if (parts.empty()) return any;
   return parts.size() == 1 ? parts[0] : b.emit(Op::cat, std::move(parts), {{Attr::dim, dim}});
 }
 

@@ -250,10 +250,11 @@ Result index_from(OpCall& c, Update update, Scalar alpha = int64_t{1}) {
   GraphBuilder& b = c.b;
   auto w = index_write(c, false);
   Value source = at_least_1d(b, c.tensor(3));
-  if (!w || source.rank() != w->x.rank() || is_complex(alpha)) return std::nullopt;
+  bool scaled = is_complex(alpha) || as_double(alpha) != 1;
+  if (!w || source.rank() != w->x.rank() || (scaled && (is_complex(alpha) || is_low_precision(source.dtype())))) return std::nullopt;
   w->update = update;
   source = with_sizes(b, source, with_size(w->x.shape(), w->dim, w->count));
-  if (as_double(alpha) != 1) source = with_number(b, Op::mul, source, alpha);
+  if (scaled) source = with_number(b, Op::mul, source, alpha);
   w->source = slices(b, source, w->dim);
   return write(c, *w);
 }

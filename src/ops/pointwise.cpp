@@ -159,8 +159,8 @@ Expr sinc(OpCall&, std::span<const Expr> x) {
 }
 
 Expr entropy(OpCall&, std::span<const Expr> x) {
-  Expr positive = select(x[0] > 0.0, -x[0] * log(x[0]), select(equal(x[0], 0.0), 0.0, -kInfinity * (x[0] * 0.0 + 1.0)));
-  return select(is_nan(x[0]), x[0], positive);
+  Expr outside = select(equal(x[0], 0.0), 0.0, x[0].number(-kInfinity));
+  return select(is_nan(x[0]), x[0], select(x[0] > 0.0, -x[0] * log(x[0]), outside));
 }
 
 Results round_decimals(OpCall& c) {
@@ -396,7 +396,7 @@ void add_binary(OpTable& t) {
 // ---- comparisons and logic ----
 
 constexpr Row kComparisons[] = {
-    {Op::eq, "eq.Tensor eq.Scalar isin.Tensor_Scalar"},
+    {Op::eq, "eq.Tensor eq.Scalar"},
     {Op::ne, "ne.Tensor ne.Scalar not_equal.Tensor not_equal.Scalar"},
     {Op::lt, "lt.Tensor lt.Scalar less.Tensor less.Scalar"},
     {Op::le, "le.Tensor le.Scalar less_equal.Tensor less_equal.Scalar"},
@@ -435,6 +435,7 @@ Results shift(OpCall& c, Op op) {
   if (!is_integral(t)) return std::nullopt;
   int64_t width = size_of(t) * 8;
   Expr x{c.b, operand(c, 0, t)}, y{c.b, operand(c, 1, t)};
+  if (!c.is_tensor(1) && c.number(1) >= 0 && c.number(1) < static_cast<double>(width)) return {{apply(op, x, y).value()}};
   Expr inside = (y >= 0.0) & (y < static_cast<double>(width));
   if (op == Op::shl) return {{select(inside, apply(op, x, select(inside, y, 0.0)), 0.0).value()}};
   Expr far = apply(op, x, select(inside, y, static_cast<double>(width - 1)));

@@ -542,8 +542,11 @@ TEST_CASE("onednn: convolution with a residual, by sum and by add") {
     REQUIRE(conv);
     std::vector<std::byte> packed(conv->packed_weight_bytes());
     conv->pack_weight(t.weight.data(), packed.data());
-    run(*conv, t.src, packed.data(), &t.bias, t.dst.data(), by_sum ? std::vector<const void*>{} : std::vector{residual.data()});
+    const auto operands = by_sum ? std::vector<const void*>{} : std::vector{residual.data()};
+    run(*conv, t.src, packed.data(), &t.bias, t.dst.data(), operands);
     const Post post = [&](double x, const Dims& at) { return std::max(x + residual.at(at), 0.0); };
+    CHECK(bool(conv->post_layout(0)) == !by_sum);
+    CHECK_FALSE(conv->post_layout(1));
     CHECK(worst_error(t.dst, naive_conv(g, t.src, t.weight, &t.bias, post)) < 2e-5);
   }
 }
@@ -562,6 +565,18 @@ TEST_CASE("onednn: a chosen destination layout feeds the next convolution") {
   run_in_chosen_layouts(*first, t.src, t.weight, nullptr, middle);
   run_in_chosen_layouts(*second, middle, t.weight, nullptr, end);
   CHECK(worst_error(end, naive_conv(g, middle, t.weight, nullptr, unchanged)) < 2e-5);
+}
+
+TEST_CASE("onednn: a post-op's operand takes the destination's chosen layout") {
+  if (!available()) return;
+  const ConvGeometry g = conv_geometries[1];
+  ConvTensors t(g, DType::f32, false);
+  const auto residual = filled(t.dst.dims, 7);
+  auto desc = conv_desc(g, t.src.any(), t.weight.any(), t.dst.any());
+  desc.post = {{PostOp::add, 0, 0, residual.any()}};
+  const auto conv = Primitive::create(desc);
+  REQUIRE(conv);
+  CHECK(conv->post_layout(0) == conv->dst_layout());
 }
 
 TEST_CASE("onednn: memory layouts are values") {

@@ -200,7 +200,8 @@ Operand unexpanded(Operand t, size_t count) {
   return t;
 }
 
-// Null for elements that overlap, which oneDNN rejects, and for expanded ones, which it accepts and its kernels may not expect.
+// Null for elements that overlap, which oneDNN rejects, and for expanded ones, which it accepts but its kernels may not
+// expect.
 Owned<dnnl_memory_desc> strided_desc(const Operand& t) {
   validate(t);
   const Dims strides = normalized_strides(t);

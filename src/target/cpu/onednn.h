@@ -6,7 +6,7 @@
 // 0) this module is still there, and `available()` is false.
 //
 // A Primitive uses at most the number of OpenMP threads that was in force where it was created, and fewer where fewer are in
-// force at the call; results are right either way. Create it again (a hit in oneDNN's own cache) after raising the number.
+// force at the call; results are right either way. Create it again after raising the number.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class MemoryLayout {
   bool operator==(const MemoryLayout& other) const;
   size_t hash() const;
   size_t bytes() const;
-  std::string text() const;                            // such as "f32[4,64,56,56]:(200704,50176,896,16)/16b"
+  std::string text() const;                             // such as "f32[4,64,56,56]:(200704,50176,896,16)/16b"
   std::optional<std::vector<int64_t>> strides() const;  // in elements; nothing when the layout is blocked or padded
   const dnnl_memory_desc* desc() const { return desc_.get(); }
 
@@ -57,8 +57,8 @@ struct Operand {
   std::vector<int64_t> dims = {};
   DType dtype = DType::f32;
   std::vector<int64_t> strides = {};  // in elements, >= 0; empty: dense row-major; a dim of size 1 may have any stride
-  bool any = false;              // oneDNN chooses the layout; for a weight, the strides are then what pack_weight reads
-  MemoryLayout layout = {};      // when set, it replaces all of the above
+  bool any = false;                   // oneDNN chooses the layout; for a weight, the strides are then what pack_weight reads
+  MemoryLayout layout = {};           // when set, it replaces all of the above
 };
 
 // The layout of dims and strides as they stand; none when oneDNN cannot express it (overlapping elements).
@@ -141,7 +141,7 @@ class Primitive {
   MemoryLayout weight_layout() const;
   MemoryLayout dst_layout() const;
   MemoryLayout post_layout(size_t post_index) const;  // of a binary post-op
-  size_t scratchpad_bytes() const;                    // often 0
+  size_t scratchpad_bytes() const;                    // 640 or more for most matmuls; 0 for some convolutions
   size_t packed_weight_bytes() const { return weight_layout().bytes(); }
   size_t src_bytes() const { return src_layout().bytes(); }
   size_t dst_bytes() const { return dst_layout().bytes(); }
@@ -149,8 +149,8 @@ class Primitive {
   std::string implementation() const;  // such as "brg:avx512_core"
   const std::string& text() const;     // the op and its operands, as in error messages
   // oneDNN 3.2 has only its plain loops for this, hundreds of times slower than its kernels: better not used. So it is for
-  // - matmul: a binary operand or bias of {M,1} (but {1,M,1} beside a rank-3 c has a kernel), {B,M,1}, {B,1,1}, {1,M,N} with
-  //   B > 1, {1,1,M,N}; a destination or source without a dim of stride 1 among its last two, or a column-major destination;
+  // - matmul: a bias other than {1,..,N}; a binary operand of {M,1} (but {1,M,1} beside a c of rank 3 has a kernel), {B,M,1},
+  //   {B,1,1}, {1,M,N} with B > 1, {1,1,M,N}, {1,H,M,N}; a column-major destination; a source with no dim of stride 1;
   // - convolution: a binary operand in N, C, H, W strides, f32 (channels-last has a kernel).
   bool is_reference() const;
 

@@ -11,7 +11,6 @@
 
 #include <bit>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <numbers>
 #include <numeric>
@@ -56,11 +55,11 @@ double erfinv_estimate(double a) {
 }
 
 // An estimate and Newton steps, as ATen's calc_erfinv. The residual of a large |x| comes from erfc, since 1 - |x| is exact.
-double erfinv(double x) {
+double erfinv(double x, int steps) {
   const double a = std::fabs(x);
   if (!(a < 1)) return a == 1 ? std::copysign(HUGE_VAL, x) : std::numeric_limits<double>::quiet_NaN();
   double y = erfinv_estimate(a);
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const double excess = a < 0.5 ? std::erf(y) - a : (1 - a) - std::erfc(y);
     y -= excess * std::exp(y * y) * (std::sqrt(std::numbers::pi) / 2);
   }
@@ -88,8 +87,8 @@ double digamma(double x) {
 }
 
 extern "C" {
-double broach_erfinv(double x) { return erfinv(x); }
-float broach_erfinvf(float x) { return static_cast<float>(erfinv(x)); }
+double broach_erfinv(double x) { return erfinv(x, 3); }
+float broach_erfinvf(float x) { return static_cast<float>(erfinv(x, 1)); }
 double broach_digamma(double x) { return digamma(x); }
 float broach_digammaf(float x) { return static_cast<float>(digamma(x)); }
 // lgamma proper writes the global signgam, which threads would race on.
@@ -411,14 +410,15 @@ Value* Lanes::scale(Value* x, Value* n) {
     return avx512({Intrinsic::x86_avx512_mask_scalef_ps_128, Intrinsic::x86_avx512_mask_scalef_ps_256,
                    Intrinsic::x86_avx512_mask_scalef_ps_512},
                   {x, n}, true);
-  Value* whole = b_.CreateFPToSI(n, int_);
+  // Not by fptosi, which makes poison of a NaN.
+  Value* whole = b_.CreateSub(bits(add(n, c(kRoundToInteger))), ci(std::bit_cast<uint32_t>(kRoundToInteger)));
   Value* half = b_.CreateAShr(whole, 1);
   const auto power = [&](Value* k) { return floats(b_.CreateShl(b_.CreateAdd(k, ci(127)), 23)); };
   return mul(mul(x, power(half)), power(b_.CreateSub(whole, half)));
 }
 
-// x / (y + y_rest) for |x| <= 2, y in [1, 2] and y_rest, which may be null for 0, below half a unit of y. Correcting the
-// product with vrcp14ps costs less than vdivps.
+// x / (y + y_rest) for |x| <= 1, y in [1, 2] and y_rest, what rounding took from y, which goes unheeded without fma.
+// Correcting the product with vrcp14ps costs less than vdivps.
 Value* Lanes::quotient(Value* x, Value* y, Value* y_rest) {
   if (!features_.fma) return b_.CreateFDiv(x, y);
   Value* inverse = features_.avx512 ? avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256,
@@ -426,8 +426,7 @@ Value* Lanes::quotient(Value* x, Value* y, Value* y_rest) {
                                              {y}, false)
                                     : b_.CreateFDiv(c(1), y);
   Value* estimate = mul(x, inverse);
-  Value* remainder = fma(neg(estimate), y, x);
-  if (y_rest) remainder = fma(neg(estimate), y_rest, remainder);
+  Value* remainder = fma(neg(estimate), y_rest, fma(neg(estimate), y, x));
   return fma(remainder, inverse, estimate);
 }
 
@@ -483,7 +482,8 @@ Value* Lanes::sigmoid(Value* x) {
 // tanh|x| = -t / (2 + t) with t = expm1(-2|x|); it rounds to 1 from |x| = 9.01 on.
 Value* Lanes::tanh(Value* x) {
   Value* t = expm1_negative(at_least(mul(abs(x), c(-2)), -20));
-  return with_sign(quotient(t, add(t, c(2)), nullptr), x);
+  Value* sum = add(t, c(2));
+  return with_sign(quotient(t, sum, sub(t, sub(sum, c(2)))), x);
 }
 
 // erf|x| = -expm1(ln erfc|x|), of which |x| times a polynomial is the logarithm; it rounds to 1 from |x| = 3.92 on.
@@ -522,8 +522,8 @@ Value* Lanes::log_special(Value* x, Value* result) {
   return b_.CreateSelect(b_.CreateFCmpOEQ(x, c(0)), c(-kInfinity), result);
 }
 
-// log_B((1 + f) 2^e). What rounding takes from the leading product goes into the small terms, added last: the sum of product and
-// exponent is often no larger than its terms.
+// log_B((1 + f) 2^e). What rounding takes from the leading product goes into the small terms, added last: the sum of product
+// and exponent is often no larger than its terms.
 Value* Lanes::log_of_parts(Value* f, Value* e, const LogBase& base) {
   Value* product = mul(f, c(base.leading));
   Value* small = fma(f, horner(f, base.tail), fma(f, c(base.leading), neg(product)));

@@ -1,0 +1,165 @@
+// Losses that are elementwise formulas with a reduction, and their gradients.
+#include <cmath>
+#include <numbers>
+#include <numeric>
+
+#include "ops/formula.h"
+
+namespace broach {
+
+namespace {
+
+using Operands = std::span<const Expr>;
+
+// The numbers of at::Reduction.
+constexpr int64_t kMean = 1, kSum = 2;
+
+Expr reduced(OpCall& c, const Expr& loss, size_t reduction) {
+  int64_t how = c.is_none(reduction) ? kMean : c.constant(reduction);
+  if (how != kMean && how != kSum) return loss;
+  std::vector<int64_t> dims(loss.value().shape().size());
+  std::iota(dims.begin(), dims.end(), 0);
+  Expr sum{c.b, c.b.reduce(Op::reduce_sum, loss.value(), dims)};
+  return how == kSum ? sum : sum / Expr{c.b, size_number(c.b, loss.value().type().numel(), loss.dtype())};
+}
+
+// `factor`, divided by the number of elements of x where the loss was their mean.
+Expr gradient_scale(OpCall& c, const Expr& x, size_t reduction, double factor) {
+  int64_t how = c.is_none(reduction) ? kMean : c.constant(reduction);
+  if (how != kMean) return x.number(factor);
+  SymInt n = x.value().type().numel();
+  if (n.is_constant()) return x.number(factor / static_cast<double>(n.constant()));
+  return factor / Expr{c.b, size_number(c.b, n, x.dtype())};
+}
+
+// ---- distances ----
+
+Expr smooth_l1(const Expr& x, const Expr& y, double beta) {
+  Expr z = abs(x - y);
+  return beta == 0 ? z : select(z < beta, z * 0.5 * z / beta, z - 0.5 * beta);
+}
+
+Expr huber(const Expr& x, const Expr& y, double delta) {
+  Expr z = abs(x - y);
+  return select(z <= delta, z * 0.5 * z, (z - 0.5 * delta) * delta);
+}
+
+// The slope of a loss that is linear outside of [-bound, bound].
+Expr bounded_slope(const Expr& x, double bound, const Expr& grad, const Expr& outside, const Expr& inside) {
+  return select(x <= -bound, -outside * grad, select(x >= bound, outside * grad, inside * x * grad));
+}
+
+Expr smooth_l1_backward(OpCall& c, Operands x) {
+  double beta = c.number(4);
+  Expr scale = gradient_scale(c, x[1], 3, 1);
+  return bounded_slope(x[1] - x[2], beta, x[0], scale, scale / beta);
+}
+
+Expr huber_backward(OpCall& c, Operands x) {
+  double delta = c.number(4);
+  Expr scale = gradient_scale(c, x[1], 3, 1);
+  return bounded_slope(x[1] - x[2], delta, x[0], scale * delta, scale);
+}
+
+void add_distances(OpTable& t) {
+  add_formula(t, "mse_loss", {0, 1}, [](OpCall& c, Operands x) {
+    Expr d = x[0] - x[1];
+    return reduced(c, d * d, 2);
+  });
+  add_formula(t, "l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, abs(x[0] - x[1]), 2); });
+  add_formula(t, "smooth_l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, smooth_l1(x[0], x[1], c.number_or(3, 1)), 2); });
+  add_formula(t, "huber_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, huber(x[0], x[1], c.number_or(3, 1)), 2); });
+  add_formula(t, "mse_loss_backward", {0, 1, 2},
+              [](OpCall& c, Operands x) { return (x[1] - x[2]) * gradient_scale(c, x[1], 3, 2) * x[0]; });
+  add_formula(t, "smooth_l1_loss_backward", {0, 1, 2}, smooth_l1_backward);
+  add_formula(t, "huber_loss_backward", {0, 1, 2}, huber_backward);
+}
+
+// ---- cross entropies ----
+
+Expr optional_product(OpCall& c, const Expr& x, size_t weight) {
+  return c.is_tensor(weight) ? x * Expr{c.b, operand(c, weight, x.dtype())} : x;
+}
+
+// The logarithms are bounded, so that a certain and wrong prediction has a finite loss.
+Expr binary_cross_entropy(OpCall& c, Operands x) {
+  const Expr &p = x[0], &target = x[1];
+  Expr loss = (target - 1.0) * max(log1p(-p), -100.0) - target * max(log(p), -100.0);
+  return reduced(c, optional_product(c, loss, 2), 3);
+}
+
+Expr binary_cross_entropy_backward(OpCall& c, Operands x) {
+  const Expr &grad = x[0], &p = x[1], &target = x[2];
+  Expr g = grad * (p - target) / max((1.0 - p) * p, 1e-12);
+  return optional_product(c, g, 3) * gradient_scale(c, p, 4, 1);
+}
+
+Expr with_logits(OpCall& c, Operands x) {
+  const Expr &z = x[0], &target = x[1];
+  Expr log_sigmoid = min(z, 0.0) - log1p(exp(-abs(z)));
+  if (c.is_tensor(3)) {
+    Expr weight{c.b, operand(c, 3, z.dtype())};
+    log_sigmoid = log_sigmoid * ((weight - 1.0) * target + 1.0);
+  }
+  Expr loss = (1.0 - target) * z - log_sigmoid;
+  return reduced(c, optional_product(c, loss, 2), 4);
+}
+
+Expr kl_divergence(OpCall& c, Operands x) {
+  const Expr &z = x[0], &target = x[1];
+  if (c.flag(3)) return reduced(c, exp(target) * (target - z), 2);
+  Expr entropy = select(is_nan(target), target, select(equal(target, 0.0), 0.0, target * log(target)));
+  return reduced(c, entropy - target * z, 2);
+}
+
+void add_entropies(OpTable& t) {
+  add_formula(t, "binary_cross_entropy", {0, 1}, binary_cross_entropy);
+  add_formula(t, "binary_cross_entropy_backward", {0, 1, 2}, binary_cross_entropy_backward);
+  add_formula(t, "binary_cross_entropy_with_logits", {0, 1}, with_logits);
+  add_formula(t, "kl_div", {0, 1}, kl_divergence);
+}
+
+// ---- margins ----
+
+Expr soft_margin_backward(OpCall& c, Operands x) {
+  const Expr &grad = x[0], &y = x[1], &target = x[2];
+  Expr z = exp(-target * y);
+  return target * z * gradient_scale(c, y, 3, -1) / (z + 1.0) * grad;
+}
+
+Expr poisson(OpCall& c, Operands x) {
+  const Expr &z = x[0], &target = x[1];
+  Expr loss = c.flag(2) ? exp(z) - target * z : z - target * log(z + c.number(4));
+  if (c.flag(3)) {
+    Expr stirling = target * log(target) - target + log(target * (2 * std::numbers::pi)) * 0.5;
+    loss = loss + select(target <= 1.0, 0.0, stirling);
+  }
+  return reduced(c, loss, 5);
+}
+
+Expr hinge_embedding(OpCall& c, Operands x) {
+  const Expr &y = x[0], &target = x[1];
+  Expr margin = max(c.number_or(2, 1) - y, 0.0);
+  Expr loss = select(unequal(target, 1.0), margin, 0.0) + select(unequal(target, -1.0), y, 0.0);
+  return reduced(c, loss, 3);
+}
+
+void add_margins(OpTable& t) {
+  add_formula(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, log1p(exp(-x[1] * x[0])), 2); });
+  add_formula(t, "soft_margin_loss_backward", {0, 1, 2}, soft_margin_backward);
+  add_formula(t, "poisson_nll_loss", {0, 1}, poisson);
+  add_formula(t, "hinge_embedding_loss", {0, 1}, hinge_embedding);
+  add_formula(t, "margin_ranking_loss", {0, 1, 2}, [](OpCall& c, Operands x) {
+    return reduced(c, max(-x[2] * (x[0] - x[1]) + c.number_or(3, 0), 0.0), 4);
+  });
+}
+
+}  // namespace
+
+void add_loss_ops(OpTable& t) {
+  add_distances(t);
+  add_entropies(t);
+  add_margins(t);
+}
+
+}  // namespace broach

@@ -1,0 +1,154 @@
+#include "runtime/executable.h"
+
+#include <algorithm>
+#include <set>
+
+#include "support/error.h"
+
+namespace broach {
+
+Executable::Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs) : schedule_(std::move(schedule)) {
+  std::vector<std::shared_ptr<const Kernel>> kernels;
+  for (const Step& s : schedule_.steps)
+    if (auto k = std::get_if<KernelStep>(&s.work)) kernels.push_back(k->kernel);
+  auto compiled = target.compile(kernels, settings);
+  stats_.kernels = static_cast<int>(compiled.size());
+  std::set<const CompiledKernel*> distinct;
+  for (const auto& k : compiled)
+    if (distinct.insert(k.get()).second) stats_.code_bytes += k->code_bytes();
+  stats_.distinct_kernels = static_cast<int>(distinct.size());
+  size_t next = 0;
+  steps_.reserve(schedule_.steps.size());
+  for (const Step& s : schedule_.steps) {
+    CompiledStep c;
+    if (auto k = std::get_if<KernelStep>(&s.work)) {
+      c.kernel = compiled[next++];
+      c.buffers = k->buffers;
+      c.symbols = k->symbols;
+    } else if (auto d = std::get_if<ContractionStep>(&s.work)) {
+      c.contraction = target.contraction(*d);
+      if (!c.contraction) unsupported("target ", target.name(), " has no ", name_of(d->node->op), " for ", d->result.type.str());
+      c.contraction_step = d;
+      c.contraction_index = stats_.contractions++;
+    } else {
+      const auto& e = std::get<ExternStep>(s.work);
+      c.external = externs(e, schedule_);
+      ++stats_.externs[e.node->call().schema];
+    }
+    steps_.push_back(std::move(c));
+  }
+  for (const CompiledStep& c : steps_) {
+    if (!c.contraction) continue;
+    contraction_steps_.push_back(&c);
+    if (int64_t input = c.contraction_step->weight_inputs[1]; input >= 0) packables_.push_back({c.contraction_index, static_cast<int>(input)});
+  }
+  find_lifetimes();
+}
+
+void Executable::find_lifetimes() {
+  std::vector<int> first(schedule_.buffers.size(), -1), last(first);
+  for (size_t i = 0; i < schedule_.steps.size(); ++i)
+    for (const auto* list : {&schedule_.steps[i].reads, &schedule_.steps[i].writes})
+      for (int b : *list) {
+        auto& f = first[static_cast<size_t>(b)];
+        if (f < 0) f = static_cast<int>(i);
+        last[static_cast<size_t>(b)] = static_cast<int>(i);
+      }
+  std::vector<SymbolId> symbols;
+  for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
+    if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
+    arena_buffers_.push_back({static_cast<int>(b), first[b], last[b]});
+    schedule_.buffers[b].elements.collect_symbols(symbols);
+  }
+  std::sort(symbols.begin(), symbols.end());
+  symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
+  plan_symbols_ = std::move(symbols);
+  if (plan_symbols_.empty()) fixed_plan_ = std::make_shared<const MemoryPlan>(memory_plan({}));
+}
+
+MemoryPlan Executable::memory_plan(std::span<const int64_t> symbols) const {
+  std::vector<Lifetime> lifetimes;
+  for (const ArenaBuffer& a : arena_buffers_) {
+    const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
+    lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last});
+  }
+  return plan_memory(lifetimes);
+}
+
+std::shared_ptr<const MemoryPlan> Executable::plan_for(std::span<const int64_t> symbols) const {
+  if (fixed_plan_) return fixed_plan_;
+  std::vector<int64_t> key;
+  for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
+  {
+    std::shared_lock lock(mutex_);
+    if (auto it = plans_.find(key); it != plans_.end()) return it->second;
+  }
+  auto plan = std::make_shared<const MemoryPlan>(memory_plan(symbols));
+  std::unique_lock lock(mutex_);
+  if (plans_.size() > 1024) plans_.clear();
+  return plans_.emplace(std::move(key), std::move(plan)).first->second;
+}
+
+void Executable::place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const {
+  for (size_t i = 0; i < arena_buffers_.size(); ++i) frame.data[static_cast<size_t>(arena_buffers_[i].buffer)] = arena + plan.offsets[i];
+}
+
+void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
+  constexpr size_t kMany = 64;
+  void* few[kMany];
+  int64_t few_symbols[kMany];
+  check(step.buffers.size() <= kMany && step.symbols.size() <= kMany, "a kernel with more than ", kMany, " buffers or symbols");
+  for (size_t i = 0; i < step.buffers.size(); ++i) few[i] = frame.data[static_cast<size_t>(step.buffers[i])];
+  for (size_t i = 0; i < step.symbols.size(); ++i) few_symbols[i] = frame.symbols[step.symbols[i]];
+  if (!step.kernel->launch(few, few_symbols, *frame.threads)) throw std::out_of_range("index out of range in self");
+}
+
+namespace {
+
+void* address(const Operand& o, const Frame& frame) {
+  return static_cast<std::byte*>(frame.data[static_cast<size_t>(o.place.buffer)]) + o.place.offset.eval(frame.symbols) * size_of(o.type.dtype);
+}
+
+}  // namespace
+
+void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
+  const ContractionStep& c = *step.contraction_step;
+  void* operands[2] = {address(c.operands[0], frame), address(c.operands[1], frame)};
+  void* epilogue[8];
+  size_t n = 0;
+  for (const Epilogue& e : c.epilogue)
+    if (e.operand) epilogue[n++] = address(*e.operand, frame);
+  const void* packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)].get() : nullptr;
+  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed, frame.symbols});
+}
+
+void Executable::run(Frame& frame) const {
+  auto plan = plan_for(frame.symbols);
+  ArenaLease arena(plan->bytes);
+  place_arena(*plan, arena.data(), frame);
+  for (const CompiledStep& s : steps_) {
+    if (s.kernel) run_kernel(s, frame);
+    else if (s.contraction) run_contraction(s, frame);
+    else s.external->run(frame);
+  }
+}
+
+std::shared_ptr<const std::byte[]> Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols, size_t* bytes) const {
+  const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
+  *bytes = s.contraction->packed_bytes(symbols);
+  if (*bytes == 0) return nullptr;
+  const Operand& w = s.contraction_step->operands[1];
+  const auto* from = static_cast<const std::byte*>(data) + w.place.offset.eval(symbols) * size_of(w.type.dtype);
+  std::shared_ptr<std::byte[]> memory(static_cast<std::byte*>(std::aligned_alloc(64, (*bytes + 63) / 64 * 64)), std::free);
+  if (!memory) throw std::bad_alloc();
+  s.contraction->pack(symbols, from, memory.get());
+  return memory;
+}
+
+std::vector<std::string> Executable::picks(std::span<const int64_t> symbols) const {
+  std::vector<std::string> out;
+  for (const auto* s : contraction_steps_) out.push_back(s->contraction->pick(symbols));
+  return out;
+}
+
+}  // namespace broach

@@ -1,0 +1,100 @@
+// A compiled program: a flat tape of steps over buffers. Immutable after construction; any number of threads may run it at
+// once, each with a Frame of its own.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/memory.h"
+#include "target/target.h"
+
+namespace broach {
+
+class Executable;
+
+// The state of one run.
+struct Frame {
+  const Executable* executable = nullptr;
+  std::vector<int64_t> symbols;        // by SymbolId; those of extern results are set as the run goes
+  std::vector<void*> data;             // address of each buffer; the caller fills in those of inputs and outputs
+  const Threads* threads = nullptr;
+  void* host = nullptr;                // the front's own state, for extern calls
+  const std::vector<std::shared_ptr<const std::byte[]>>* packs = nullptr;  // by contraction; null: pack on the fly
+};
+
+// A call of the host's library, made by the front.
+class ExternRunner {
+ public:
+  virtual ~ExternRunner() = default;
+  virtual void run(Frame& frame) const = 0;
+};
+// Makes the runner of a step. May be null in an executable without externs.
+using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
+
+struct ExecutableStats {
+  int kernels = 0, distinct_kernels = 0, contractions = 0;
+  std::map<std::string, int> externs;  // by schema
+  size_t code_bytes = 0;
+};
+
+class Executable {
+ public:
+  Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs);
+
+  // Runs all steps. Inputs' and outputs' addresses and the symbols of inputs must be in the frame.
+  void run(Frame& frame) const;
+
+  const Schedule& schedule() const { return schedule_; }
+  const ExecutableStats& stats() const { return stats_; }
+
+  // ---- packed weights ----
+  struct Packable {
+    int contraction;  // index for Frame::packs
+    int input;        // the graph input whose memory is packed
+  };
+  const std::vector<Packable>& packables() const { return packables_; }
+  int contractions() const { return static_cast<int>(contraction_steps_.size()); }
+  // Null if packing brings nothing at these sizes. `data`: address of the input's element 0.
+  std::shared_ptr<const std::byte[]> pack(int contraction, const void* data, std::span<const int64_t> symbols, size_t* bytes) const;
+  std::vector<std::string> picks(std::span<const int64_t> symbols) const;
+
+  MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
+
+ private:
+  struct CompiledStep {
+    std::shared_ptr<const CompiledKernel> kernel;
+    std::vector<int> buffers;
+    std::vector<SymbolId> symbols;
+    std::shared_ptr<const CompiledContraction> contraction;
+    const ContractionStep* contraction_step = nullptr;
+    int contraction_index = -1;
+    std::unique_ptr<ExternRunner> external;
+  };
+
+  void find_lifetimes();
+  void run_kernel(const CompiledStep& step, Frame& frame) const;
+  void run_contraction(const CompiledStep& step, Frame& frame) const;
+  std::shared_ptr<const MemoryPlan> plan_for(std::span<const int64_t> symbols) const;
+  void place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
+
+  Schedule schedule_;
+  std::vector<CompiledStep> steps_;
+  std::vector<const CompiledStep*> contraction_steps_;
+  std::vector<Packable> packables_;
+  ExecutableStats stats_;
+  struct ArenaBuffer {
+    int buffer, first, last;
+  };
+  std::vector<ArenaBuffer> arena_buffers_;
+  std::vector<SymbolId> plan_symbols_;  // those that sizes of arena buffers depend on
+  std::shared_ptr<const MemoryPlan> fixed_plan_;
+  mutable std::shared_mutex mutex_;
+  mutable std::map<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_;
+};
+
+}  // namespace broach

@@ -1,0 +1,94 @@
+#include "runtime/memory.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <numeric>
+
+namespace broach {
+
+namespace {
+int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+}  // namespace
+
+MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes) {
+  std::vector<size_t> order(lifetimes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
+  MemoryPlan plan;
+  plan.offsets.assign(lifetimes.size(), 0);
+  std::vector<size_t> placed;
+  for (size_t i : order) {
+    const Lifetime& me = lifetimes[i];
+    std::vector<std::pair<int64_t, int64_t>> busy;
+    for (size_t j : placed)
+      if (lifetimes[j].first <= me.last && me.first <= lifetimes[j].last)
+        busy.push_back({plan.offsets[j], plan.offsets[j] + round_up(lifetimes[j].bytes)});
+    std::sort(busy.begin(), busy.end());
+    int64_t at = 0;
+    for (auto [begin, end] : busy) {
+      if (at + round_up(me.bytes) <= begin) break;
+      at = std::max(at, end);
+    }
+    plan.offsets[i] = at;
+    plan.bytes = std::max(plan.bytes, at + round_up(me.bytes));
+    placed.push_back(i);
+  }
+  return plan;
+}
+
+ArenaPool& ArenaPool::get() {
+  static ArenaPool* pool = new ArenaPool;  // never destroyed: calls may be under way while the process ends
+  return *pool;
+}
+
+ArenaPool::Arena ArenaPool::take(int64_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    // The smallest that fits without wasting more than half.
+    size_t best = idle_.size();
+    for (size_t i = 0; i < idle_.size(); ++i)
+      if (idle_[i].bytes >= bytes && idle_[i].bytes <= 2 * bytes + 65536 && (best == idle_.size() || idle_[i].bytes < idle_[best].bytes)) best = i;
+    if (best < idle_.size()) {
+      Arena a = idle_[best];
+      idle_.erase(idle_.begin() + static_cast<int64_t>(best));
+      return a;
+    }
+  }
+  int64_t rounded = round_up(std::max<int64_t>(bytes, 64));
+  auto* data = static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
+  if (!data) throw std::bad_alloc();
+  return {data, rounded};
+}
+
+void ArenaPool::give(Arena arena) {
+  constexpr size_t kMostIdle = 8;
+  Arena dropped;
+  {
+    std::lock_guard lock(mutex_);
+    idle_.push_back(arena);
+    if (idle_.size() > kMostIdle) {
+      dropped = idle_.front();
+      idle_.erase(idle_.begin());
+    }
+  }
+  std::free(dropped.data);
+}
+
+void ArenaPool::clear() {
+  std::vector<Arena> all;
+  {
+    std::lock_guard lock(mutex_);
+    all.swap(idle_);
+  }
+  for (Arena& a : all) std::free(a.data);
+}
+
+int64_t ArenaPool::idle_bytes() const {
+  std::lock_guard lock(mutex_);
+  int64_t sum = 0;
+  for (const Arena& a : idle_) sum += a.bytes;
+  return sum;
+}
+
+}  // namespace broach

@@ -1,0 +1,327 @@
+#include "target/cpu/contraction.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "support/error.h"
+#include "target/cpu/onednn.h"
+
+namespace broach::cpu {
+
+namespace {
+
+using onednn::MatmulDesc;
+using onednn::PostOp;
+using onednn::Primitive;
+using Dims = std::vector<int64_t>;
+
+std::optional<onednn::DType> onednn_type(DType t) {
+  switch (t) {
+    case DType::f32: return onednn::DType::f32;
+    case DType::bf16: return onednn::DType::bf16;
+    default: return std::nullopt;
+  }
+}
+
+// A window with concrete sizes.
+struct Window {
+  Dims dims, strides;
+  onednn::DType dtype;
+
+  onednn::Operand operand() const { return {.dims = dims, .dtype = dtype, .strides = strides}; }
+};
+
+Dims evaluate(const Shape& s, std::span<const int64_t> symbols) {
+  Dims out;
+  for (const SymInt& e : s) out.push_back(e.eval(symbols));
+  return out;
+}
+
+Window window(const Operand& o, std::span<const int64_t> symbols) {
+  return {evaluate(o.type.shape, symbols), evaluate(o.place.strides, symbols), *onednn_type(o.type.dtype)};
+}
+
+PostOp::Kind post_kind(Op op) {
+  switch (op) {
+    case Op::relu: return PostOp::relu;
+    case Op::gelu_erf: return PostOp::gelu_erf;
+    case Op::gelu_tanh: return PostOp::gelu_tanh;
+    case Op::silu: return PostOp::swish;
+    case Op::tanh: return PostOp::tanh;
+    case Op::sigmoid: return PostOp::sigmoid;
+    case Op::add: return PostOp::add;
+    case Op::mul: return PostOp::mul;
+    default: fail("cpu: ", name_of(op), " is no epilogue");
+  }
+}
+
+// Whether dimensions d and d+1 can be one in this window.
+bool mergeable(const Window& w, size_t d) {
+  return w.dims[d] == 1 || w.dims[d + 1] == 1 || w.strides[d] == w.strides[d + 1] * w.dims[d + 1];
+}
+
+void merge(Window& w, size_t d) {
+  if (w.dims[d + 1] != 1 || w.dims[d] == 1) w.strides[d] = w.dims[d + 1] == 1 ? w.strides[d] : w.strides[d + 1];
+  w.dims[d] *= w.dims[d + 1];
+  w.dims.erase(w.dims.begin() + static_cast<int64_t>(d) + 1);
+  w.strides.erase(w.strides.begin() + static_cast<int64_t>(d) + 1);
+}
+
+void insert_unit(Window& w, size_t at) {
+  w.dims.insert(w.dims.begin() + static_cast<int64_t>(at), 1);
+  w.strides.insert(w.strides.begin() + static_cast<int64_t>(at), 1);
+}
+
+// Broadcasting a vector over a result of this rank, along dimension `at`.
+onednn::Operand vector_operand(const Window& v, size_t rank, size_t at) {
+  Window w{Dims(rank, 1), Dims(rank, 1), v.dtype};
+  for (size_t d = 0; d < v.dims.size(); ++d)
+    if (v.dims[d] != 1) w.dims[at] = v.dims[d], w.strides[at] = v.strides[d];
+  return w.operand();
+}
+
+// All windows with the rank and dimensions of the result share these; returns [.., m, k] x [.., k, n] -> [.., m, n].
+MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
+  auto batch = static_cast<size_t>(step.node->integer(Attr::batch));
+  Window a = window(step.operands[0], symbols), b = window(step.operands[1], symbols), c = window(step.result, symbols);
+  std::vector<Window> posts;
+  for (const auto& e : step.epilogue)
+    if (e.operand) posts.push_back(window(*e.operand, symbols));
+  auto all = [&](size_t d) {
+    return mergeable(a, d) && mergeable(c, d) && std::all_of(posts.begin(), posts.end(), [&](const Window& p) { return mergeable(p, d); });
+  };
+  // The m dimensions [batch, rank - 1) become one where memory allows.
+  for (size_t d = batch; d + 2 < c.dims.size();) {
+    if (!all(d)) {
+      ++d;
+      continue;
+    }
+    merge(a, d);
+    merge(c, d);
+    for (Window& p : posts) merge(p, d);
+  }
+  if (a.dims.size() == batch + 1) {  // a vector: one row
+    insert_unit(a, batch);
+    insert_unit(c, batch);
+    for (Window& p : posts) insert_unit(p, batch);
+  }
+  while (b.dims.size() < c.dims.size()) insert_unit(b, batch);  // m dimensions left over are batches with one weight
+  MatmulDesc desc{a.operand(), b.operand(), c.operand()};
+  if (step.bias) desc.bias = vector_operand(window(*step.bias, symbols), c.dims.size(), c.dims.size() - 1);
+  size_t next = 0;
+  for (const auto& e : step.epilogue) {
+    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
+    if (e.operand) p.operand = posts[next++].operand();
+    desc.post.push_back(std::move(p));
+  }
+  return desc;
+}
+
+onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
+  const Node& n = *step.node;
+  Window x = window(step.operands[0], symbols), w = window(step.operands[1], symbols), y = window(step.result, symbols);
+  bool transposed = n.integer(Attr::transposed) != 0;
+  int64_t groups = n.integer(Attr::groups);
+  if (groups > 1) {  // [G, O/G, I/G, ...]; torch stores transposed weights as [I, O/G, ...]
+    w.dims.insert(w.dims.begin(), groups);
+    w.dims[1] /= groups;
+    w.strides.insert(w.strides.begin(), w.strides[0] * w.dims[1]);
+  }
+  if (transposed) {
+    size_t o = groups > 1 ? 1 : 0;
+    std::swap(w.dims[o], w.dims[o + 1]);
+    std::swap(w.strides[o], w.strides[o + 1]);
+  }
+  onednn::ConvDesc desc{.src = x.operand(), .weight = w.operand(), .dst = y.operand(), .bias = {}, .strides = n.ints(Attr::stride), .dilations = {}, .pad_l = {}, .pad_r = {}, .transposed = transposed, .post = {}};
+  desc.weight.any = true;
+  desc.pad_l = evaluate(n.sizes(Attr::padding), symbols);
+  Dims extra = evaluate(n.sizes(Attr::output_padding), symbols);
+  for (size_t i = 0; i < desc.pad_l.size(); ++i) {
+    int64_t d = n.ints(Attr::dilation)[i], k = d * (step.operands[1].type.shape[i + 2].eval(symbols) - 1) + 1, s = desc.strides[i];
+    desc.dilations.push_back(d - 1);
+    // What the right side must be padded with (or lose) so that the sizes fit exactly.
+    desc.pad_r.push_back(transposed ? desc.pad_l[i] - extra[i] : (y.dims[i + 2] - 1) * s + k - x.dims[i + 2] - desc.pad_l[i]);
+  }
+  if (step.bias) {
+    Window b = window(*step.bias, symbols);
+    desc.bias = vector_operand(b, 1, 0);
+  }
+  for (const auto& e : step.epilogue) {
+    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
+    if (e.operand) p.operand = window(*e.operand, symbols).operand();
+    desc.post.push_back(std::move(p));
+  }
+  return desc;
+}
+
+// Primitives of the process by what they compute: layers of one shape share one.
+struct Library {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Primitive>> primitives;
+  static Library& get() {
+    static Library* library = new Library;
+    return *library;
+  }
+};
+
+void append(std::string& key, const onednn::Operand& o) {
+  key += cat(static_cast<int>(o.dtype), o.any ? "any" : "", ":");
+  for (int64_t d : o.dims) key += cat(d, ",");
+  key += "/";
+  for (int64_t s : o.strides) key += cat(s, ",");
+  key += ";";
+}
+
+void append(std::string& key, const std::vector<PostOp>& posts) {
+  for (const PostOp& p : posts) {
+    key += cat("p", static_cast<int>(p.kind));
+    if (p.binary()) append(key, p.operand);
+  }
+}
+
+std::string key_of(const MatmulDesc& d) {
+  std::string key = "mm";
+  for (const auto* o : {&d.a, &d.b, &d.c}) append(key, *o);
+  if (d.bias) append(key, *d.bias);
+  append(key, d.post);
+  return key;
+}
+
+std::string key_of(const onednn::ConvDesc& d) {
+  std::string key = d.transposed ? "deconv" : "conv";
+  for (const auto* o : {&d.src, &d.weight, &d.dst}) append(key, *o);
+  if (d.bias) append(key, *d.bias);
+  for (const auto* v : {&d.strides, &d.dilations, &d.pad_l, &d.pad_r})
+    for (int64_t i : *v) key += cat(i, ",");
+  append(key, d.post);
+  return key;
+}
+
+template <class Desc>
+std::shared_ptr<const Primitive> primitive_for(const Desc& desc) {
+  Library& library = Library::get();
+  std::string key = key_of(desc);
+  {
+    std::lock_guard lock(library.mutex);
+    if (auto it = library.primitives.find(key); it != library.primitives.end()) return it->second;
+  }
+  auto p = Primitive::create(desc);
+  std::lock_guard lock(library.mutex);
+  return library.primitives.emplace(std::move(key), std::move(p)).first->second;
+}
+
+void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
+  if (bytes == 0) return nullptr;
+  if (memory.size() < bytes + 64) memory.resize(bytes + 64);
+  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
+}
+
+class OneDnnContraction : public CompiledContraction {
+ public:
+  explicit OneDnnContraction(const ContractionStep& step) : step_(step) {
+    std::vector<SymbolId> symbols;
+    auto collect = [&](const Operand& o) {
+      for (const auto& e : o.type.shape) e.collect_symbols(symbols);
+      for (const auto& e : o.place.strides) e.collect_symbols(symbols);
+    };
+    for (const auto& o : step.operands) collect(o);
+    collect(step.result);
+    for (const auto& e : step.epilogue)
+      if (e.operand) collect(*e.operand);
+    is_static_ = symbols.empty();
+    if (is_static_) fixed_ = build({});
+  }
+
+  void run(const ContractionArgs& args) const override {
+    Built built = is_static_ ? fixed_ : for_sizes(args.symbols);
+    if (built.empty) return;
+    thread_local std::vector<char> memory, weight_memory;
+    const void* weight = args.packed_weight;
+    if (!weight) {
+      weight = args.operands[1];
+      if (built.needs_packing) {
+        void* packed = aligned_scratch(weight_memory, built.primitive->packed_weight_bytes());
+        built.primitive->pack_weight(weight, packed);
+        weight = packed;
+      }
+    }
+    const Primitive& p = args.packed_weight && built.packed ? *built.packed : *built.primitive;
+    void* scratch = aligned_scratch(memory, p.scratchpad_bytes());
+    p.run(args.operands[0], weight, args.bias, args.result, {args.epilogue.data(), args.epilogue.size()}, scratch);
+  }
+
+  size_t packed_bytes(std::span<const int64_t> symbols) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    if (b.empty) return 0;
+    return b.packed ? b.packed->packed_weight_bytes() : b.needs_packing ? b.primitive->packed_weight_bytes() : 0;
+  }
+
+  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    (b.packed ? b.packed : b.primitive)->pack_weight(weight, packed);
+  }
+
+  std::string pick(std::span<const int64_t> symbols) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    return b.empty ? "nothing to do" : "onednn " + b.primitive->implementation() + (b.packed || b.needs_packing ? " packed" : "");
+  }
+
+ private:
+  struct Built {
+    std::shared_ptr<const Primitive> primitive;
+    std::shared_ptr<const Primitive> packed;  // the variant that wants its weight packed, where that is faster
+    bool needs_packing = false;               // `primitive` itself wants it packed
+    bool empty = false;
+  };
+
+  Built build(std::span<const int64_t> symbols) const {
+    Built b;
+    if (step_.result.type.numel().eval(symbols) == 0) return b.empty = true, b;
+    if (step_.node->op == Op::conv) {
+      auto desc = conv_desc(step_, symbols);
+      b.primitive = primitive_for(desc);
+      b.needs_packing = true;
+    } else {
+      auto desc = matmul_desc(step_, symbols);
+      check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
+      b.primitive = primitive_for(desc);
+      int64_t rows = desc.a.dims[desc.a.dims.size() - 2];
+      // Few rows read the weight once each: its layout decides. With many, packing brings a few per cent for twice the memory.
+      if (rows <= kPackedRows && step_.weight_inputs[1] >= 0) {
+        desc.b.any = true;
+        b.packed = primitive_for(desc);
+      }
+    }
+    if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    return b;
+  }
+
+  Built for_sizes(std::span<const int64_t> symbols) const {
+    std::vector<int64_t> key(symbols.begin(), symbols.end());
+    std::lock_guard lock(mutex_);
+    auto it = built_.find(key);
+    if (it != built_.end()) return it->second;
+    if (built_.size() > 256) built_.clear();
+    return built_.emplace(std::move(key), build(symbols)).first->second;
+  }
+
+  static constexpr int64_t kPackedRows = 96;
+
+  ContractionStep step_;
+  bool is_static_ = false;
+  Built fixed_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::vector<int64_t>, Built> built_;
+};
+
+}  // namespace
+
+bool has_contractions(DType dtype) { return onednn::available() && onednn_type(dtype).has_value(); }
+
+std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step) {
+  if (!has_contractions(step.result.type.dtype)) return nullptr;
+  return std::make_shared<OneDnnContraction>(step);
+}
+
+}  // namespace broach::cpu

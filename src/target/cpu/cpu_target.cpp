@@ -1,0 +1,25 @@
+#include "target/cpu/contraction.h"
+#include "target/cpu/jit.h"
+
+namespace broach {
+
+namespace {
+
+class CpuTarget : public Target {
+ public:
+  std::string name() const override { return "cpu"; }
+  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const override {
+    return cpu::compile_kernels(kernels, settings);
+  }
+  std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const override { return cpu::make_contraction(step); }
+  bool has_contractions(DType dtype) const override { return cpu::has_contractions(dtype); }
+};
+
+}  // namespace
+
+const Target* cpu_target() {
+  static const CpuTarget target;
+  return &target;
+}
+
+}  // namespace broach

@@ -1,0 +1,514 @@
+#include "target/reference/interpreter.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "support/error.h"
+#include "target/reference/scalar.h"
+
+namespace broach {
+
+namespace reference {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+int64_t count(std::span<const int64_t> sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
+
+Sizes strides_of(std::span<const int64_t> sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0; step *= sizes[i]) strides[i] = step;
+  return strides;
+}
+
+int64_t dot_product(std::span<const int64_t> index, std::span<const int64_t> strides) {
+  return std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0});
+}
+
+// f(index, position) for every index in row-major order.
+template <class F>
+void for_each_index(const Sizes& sizes, const F& f) {
+  Sizes index(sizes.size());
+  const int64_t n = count(sizes);
+  for (int64_t position = 0; position < n; ++position) {
+    f(std::as_const(index), position);
+    for (size_t d = sizes.size(); d-- > 0;) {
+      if (++index[d] < sizes[d]) break;
+      index[d] = 0;
+    }
+  }
+}
+
+// The type in which sums of T are taken.
+template <class T>
+struct Wide { using type = uint64_t; };
+template <> struct Wide<bool> { using type = bool; };
+template <> struct Wide<float> { using type = double; };
+template <> struct Wide<double> { using type = long double; };
+template <> struct Wide<std::complex<float>> { using type = std::complex<double>; };
+template <> struct Wide<std::complex<double>> { using type = std::complex<long double>; };
+
+// One reduction of elements that come in row-major order.
+template <class T>
+class Reduction {
+ public:
+  explicit Reduction(Op op) : op_(op) {}
+
+  void add(T x, int64_t position) {
+    if (op_ == Op::reduce_sum) sum_ = plus(sum_, wide(x));
+    else if (op_ == Op::reduce_prod) product_ = times(product_, wide(x));
+    else if (count_ == 0 || replaces(x)) best_ = x, where_ = position;
+    ++count_;
+  }
+  T value() const {
+    if (op_ == Op::reduce_sum) return static_cast<T>(sum_);
+    if (op_ == Op::reduce_prod) return static_cast<T>(product_);
+    if (is_bool_v<T> && count_ == 0) return static_cast<T>(op_ == Op::reduce_min);
+    check(count_ > 0, "not defined for no elements");
+    return best_;
+  }
+  int64_t position() const {
+    check(count_ > 0, "not defined for no elements");
+    return where_;
+  }
+
+ private:
+  using W = typename Wide<T>::type;
+  static W wide(T x) { return static_cast<W>(x); }
+  static W plus(W a, W b) { if constexpr (is_bool_v<T>) return a || b; else return a + b; }
+  static W times(W a, W b) { if constexpr (is_bool_v<T>) return a && b; else return a * b; }
+  // Whether x takes the place of the best so far: the first NaN stays, and so does the first of equals.
+  bool replaces(T x) const {
+    if constexpr (is_complex_v<T>) undefined(op_, "complex numbers");
+    else if (is_nan(best_) || is_nan(x)) return !is_nan(best_);
+    else return op_ == Op::reduce_min || op_ == Op::reduce_argmin ? x < best_ : x > best_;
+  }
+
+  Op op_;
+  W sum_{0}, product_{1};
+  T best_{};
+  int64_t where_ = 0, count_ = 0;
+};
+
+// Runs one graph: the values of its symbols and nodes so far.
+class Run {
+ public:
+  Run(const Graph& graph, std::span<const HostTensor> inputs, std::span<const int64_t> symbols, const ExternHandler& handler)
+      : graph_(graph), inputs_(inputs), handler_(handler), values_(graph.nodes().size()) {
+    take_inputs(symbols);
+  }
+
+  std::vector<HostTensor> outputs() {
+    for (const Node& n : graph_.nodes()) {
+      try {
+        values_[n.id] = evaluate(n);
+      } catch (const std::exception& e) {
+        fail("%", n.id, " (", name_of(n.op), "): ", e.what());
+      }
+    }
+    std::vector<HostTensor> out;
+    for (const Value& v : graph_.outputs()) out.push_back(value(v));
+    return out;
+  }
+
+ private:
+  void take_inputs(std::span<const int64_t> symbols) {
+    check(inputs_.size() == graph_.inputs().size(), "the graph has ", graph_.inputs().size(), " inputs, ", inputs_.size(), " are given");
+    const auto& infos = graph_.symbols()->infos();
+    for (size_t i = 0; i < infos.size(); ++i) {
+      auto& s = symbols_.emplace_back();
+      if (i < symbols.size()) s = symbols[i];
+      else if (infos[i].input >= 0) s = inputs_[static_cast<size_t>(infos[i].input)].sizes().at(static_cast<size_t>(infos[i].dim));
+    }
+  }
+
+  // ---- access ----
+
+  int64_t eval(const SymInt& e) const {
+    return e.eval([&](SymbolId id) {
+      check(id < symbols_.size() && symbols_[id].has_value(), "symbol ", SymInt::symbol(id), " has no value");
+      return *symbols_[id];
+    });
+  }
+  Sizes eval(const Shape& shape) const {
+    Sizes out;
+    for (const SymInt& s : shape) out.push_back(eval(s));
+    return out;
+  }
+  Sizes sizes_of(const Type& t) const {
+    Sizes sizes = eval(t.shape);
+    for (int64_t s : sizes) check(s >= 0, "a size of ", t.str(), " is ", s);
+    return sizes;
+  }
+  HostTensor result_of(const Node& n) const { return zeros(n.results[0].dtype, sizes_of(n.results[0]), n.results[0].device); }
+  const HostTensor& value(const Value& v) const { return values_[v.node->id][v.index]; }
+  const HostTensor& operand(const Node& n, size_t i) const { return value(n.inputs[i]); }
+
+  std::vector<HostTensor> evaluate(const Node& n) {
+    switch (kind_of(n.op)) {
+      case OpKind::source: return {source(n)};
+      case OpKind::unary: return {map_unary(n)};
+      case OpKind::binary: return {map_binary(n)};
+      case OpKind::compare: return {map_compare(n)};
+      case OpKind::ternary: return {where(n)};
+      case OpKind::cast: return {n.op == Op::cast ? cast(n) : same_bytes(n)};
+      case OpKind::view: return {view(n)};
+      case OpKind::heavy_view: return {take(n)};
+      case OpKind::reduce: return {reduce(n)};
+      case OpKind::heavy: return {n.op == Op::dot ? dot(n) : conv(n)};
+      default: return call(n);
+    }
+  }
+
+  // ---- sources ----
+
+  HostTensor source(const Node& n) const {
+    HostTensor out = n.op == Op::input ? input(n) : result_of(n);
+    if (n.op == Op::scalar) out.set(0, n.get<Scalar>(Attr::value));
+    if (n.op == Op::size) out.set(0, eval(n.get<SymInt>(Attr::expr)));
+    if (n.op == Op::iota) {
+      auto dim = static_cast<size_t>(n.integer(Attr::dim));
+      for_each_index(out.sizes(), [&](const Sizes& index, int64_t i) { out.set(i, index[dim]); });
+    }
+    return out;
+  }
+  HostTensor input(const Node& n) const {
+    const HostTensor& x = inputs_[static_cast<size_t>(n.integer(Attr::index))];
+    check(x.type.dtype == n.results[0].dtype && x.sizes() == sizes_of(n.results[0]), "is ", x.type.str(), ", expected ", n.results[0].str());
+    return x;
+  }
+
+  // ---- elementwise ----
+
+  HostTensor map_unary(const Node& n) const {
+    const HostTensor& x = operand(n, 0);
+    HostTensor out = result_of(n);
+    with_element(x.type.dtype, [&](auto element) {
+      using E = decltype(element);
+      for (int64_t i = 0; i < out.numel(); ++i) store<E>(out.bytes.data(), i, unary(n.op, load<E>(x.bytes.data(), i)));
+    });
+    return out;
+  }
+  HostTensor map_binary(const Node& n) const {
+    const HostTensor &a = operand(n, 0), &b = operand(n, 1);
+    HostTensor out = result_of(n);
+    with_element(a.type.dtype, [&](auto element) {
+      using E = decltype(element);
+      for (int64_t i = 0; i < out.numel(); ++i)
+        store<E>(out.bytes.data(), i, binary_of<E>(n.op, load<E>(a.bytes.data(), i), load<E>(b.bytes.data(), i)));
+    });
+    return out;
+  }
+  HostTensor map_compare(const Node& n) const {
+    const HostTensor &a = operand(n, 0), &b = operand(n, n.inputs.size() - 1);
+    HostTensor out = result_of(n);
+    with_element(a.type.dtype, [&](auto element) {
+      using E = decltype(element);
+      for (int64_t i = 0; i < out.numel(); ++i) {
+        auto x = load<E>(a.bytes.data(), i), y = load<E>(b.bytes.data(), i);
+        store<Bool>(out.bytes.data(), i, n.op == Op::is_nan ? is_nan(x) : compare(n.op, x, y));
+      }
+    });
+    return out;
+  }
+  HostTensor where(const Node& n) const {
+    const HostTensor& condition = operand(n, 0);
+    HostTensor out = result_of(n);
+    for (int64_t i = 0; i < out.numel(); ++i) move(operand(n, load<Bool>(condition.bytes.data(), i) ? 1 : 2), i, out, i);
+    return out;
+  }
+  HostTensor cast(const Node& n) const {
+    const HostTensor& x = operand(n, 0);
+    HostTensor out = result_of(n);
+    with_element(x.type.dtype, [&](auto from) {
+      with_element(out.type.dtype, [&](auto to) {
+        using From = decltype(from);
+        using To = decltype(to);
+        for (int64_t i = 0; i < out.numel(); ++i)
+          store<To>(out.bytes.data(), i, convert<typename To::Computed>(load<From>(x.bytes.data(), i)));
+      });
+    });
+    return out;
+  }
+
+  // ---- movement: element by element, whatever the element is ----
+
+  static void move(const HostTensor& from, int64_t i, HostTensor& to, int64_t j) {
+    auto size = static_cast<size_t>(size_of(to.type.dtype));
+    std::copy_n(&from.bytes[static_cast<size_t>(i) * size], size, &to.bytes[static_cast<size_t>(j) * size]);
+  }
+  // Element `index` of the result is element source(index) of x; where that is negative the result stays as it is.
+  template <class F>
+  static void gather(const HostTensor& x, HostTensor& out, const F& source) {
+    for_each_index(out.sizes(), [&](const Sizes& index, int64_t i) {
+      if (int64_t from = source(index); from >= 0) move(x, from, out, i);
+    });
+  }
+  HostTensor same_bytes(const Node& n) const {
+    HostTensor out = result_of(n);
+    check(operand(n, 0).bytes.size() == out.bytes.size(), operand(n, 0).type.str(), " has not the elements of ", out.type.str());
+    out.bytes = operand(n, 0).bytes;
+    return out;
+  }
+
+  HostTensor view(const Node& n) const {
+    switch (n.op) {
+      case Op::reshape: return same_bytes(n);
+      case Op::permute: return permute(n);
+      case Op::expand: return expand(n);
+      case Op::slice: return slice(n);
+      case Op::pad: return pad(n);
+      default: return concatenate(n);
+    }
+  }
+  HostTensor permute(const Node& n) const {
+    HostTensor out = result_of(n);
+    Sizes strides = strides_of(operand(n, 0).sizes()), permuted;
+    for (int64_t d : n.ints(Attr::dims)) permuted.push_back(strides[static_cast<size_t>(d)]);
+    gather(operand(n, 0), out, [&](const Sizes& index) { return dot_product(index, permuted); });
+    return out;
+  }
+  HostTensor expand(const Node& n) const {
+    HostTensor out = result_of(n);
+    const Sizes from = operand(n, 0).sizes(), to = out.sizes();
+    Sizes strides = strides_of(from);
+    for (size_t d = 0; d < to.size(); ++d) {
+      check(from[d] == to[d] || from[d] == 1, operand(n, 0).type.str(), " cannot become ", out.type.str());
+      if (from[d] == 1) strides[d] = 0;
+    }
+    gather(operand(n, 0), out, [&](const Sizes& index) { return dot_product(index, strides); });
+    return out;
+  }
+  HostTensor slice(const Node& n) const {
+    HostTensor out = result_of(n);
+    const Sizes starts = eval(n.sizes(Attr::starts)), from = operand(n, 0).sizes(), to = out.sizes(), strides = strides_of(from);
+    const auto& steps = n.ints(Attr::steps);
+    for (size_t d = 0; d < to.size(); ++d) {
+      const int64_t last = starts[d] + (to[d] - 1) * steps[d];
+      check(to[d] == 0 || (starts[d] >= 0 && starts[d] < from[d] && last >= 0 && last < from[d]), "elements ", starts[d], " to ", last,
+            " of dimension ", d, ", whose size is ", from[d]);
+    }
+    gather(operand(n, 0), out, [&](const Sizes& index) {
+      int64_t at = 0;
+      for (size_t d = 0; d < index.size(); ++d) at += (starts[d] + index[d] * steps[d]) * strides[d];
+      return at;
+    });
+    return out;
+  }
+  // A negative border cuts elements off.
+  HostTensor pad(const Node& n) const {
+    HostTensor out = result_of(n);
+    const Sizes low = eval(n.sizes(Attr::low)), from = operand(n, 0).sizes(), strides = strides_of(from);
+    for (int64_t i = 0; i < out.numel(); ++i) out.set(i, n.get<Scalar>(Attr::value));
+    gather(operand(n, 0), out, [&](const Sizes& index) {
+      int64_t at = 0;
+      for (size_t d = 0; d < index.size(); ++d) {
+        const int64_t i = index[d] - low[d];
+        if (i < 0 || i >= from[d]) return int64_t{-1};
+        at += i * strides[d];
+      }
+      return at;
+    });
+    return out;
+  }
+  HostTensor concatenate(const Node& n) const {
+    HostTensor out = result_of(n);
+    const auto dim = static_cast<size_t>(n.integer(Attr::dim));
+    int64_t begin = 0;
+    for (size_t k = 0; k < n.inputs.size(); begin += operand(n, k++).sizes()[dim]) {
+      const Sizes from = operand(n, k).sizes(), strides = strides_of(from);
+      gather(operand(n, k), out, [&](const Sizes& index) {
+        bool inside = index[dim] >= begin && index[dim] < begin + from[dim];
+        return inside ? dot_product(index, strides) - begin * strides[dim] : -1;
+      });
+    }
+    return out;
+  }
+  HostTensor take(const Node& n) const {
+    HostTensor out = result_of(n);
+    const HostTensor &x = operand(n, 0), &indices = operand(n, 1);
+    const auto dim = static_cast<size_t>(n.integer(Attr::dim));
+    const Sizes from = x.sizes(), strides = strides_of(from), shape = indices.sizes(), index_strides = strides_of(shape);
+    gather(x, out, [&](const Sizes& index) {
+      std::span at(index);
+      const int64_t i = as_int(indices.at(dot_product(at.subspan(dim, shape.size()), index_strides)));
+      check(i >= 0 && i < from[dim], "index ", i, " is outside dimension ", dim, ", whose size is ", from[dim]);
+      return dot_product(at.first(dim), strides) + i * strides[dim] +
+             dot_product(at.subspan(dim + shape.size()), std::span(strides).subspan(dim + 1));
+    });
+    return out;
+  }
+
+  // ---- reductions ----
+
+  HostTensor reduce(const Node& n) const {
+    HostTensor out = result_of(n);
+    const HostTensor& x = operand(n, 0);
+    const Sizes from = x.sizes(), kept = out.sizes();
+    // Strides of each dimension of x in the result and in the row-major order of the reduced dimensions.
+    Sizes reduced;
+    std::vector<bool> is_reduced(from.size());
+    for (int64_t d : n.ints(Attr::dims)) is_reduced[static_cast<size_t>(d)] = true;
+    for (size_t d = 0; d < from.size(); ++d)
+      if (is_reduced[d]) reduced.push_back(from[d]);
+    Sizes out_strides(from.size()), position_strides(from.size()), a = strides_of(kept), b = strides_of(reduced);
+    for (size_t d = 0, i = 0, j = 0; d < from.size(); ++d) (is_reduced[d] ? position_strides[d] : out_strides[d]) = is_reduced[d] ? b[j++] : a[i++];
+    with_element(x.type.dtype, [&](auto element) {
+      using E = decltype(element);
+      std::vector<Reduction<typename E::Computed>> parts(static_cast<size_t>(out.numel()), Reduction<typename E::Computed>(n.op));
+      for_each_index(from, [&](const Sizes& index, int64_t i) {
+        parts[static_cast<size_t>(dot_product(index, out_strides))].add(load<E>(x.bytes.data(), i), dot_product(index, position_strides));
+      });
+      for (int64_t i = 0; i < out.numel(); ++i) {
+        const auto& part = parts[static_cast<size_t>(i)];
+        if (n.op == Op::reduce_argmin || n.op == Op::reduce_argmax) store<Plain<int64_t>>(out.bytes.data(), i, part.position());
+        else store<E>(out.bytes.data(), i, part.value());
+      }
+    });
+    return out;
+  }
+
+  // ---- contractions ----
+
+  HostTensor dot(const Node& n) const {
+    HostTensor out = result_of(n);
+    const HostTensor &a = operand(n, 0), &b = operand(n, 1);
+    const auto batch = static_cast<size_t>(n.integer(Attr::batch));
+    const Sizes a_sizes = a.sizes(), b_sizes = b.sizes(), a_strides = strides_of(a_sizes), b_strides = strides_of(b_sizes);
+    const int64_t depth = a_sizes.back();
+    with_element(a.type.dtype, [&](auto element) {
+      using E = decltype(element);
+      using W = typename Wide<typename E::Computed>::type;
+      if constexpr (is_bool_v<W>) undefined(n.op, "b1");
+      else for_each_index(out.sizes(), [&](const Sizes& index, int64_t i) {
+        std::span at(index);
+        const int64_t row = dot_product(at.first(index.size() - 1), a_strides);
+        const int64_t column = dot_product(at.first(batch), b_strides) + index.back();
+        W sum{};
+        for (int64_t k = 0; k < depth; ++k)
+          sum += static_cast<W>(load<E>(a.bytes.data(), row + k)) * static_cast<W>(load<E>(b.bytes.data(), column + k * b_strides[batch]));
+        store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
+      });
+    });
+    return out;
+  }
+
+  // The position in x that kernel element k meets in output element o, along one dimension; -1 where there is none.
+  struct Window {
+    int64_t stride, padding, dilation, size;
+    bool transposed;
+    int64_t at(int64_t o, int64_t k) const {
+      int64_t i = transposed ? o + padding - k * dilation : o * stride - padding + k * dilation;
+      if (transposed && i % stride != 0) return -1;
+      if (transposed) i /= stride;
+      return i >= 0 && i < size ? i : -1;
+    }
+  };
+
+  HostTensor conv(const Node& n) const {
+    HostTensor out = result_of(n);
+    const HostTensor &x = operand(n, 0), &w = operand(n, 1);
+    const bool transposed = n.integer(Attr::transposed) != 0;
+    const int64_t groups = n.integer(Attr::groups);
+    const Sizes x_sizes = x.sizes(), w_sizes = w.sizes(), x_strides = strides_of(x_sizes), w_strides = strides_of(w_sizes);
+    const Sizes padding = eval(n.sizes(Attr::padding)), kernel(w_sizes.begin() + 2, w_sizes.end());
+    const int64_t in_per_group = x_sizes[1] / groups, out_per_group = out.sizes()[1] / groups;
+    std::vector<Window> windows;
+    for (size_t d = 0; d < kernel.size(); ++d)
+      windows.push_back({n.ints(Attr::stride)[d], padding[d], n.ints(Attr::dilation)[d], x_sizes[d + 2], transposed});
+    with_element(x.type.dtype, [&](auto element) {
+      using E = decltype(element);
+      using W = typename Wide<typename E::Computed>::type;
+      if constexpr (is_bool_v<W>) undefined(n.op, "b1");
+      else for_each_index(out.sizes(), [&](const Sizes& o, int64_t i) {
+        const int64_t group = o[1] / out_per_group;
+        W sum = n.inputs.size() > 2 ? static_cast<W>(load<E>(operand(n, 2).bytes.data(), o[1])) : W{};
+        for_each_index(kernel, [&](const Sizes& k, int64_t kernel_position) {
+          int64_t at = o[0] * x_strides[0];
+          for (size_t d = 0; d < k.size(); ++d) {
+            const int64_t position = windows[d].at(o[d + 2], k[d]);
+            if (position < 0) return;
+            at += position * x_strides[d + 2];
+          }
+          for (int64_t c = 0; c < in_per_group; ++c) {
+            const int64_t channel = group * in_per_group + c;
+            const int64_t weight = transposed ? channel * w_strides[0] + o[1] % out_per_group * w_strides[1] : o[1] * w_strides[0] + c * w_strides[1];
+            sum += static_cast<W>(load<E>(x.bytes.data(), at + channel * x_strides[1])) * static_cast<W>(load<E>(w.bytes.data(), weight + kernel_position));
+          }
+        });
+        store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
+      });
+    });
+    return out;
+  }
+
+  // ---- extern calls ----
+
+  std::vector<HostTensor> call(const Node& n) {
+    check(handler_ != nullptr, "no handler for ", n.call().schema);
+    std::vector<HostTensor> inputs;
+    for (const Value& v : n.inputs) inputs.push_back(value(v));
+    std::vector<HostTensor> results = handler_(n, inputs);
+    check(results.size() == n.results.size(), n.call().schema, " gave ", results.size(), " results, expected ", n.results.size());
+    for (size_t i = 0; i < results.size(); ++i) {
+      bind_symbols(n.results[i], results[i].sizes());
+      check(results[i].type.dtype == n.results[i].dtype && results[i].sizes() == sizes_of(n.results[i]), n.call().schema, " gave ",
+            results[i].type.str(), ", expected ", n.results[i].str());
+    }
+    return results;
+  }
+  // Sizes that only this call knows.
+  void bind_symbols(const Type& type, const Sizes& sizes) {
+    for (size_t d = 0; d < std::min(sizes.size(), type.shape.size()); ++d)
+      if (auto id = type.shape[d].as_symbol(); id && graph_.symbols()->infos()[*id].input < 0) symbols_[*id] = sizes[d];
+  }
+
+  const Graph& graph_;
+  std::span<const HostTensor> inputs_;
+  const ExternHandler& handler_;
+  std::vector<std::optional<int64_t>> symbols_;
+  std::vector<std::vector<HostTensor>> values_;
+};
+
+}  // namespace
+}  // namespace reference
+
+std::vector<int64_t> HostTensor::sizes() const {
+  std::vector<int64_t> out;
+  for (const SymInt& s : type.shape) out.push_back(s.constant());
+  return out;
+}
+
+int64_t HostTensor::numel() const { return reference::count(sizes()); }
+
+Scalar HostTensor::at(int64_t i) const {
+  return reference::with_element(type.dtype, [&](auto element) -> Scalar {
+    using T = typename decltype(element)::Computed;
+    T x = reference::load<decltype(element)>(bytes.data(), i);
+    if constexpr (reference::is_complex_v<T>) return std::complex<double>(x);
+    else if constexpr (reference::is_bool_v<T>) return x;
+    else if constexpr (std::is_integral_v<T>) return int64_t{x};
+    else return double{x};
+  });
+}
+
+void HostTensor::set(int64_t i, const Scalar& value) {
+  reference::with_element(type.dtype, [&](auto element) {
+    using E = decltype(element);
+    reference::store<E>(bytes.data(), i, reference::convert<typename E::Computed>(value));
+  });
+}
+
+HostTensor zeros(DType dtype, std::span<const int64_t> sizes, Device device) {
+  auto bytes = static_cast<size_t>(reference::count(sizes) * size_of(dtype));
+  return {Type{dtype, Shape(sizes.begin(), sizes.end()), device}, std::vector<std::byte>(bytes)};
+}
+
+std::vector<HostTensor> interpret(const Graph& graph, std::span<const HostTensor> inputs, std::span<const int64_t> symbol_values,
+                                  const ExternHandler& extern_handler) {
+  return reference::Run(graph, inputs, symbol_values, extern_handler).outputs();
+}
+
+}  // namespace broach

@@ -1,0 +1,457 @@
+#include "trace/functionalize.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "ops/lower.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+// One primitive view, from the type it was applied to.
+struct ViewStep {
+  Op op;
+  Attrs attrs;
+};
+
+struct TensorState {
+  TensorId parent = kNoTensor;  // none: the root of its storage
+  std::vector<ViewStep> steps;  // from the parent
+  Value value;                  // at `version` of the storage
+  int version = -1;
+};
+
+struct StorageState {
+  TensorId root = kNoTensor;
+  int version = 0;
+  int input = -1;
+};
+
+class Functionalizer {
+ public:
+  Functionalizer(const Trace& trace, const FunctionalizeOptions& options) : t_(trace), options_(options), tensors_(trace.tensors.size()) {
+    *b_.graph().symbols() = *trace.symbols;
+  }
+
+  Program run() {
+    for (size_t i = 0; i < t_.inputs.size(); ++i) add_input(static_cast<int>(i), t_.inputs[i]);
+    for (const TraceOp& op : t_.ops) {
+      if (op.line >= 0) b_.set_line(t_.lines[static_cast<size_t>(op.line)]);
+      process(op);
+    }
+    return finish();
+  }
+
+ private:
+  const TraceTensor& info(TensorId id) const { return t_.tensors[static_cast<size_t>(id)]; }
+  TensorState& state(TensorId id) { return tensors_[static_cast<size_t>(id)]; }
+  StorageState& storage(TensorId id) { return storages_[info(id).storage]; }
+
+  void add_input(int index, TensorId id) {
+    StorageState& s = storage(id);
+    state(id).value = b_.input(info(id).type);
+    program_.input_strides.push_back(info(id).strides);
+    if (s.root != kNoTensor) {
+      aliased_.insert(info(id).storage);
+      state(id).version = 0;
+      return;
+    }
+    s.root = id;
+    s.input = index;
+    state(id).version = 0;
+  }
+
+  // ---- reading ----
+  Value value(TensorId id) {
+    TensorState& s = state(id);
+    int now = storage(id).version;
+    check(storage(id).root != kNoTensor, "functionalise: tensor ", id, " is read before it exists");
+    if (s.version == now) return s.value;
+    check(s.parent != kNoTensor, "functionalise: a root is out of date");
+    Value v = value(s.parent);
+    for (const ViewStep& step : s.steps) v = b_.emit(step.op, {v}, step.attrs);
+    s.value = v;
+    s.version = now;
+    return v;
+  }
+
+  // ---- writing ----
+  void write(TensorId id, Value v) {
+    if (aliased_.contains(info(id).storage)) unsupported("an input that shares its memory with another is written");
+    TensorState& s = state(id);
+    if (s.parent != kNoTensor) {
+      std::vector<Value> along{value(s.parent)};
+      for (const ViewStep& step : s.steps) along.push_back(b_.emit(step.op, {along.back()}, step.attrs));
+      Value carried = v;
+      for (size_t i = s.steps.size(); i-- > 0;) carried = inverse(s.steps[i], along[i], carried);
+      write(s.parent, carried);
+    } else {
+      ++storage(id).version;
+    }
+    s.value = v;
+    s.version = storage(id).version;
+  }
+
+  // The operand of a view after what the view shows was replaced by y.
+  Value inverse(const ViewStep& step, Value x, Value y) {
+    switch (step.op) {
+      case Op::reshape: return b_.reshape(y, x.shape());
+      case Op::permute: {
+        const auto& dims = std::get<std::vector<int64_t>>(step.attrs.at(Attr::dims));
+        std::vector<int64_t> back(dims.size());
+        for (size_t d = 0; d < dims.size(); ++d) back[static_cast<size_t>(dims[d])] = static_cast<int64_t>(d);
+        return b_.permute(y, back);
+      }
+      case Op::slice: return replace_slice(step, x, y);
+      default: unsupported("a write through ", name_of(step.op));
+    }
+  }
+
+  Value replace_slice(const ViewStep& step, Value x, Value y) {
+    const auto& starts = std::get<Shape>(step.attrs.at(Attr::starts));
+    const auto& steps = std::get<std::vector<int64_t>>(step.attrs.at(Attr::steps));
+    // One dimension at a time, the last first: then x is cut to what the earlier dimensions leave of it.
+    Shape begin(starts.size(), SymInt(0)), shape = x.shape();
+    std::vector<int64_t> ones(starts.size(), 1);
+    std::vector<Value> cuts{x};
+    for (size_t d = 0; d < starts.size(); ++d) {
+      Shape from(starts.size(), SymInt(0));
+      std::vector<int64_t> by(starts.size(), 1);
+      from[d] = starts[d];
+      by[d] = steps[d];
+      shape[d] = y.shape()[d];
+      cuts.push_back(b_.slice(cuts.back(), from, by, shape));
+    }
+    for (size_t d = starts.size(); d-- > 0;) y = replace_along(static_cast<int64_t>(d), starts[d], steps[d], cuts[d], y);
+    return y;
+  }
+
+  Value replace_along(int64_t dim, const SymInt& start, int64_t step, Value x, Value y) {
+    auto d = static_cast<size_t>(dim);
+    if (x.shape() == y.shape()) return y;
+    SymInt n = y.shape()[d], size = x.shape()[d];
+    if (step == 1) {
+      std::vector<Value> parts;
+      auto part = [&](const SymInt& from, const SymInt& length) {
+        if (length == SymInt(0)) return;
+        Shape starts(x.shape().size(), SymInt(0)), shape = x.shape();
+        starts[d] = from;
+        shape[d] = length;
+        parts.push_back(b_.slice(x, starts, std::vector<int64_t>(shape.size(), 1), shape));
+      };
+      part(0, start);
+      parts.push_back(y);
+      part(start + n, size - start - n);
+      return parts.size() == 1 ? parts[0] : b_.emit(Op::cat, parts, {{Attr::dim, dim}});
+    }
+    if (step < 0) unsupported("a write through a reversed slice");
+    // Element i shows y[(i - start) / step] where that is whole and in range.
+    Value i = b_.emit(Op::iota, {}, {{Attr::shape, Shape{size}}, {Attr::dim, int64_t{0}}, {Attr::dtype, DType::i64}});
+    auto number = [&](const SymInt& s) { return b_.expand(b_.emit(Op::size, {}, {{Attr::expr, s}}), {size}); };
+    Value off = b_.emit(Op::sub, {i, number(start)}), by = number(step);
+    Value at = b_.emit(Op::floor_div, {off, by});
+    Value hit = b_.emit(Op::eq, {b_.emit(Op::mod, {off, by}), number(0)});
+    hit = b_.emit(Op::bit_and, {hit, b_.emit(Op::ge, {off, number(0)})});
+    hit = b_.emit(Op::bit_and, {hit, b_.emit(Op::lt, {at, number(n)})});
+    at = b_.where(hit, at, number(0));
+    Value spread = b_.emit(Op::take, {y, at}, {{Attr::dim, dim}});
+    Shape along(x.shape().size(), SymInt(1));
+    along[d] = size;
+    return b_.where(b_.expand(b_.reshape(hit, along), x.shape()), spread, x);
+  }
+
+  // ---- operations ----
+  void process(const TraceOp& op) {
+    // A tensor list argument or result of the very tensor itself: nothing happened.
+    if (!op.mutated.empty()) return process_mutation(op);
+    bool shares = false;
+    for (TensorId r : op.results) shares |= r != kNoTensor && storage(r).root != kNoTensor;
+    if (shares) return process_view(op);
+    define(op, compute(op, op.schema, op.args));
+  }
+
+  void define(const TraceOp& op, const std::vector<Value>& values) {
+    for (size_t i = 0; i < op.results.size(); ++i) {
+      TensorId r = op.results[i];
+      if (r == kNoTensor || !values[i]) continue;
+      StorageState& s = storage(r);
+      if (s.root != kNoTensor) unsupported(op.schema, ": results share memory");
+      s.root = r;
+      state(r).value = values[i];
+      state(r).version = s.version;
+    }
+  }
+
+  std::vector<Type> result_types(const TraceOp& op) const {
+    std::vector<Type> types;
+    for (TensorId r : op.results) types.push_back(r == kNoTensor ? Type{DType::opaque, {SymInt(0)}, {}} : info(r).type);
+    return types;
+  }
+
+  static void for_each_tensor(const std::vector<Arg>& args, const std::function<void(TensorId)>& f) {
+    for (const Arg& a : args) {
+      if (auto one = std::get_if<Arg::Tensor>(&a.value)) f(one->id);
+      if (auto many = std::get_if<Arg::Tensors>(&a.value))
+        for (TensorId id : many->ids)
+          if (id != kNoTensor) f(id);
+    }
+  }
+
+  std::vector<Value> values_of(const std::vector<Arg>& args) {
+    std::vector<Value> out(t_.tensors.size());
+    for_each_tensor(args, [&](TensorId id) { out[static_cast<size_t>(id)] = value(id); });
+    return out;
+  }
+
+  // The results of an operation as if it had no effect on its operands.
+  std::vector<Value> compute(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
+    if (!op.effect && options_.lower)
+      if (auto values = lower(op, schema, args)) return std::move(*values);
+    return call_extern(op, schema, args, {});
+  }
+
+  std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
+    const OpEntry* entry = OpTable::get().find(schema);
+    if (!entry) return std::nullopt;
+    std::vector<Type> expected = result_types(op);
+    for (const Type& t : expected)
+      if (t.dtype == DType::opaque && !t.shape.empty() && !(t.shape[0] == SymInt(0))) return std::nullopt;
+    size_t before = b_.graph().nodes().size();
+    auto values = values_of(args);
+    std::optional<std::vector<Value>> out;
+    try {
+      OpCall call(b_, schema, args, std::move(values), expected);
+      out = entry->lower(call);
+    } catch (const Error&) {
+      // Arguments the lowering was not written for: the host's library knows better.
+      return std::nullopt;
+    }
+    if (!out || out->size() < op.results.size()) return std::nullopt;
+    for (size_t i = 0; i < op.results.size(); ++i)
+      if (op.results[i] != kNoTensor && (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape))) return std::nullopt;
+    return supported_since(before) ? out : std::nullopt;
+  }
+
+  bool supported_since(size_t before) const {
+    const auto& nodes = b_.graph().nodes();
+    for (size_t i = before; i < nodes.size(); ++i) {
+      if (kind_of(nodes[i].op) == OpKind::heavy && !options_.has_contractions(nodes[i].results[0].dtype)) return false;
+      if (is_complex(nodes[i].results[0].dtype) && nodes[i].op != Op::input && nodes[i].op != Op::extern_call) return false;
+    }
+    return true;
+  }
+
+  std::vector<Value> call_extern(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args, const std::vector<TensorId>& mutated) {
+    auto call = std::make_shared<ExternCall>();
+    call->schema = schema;
+    std::vector<Value> inputs;
+    std::map<TensorId, uint32_t> positions;
+    auto position = [&](TensorId id) {
+      auto [it, fresh] = positions.emplace(id, static_cast<uint32_t>(inputs.size()));
+      if (fresh) inputs.push_back(value(id));
+      return it->second;
+    };
+    for (const Arg& a : args) call->args.push_back(extern_arg(a, position));
+    for (TensorId r : op.results) {
+      call->results.push_back(r == kNoTensor ? Type{DType::opaque, {SymInt(0)}, {}} : info(r).type);
+      call->result_strides.push_back(r == kNoTensor ? Shape{SymInt(1)} : info(r).strides);
+    }
+    for (TensorId m : mutated) {
+      call->mutated.push_back(position(m));
+      call->results.push_back(info(m).type);
+      call->result_strides.push_back(contiguous_strides(info(m).type.shape));
+    }
+    call->effect = op.effect || !mutated.empty();
+    if (call->results.empty()) {  // an op without results is there for its effect
+      call->effect = true;
+      call->results.push_back({DType::opaque, {SymInt(0)}, {}});
+      call->result_strides.push_back({SymInt(1)});
+    }
+    return b_.emit_all(Op::extern_call, std::move(inputs), {{Attr::call, std::shared_ptr<const ExternCall>(std::move(call))}});
+  }
+
+  static ExternArg extern_arg(const Arg& a, const std::function<uint32_t(TensorId)>& position) {
+    if (auto one = std::get_if<Arg::Tensor>(&a.value)) return {ExternArg::Input{position(one->id)}};
+    if (auto many = std::get_if<Arg::Tensors>(&a.value)) {
+      ExternArg::Inputs list;
+      list.optional_elements = many->optional_elements;
+      for (TensorId id : many->ids) list.indices.push_back(id == kNoTensor ? -1 : static_cast<int64_t>(position(id)));
+      return {list};
+    }
+    ExternArg out;
+    std::visit([&](const auto& v) {
+      using T = std::decay_t<decltype(v)>;
+      if constexpr (!std::is_same_v<T, Arg::Tensor> && !std::is_same_v<T, Arg::Tensors>) out.value = v;
+    }, a.value);
+    return out;
+  }
+
+  // ---- views ----
+  static TensorId first_tensor(const TraceOp& op) {
+    TensorId first = kNoTensor;
+    for_each_tensor(op.args, [&](TensorId id) { if (first == kNoTensor) first = id; });
+    return first;
+  }
+
+  void process_view(const TraceOp& op) {
+    bool all_known = true;
+    for (TensorId r : op.results) all_known &= r == kNoTensor || tensors_[static_cast<size_t>(r)].version >= 0;
+    if (all_known) return;  // the operand itself came back
+    TensorId base = first_tensor(op);
+    for (TensorId r : op.results)
+      if (r != kNoTensor && info(r).storage != info(base).storage) unsupported(op.schema, ": a result shares memory with something else than the first operand");
+    auto chains = view_steps(op, base);
+    for (size_t i = 0; i < op.results.size(); ++i) {
+      TensorId r = op.results[i];
+      if (r == kNoTensor || state(r).version >= 0) continue;
+      state(r).parent = base;
+      state(r).steps = std::move(chains[i]);
+      value(r);
+    }
+  }
+
+  // The primitive views that make each result of the base, found by lowering the op on a stand-in for it.
+  std::vector<std::vector<ViewStep>> view_steps(const TraceOp& op, TensorId base) {
+    const OpEntry* entry = OpTable::get().find(op.schema);
+    if (!entry) unsupported("view ", op.schema);
+    GraphBuilder scratch(b_.graph());
+    std::vector<Value> values(t_.tensors.size());
+    Value stand_in = scratch.input(value(base).type());
+    values[static_cast<size_t>(base)] = stand_in;
+    std::vector<Type> expected = result_types(op);
+    OpCall call(scratch, op.schema, op.args, std::move(values), expected);
+    auto out = entry->lower(call);
+    if (!out || out->size() < op.results.size()) unsupported("view ", op.schema);
+    std::vector<std::vector<ViewStep>> chains;
+    for (size_t i = 0; i < op.results.size(); ++i) {
+      std::vector<ViewStep> steps;
+      Value v = (*out)[i];
+      if (v.dtype() != expected[i].dtype || v.shape() != expected[i].shape) unsupported("view ", op.schema, ": sizes ", v.type().str(), " instead of ", expected[i].str());
+      for (; v.node != stand_in.node; v = v.node->inputs[0]) {
+        if (v.node->op == Op::input || v.node->inputs.size() != 1 || !(is_view(v.node->op) || v.node->op == Op::bitcast)) unsupported("view ", op.schema);
+        steps.push_back({v.node->op, v.node->attrs});
+      }
+      std::reverse(steps.begin(), steps.end());
+      chains.push_back(std::move(steps));
+    }
+    return chains;
+  }
+
+  // ---- mutation ----
+  // "aten::add_.Tensor" -> "aten::add.Tensor"; "aten::add.out" -> the overloads it may be the out= variant of.
+  static std::vector<std::string> functional_names(const std::string& schema, bool* is_out) {
+    size_t dot = schema.find('.');
+    std::string base = schema.substr(0, dot), overload = dot == std::string::npos ? "" : schema.substr(dot + 1);
+    *is_out = overload == "out" || overload.ends_with("_out");
+    if (*is_out) {
+      if (overload == "out") return {base, base + ".Tensor", base + ".default"};
+      return {base + "." + overload.substr(0, overload.size() - 4)};
+    }
+    if (!base.ends_with('_') || base.ends_with("__")) return {};
+    return {base.substr(0, base.size() - 1) + (overload.empty() ? "" : "." + overload)};
+  }
+
+  void process_mutation(const TraceOp& op) {
+    for (TensorId r : op.results)
+      if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) == op.mutated.end() && storage(r).root != kNoTensor && state(r).version < 0)
+        unsupported(op.schema, ": a result is a new view of a mutated operand");
+    bool is_out = false;
+    for (const std::string& name : functional_names(op.schema, &is_out)) {
+      if (op.effect || op.mutated.size() != 1) break;
+      std::vector<Arg> args = op.args;
+      if (is_out) args.pop_back();
+      TensorId target = op.mutated[0];
+      if (auto v = lower_as(name, args, target)) {
+        write(target, *v);
+        return;
+      }
+    }
+    auto values = call_extern(op, op.schema, op.args, op.mutated);
+    size_t fresh = op.results.size();
+    for (size_t i = 0; i < op.mutated.size(); ++i) write(op.mutated[i], values[fresh + i]);
+    TraceOp rest = op;
+    for (TensorId& r : rest.results)
+      if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) != op.mutated.end()) r = kNoTensor;
+    define(rest, values);
+  }
+
+  // The new elements of `target`: the functional operation's result, in the target's own type.
+  std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target) {
+    const OpEntry* entry = OpTable::get().find(schema);
+    if (!entry || !options_.lower) return std::nullopt;
+    size_t before = b_.graph().nodes().size();
+    auto values = values_of(args);
+    try {
+      OpCall call(b_, schema, args, std::move(values), {info(target).type});
+      auto out = entry->lower(call);
+      if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
+      Value v = b_.cast((*out)[0], info(target).type.dtype);
+      return supported_since(before) ? std::optional(v) : std::nullopt;
+    } catch (const Error&) {
+      return std::nullopt;
+    }
+  }
+
+  // ---- results ----
+  Program finish() {
+    std::vector<Value> outputs;
+    for (TensorId id : t_.outputs) program_.results.push_back(result(id, outputs));
+    for (size_t i = 0; i < t_.inputs.size(); ++i) {
+      TensorId id = t_.inputs[i];
+      StorageState& s = storage(id);
+      if (s.root != id || s.version == 0) continue;
+      program_.mutated_inputs.push_back(static_cast<int>(i));
+      program_.requests.push_back({{}, static_cast<int>(i)});
+      outputs.push_back(value(id));
+    }
+    program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs)));
+    return std::move(program_);
+  }
+
+  ResultSpec result(TensorId id, std::vector<Value>& outputs) {
+    ResultSpec r;
+    if (id == kNoTensor) return r;
+    StorageState& s = storage(id);
+    const TraceTensor& t = info(id);
+    r.type = t.type;
+    r.strides = t.strides;
+    auto as_input = std::find(t_.inputs.begin(), t_.inputs.end(), id);
+    if (as_input != t_.inputs.end()) {
+      r.kind = ResultSpec::Kind::input;
+      r.index = static_cast<int>(as_input - t_.inputs.begin());
+    } else if (s.input >= 0) {
+      if (aliased_.contains(t.storage)) unsupported("a returned view of inputs that share memory");
+      r.kind = ResultSpec::Kind::view_of_input;
+      r.index = s.input;
+      r.offset = t.offset - info(s.root).offset;
+    } else {
+      auto [it, fresh] = output_of_.emplace(t.storage, static_cast<int>(outputs.size()));
+      if (fresh) {
+        outputs.push_back(value(s.root));
+        program_.requests.push_back({info(s.root).strides, -1});
+      }
+      r.kind = id == s.root ? ResultSpec::Kind::fresh : ResultSpec::Kind::view_of_fresh;
+      r.index = it->second;
+      r.offset = t.offset - info(s.root).offset;
+    }
+    return r;
+  }
+
+  const Trace& t_;
+  const FunctionalizeOptions& options_;
+  GraphBuilder b_;
+  std::vector<TensorState> tensors_;
+  std::map<int32_t, StorageState> storages_;
+  std::set<int32_t> aliased_;  // storages of which several inputs are windows
+  std::map<int32_t, int> output_of_;
+  Program program_;
+};
+
+}  // namespace
+
+Program functionalize(const Trace& trace, const FunctionalizeOptions& options) { return Functionalizer(trace, options).run(); }
+
+}  // namespace broach

@@ -1,0 +1,51 @@
+// From what happened to what it means: a trace with mutation and views becomes a graph of values.
+//
+// A storage has a value at each of its versions. A tensor that owns its storage's value is its root; every other tensor of
+// the storage is a chain of view steps from the root. An in-place operation computes a new value for its tensor, carries it
+// back along the chain to the root, and so makes the storage's next version; other tensors of the storage are computed anew
+// from it when they are next read.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "trace/trace.h"
+
+namespace broach {
+
+// How one output of the program is made from what a call computed.
+struct ResultSpec {
+  enum class Kind : uint8_t {
+    none,           // None
+    input,          // the caller's own tensor, input `index`
+    view_of_input,  // a window of input `index`: offset counts from that input's first element
+    fresh,          // graph output `index`
+    view_of_fresh,  // a window of graph output `index`
+  };
+  Kind kind = Kind::none;
+  int index = -1;
+  Type type;
+  Shape strides;
+  SymInt offset;
+};
+
+struct Program {
+  std::shared_ptr<const Graph> graph;
+  std::vector<OutputRequest> requests;  // by graph output
+  std::vector<ResultSpec> results;      // by program output
+  std::vector<Shape> input_strides;
+  std::vector<int> mutated_inputs;
+};
+
+struct FunctionalizeOptions {
+  // Whether the target computes contractions of this element type itself; otherwise they stay calls of the host's library.
+  std::function<bool(DType)> has_contractions = [](DType) { return true; };
+  bool lower = true;  // false: every op stays an extern call (used to bisect)
+};
+
+// Throws Unsupported for programs whose meaning the graph cannot express.
+Program functionalize(const Trace& trace, const FunctionalizeOptions& options);
+
+}  // namespace broach
