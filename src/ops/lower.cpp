@@ -8,6 +8,10 @@ namespace broach {
 
 Value OpCall::tensor(size_t i) const {
   check(is_tensor(i), schema, ": argument ", i, " is not a tensor");
+  if (auto n = std::get_if<Arg::Number>(&args_[i].value)) {
+    static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
+    return b.constant(n->value, types[n->value.index()]);
+  }
   return tensors_.at(static_cast<size_t>(std::get<Arg::Tensor>(args_[i].value).id));
 }
 

@@ -56,6 +56,7 @@ void Executable::find_lifetimes() {
       }
   std::vector<SymbolId> symbols;
   for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
+    if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0) steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
     if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
     arena_buffers_.push_back({static_cast<int>(b), first[b], last[b]});
     schedule_.buffers[b].elements.collect_symbols(symbols);
@@ -130,6 +131,7 @@ void Executable::run(Frame& frame) const {
     if (s.kernel) run_kernel(s, frame);
     else if (s.contraction) run_contraction(s, frame);
     else s.external->run(frame);
+    for (int b : s.releases) frame.release(frame, b);
   }
 }
 

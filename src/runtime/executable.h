@@ -24,6 +24,7 @@ struct Frame {
   std::vector<void*> data;             // address of each buffer; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
   void* host = nullptr;                // the front's own state, for extern calls
+  void (*release)(Frame&, int buffer) = nullptr;  // an extern's result is not needed any more
   const std::vector<std::shared_ptr<const std::byte[]>>* packs = nullptr;  // by contraction; null: pack on the fly
 };
 
@@ -74,6 +75,7 @@ class Executable {
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
     std::unique_ptr<ExternRunner> external;
+    std::vector<int> releases;  // results of externs that no later step reads
   };
 
   void find_lifetimes();

@@ -281,10 +281,11 @@ class Functionalizer {
       for (TensorId id : many->ids) list.indices.push_back(id == kNoTensor ? -1 : static_cast<int64_t>(position(id)));
       return {list};
     }
+    if (auto n = std::get_if<Arg::Number>(&a.value)) return {n->value};
     ExternArg out;
     std::visit([&](const auto& v) {
       using T = std::decay_t<decltype(v)>;
-      if constexpr (!std::is_same_v<T, Arg::Tensor> && !std::is_same_v<T, Arg::Tensors>) out.value = v;
+      if constexpr (!std::is_same_v<T, Arg::Tensor> && !std::is_same_v<T, Arg::Number> && !std::is_same_v<T, Arg::Tensors>) out.value = v;
     }, a.value);
     return out;
   }

@@ -18,9 +18,10 @@ constexpr TensorId kNoTensor = -1;
 // One argument of a recorded op, in schema order.
 struct Arg {
   struct Tensor { TensorId id; };
+  struct Number { Scalar value; };  // a Python number in a tensor's position: promotes as a number, not as a tensor
   struct Tensors { std::vector<TensorId> ids; bool optional_elements = false; };  // kNoTensor for an absent one
   // monostate is None. Element types, layouts and memory formats are numbers (SymInt), devices are strings.
-  std::variant<std::monostate, Tensor, Tensors, SymInt, Scalar, std::string, Shape, std::vector<double>, ExternArg::Bools, ExternArg::Opaque> value;
+  std::variant<std::monostate, Tensor, Number, Tensors, SymInt, Scalar, std::string, Shape, std::vector<double>, ExternArg::Bools, ExternArg::Opaque> value;
 };
 
 // A tensor as the program saw it: a window into a storage.

@@ -1,0 +1,33 @@
+// The one place that knows what differs between versions of torch (2.11 to 2.15).
+#pragma once
+
+#include <ATen/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include "ir/type.h"
+
+namespace broach {
+
+// Capture's dispatch key: below autograd, autocast and Python, above the backends, without a fallback of torch's own in these
+// versions. It is included by thread-local state for the time of a capture, never set on tensors (from 2.15 on it means
+// "FakeTensor" there).
+constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::Fake;
+// The slot of the thread-local state that carries a capture to the autograd engine's threads.
+constexpr c10::DebugInfoKind kCaptureSlot = c10::DebugInfoKind::TEST_INFO_2;
+
+inline DType dtype_of(c10::ScalarType t) {
+  auto code = static_cast<int8_t>(t);
+  bool known = (code >= 0 && code <= 11) || code == 15;
+  return known ? static_cast<DType>(code) : DType::opaque;
+}
+inline c10::ScalarType scalar_type(DType t) { return static_cast<c10::ScalarType>(static_cast<int8_t>(t)); }
+
+inline Device device_of(c10::Device d) {
+  DeviceKind kind = d.is_cpu() ? DeviceKind::cpu : d.is_cuda() ? DeviceKind::cuda : d.is_meta() ? DeviceKind::meta : DeviceKind::other;
+  return {kind, d.is_cpu() ? int8_t{-1} : static_cast<int8_t>(d.index())};
+}
+
+inline Shape shape_of(c10::IntArrayRef s) { return Shape(s.begin(), s.end()); }
+
+}  // namespace broach
