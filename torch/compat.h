@@ -14,7 +14,7 @@ namespace broach {
 // "FakeTensor" there).
 constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::Fake;
 // The slot of the thread-local state that carries a capture to the autograd engine's threads.
-constexpr c10::DebugInfoKind kCaptureSlot = c10::DebugInfoKind::TEST_INFO_2;
+const c10::DebugInfoKind kCaptureSlot = c10::DebugInfoKind::TEST_INFO_2;
 
 inline DType dtype_of(c10::ScalarType t) {
   auto code = static_cast<int8_t>(t);

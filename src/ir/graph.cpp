@@ -91,6 +91,8 @@ Ranges Symbols::ranges() const {
 }
 
 void Symbols::add_guard(Guard g) {
+  bool symmetric = g.relation == Relation::eq || g.relation == Relation::ne;
+  if (symmetric && std::find(guards_.begin(), guards_.end(), Guard{g.rhs, g.relation, g.lhs}) != guards_.end()) return;
   if (std::find(guards_.begin(), guards_.end(), g) == guards_.end()) guards_.push_back(std::move(g));
 }
 

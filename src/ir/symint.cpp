@@ -29,8 +29,21 @@ bool term_less(const Term& a, const Term& b) { return compare_factors(a.factors,
 
 SymInt atom(AtomKind kind, const SymInt& a, const SymInt& b);
 
+int64_t plus(int64_t a, int64_t b) {
+  int64_t sum;
+  check(!__builtin_add_overflow(a, b, &sum), "symbolic integer: ", a, " + ", b, " overflows");
+  return sum;
+}
+
+int64_t times(int64_t a, int64_t b) {
+  int64_t p;
+  check(!__builtin_mul_overflow(a, b, &p), "symbolic integer: ", a, " * ", b, " overflows");
+  return p;
+}
+
 int64_t floordiv(int64_t a, int64_t b) {
   check(b != 0, "symbolic integer: division of ", a, " by zero");
+  if (b == -1) return times(a, -1);
   int64_t q = a / b;
   return (a % b != 0 && (a < 0) != (b < 0)) ? q - 1 : q;
 }
@@ -43,7 +56,7 @@ SymInt from_terms(int64_t constant, std::vector<Term> terms) {
   std::vector<Term> merged;
   for (auto& t : terms) {
     if (!merged.empty() && compare_factors(merged.back().factors, t.factors) == 0)
-      merged.back().coefficient += t.coefficient;
+      merged.back().coefficient = plus(merged.back().coefficient, t.coefficient);
     else
       merged.push_back(std::move(t));
   }
@@ -119,23 +132,23 @@ std::strong_ordering compare(const SymInt& a, const SymInt& b) {
 SymInt operator+(const SymInt& a, const SymInt& b) {
   if (b.is_constant() || a.is_constant()) {
     SymInt r = a.is_constant() ? b : a;
-    r.constant_ = a.constant_ + b.constant_;
+    r.constant_ = plus(a.constant_, b.constant_);
     return r;
   }
   std::vector<Term> terms(a.terms_->begin(), a.terms_->end());
   terms.insert(terms.end(), b.terms_->begin(), b.terms_->end());
-  return from_terms(a.constant_ + b.constant_, std::move(terms));
+  return from_terms(plus(a.constant_, b.constant_), std::move(terms));
 }
 
 SymInt operator-(const SymInt& a, const SymInt& b) { return a + SymInt(-1) * b; }
 
 SymInt operator*(const SymInt& a, const SymInt& b) {
-  if (a.is_constant() && b.is_constant()) return a.constant_ * b.constant_;
+  if (a.is_constant() && b.is_constant()) return times(a.constant_, b.constant_);
   if (a == SymInt(1)) return b;
   if (b == SymInt(1)) return a;
   std::vector<Term> terms;
   auto multiply = [&](int64_t ca, const std::vector<Atom>& fa, int64_t cb, const std::vector<Atom>& fb) {
-    Term t{ca * cb, fa};
+    Term t{times(ca, cb), fa};
     t.factors.insert(t.factors.end(), fb.begin(), fb.end());
     std::sort(t.factors.begin(), t.factors.end(), atom_less);
     terms.push_back(std::move(t));
@@ -145,7 +158,7 @@ SymInt operator*(const SymInt& a, const SymInt& b) {
     multiply(x.coefficient, x.factors, b.constant_, {});
   }
   for (const Term& y : b.terms()) multiply(a.constant_, {}, y.coefficient, y.factors);
-  return from_terms(a.constant_ * b.constant_, std::move(terms));
+  return from_terms(times(a.constant_, b.constant_), std::move(terms));
 }
 
 namespace {
@@ -194,34 +207,28 @@ std::pair<SymInt, SymInt> split_by(const SymInt& a, const SymInt& b) {
   return {quotient, rest};
 }
 
-// A constant in [0, b) leaves nothing behind when b is a positive constant; with symbols it stays.
-bool is_zero_quotient(const SymInt& rest, const SymInt& b) {
-  if (rest == SymInt(0)) return true;
-  return rest.is_constant() && b.is_constant() && rest.constant() >= 0 && rest.constant() < b.constant();
-}
+bool may_be_positive(const SymInt& e) { return !e.is_constant() || e.constant() > 0; }
 
 }  // namespace
 
 SymInt floordiv(const SymInt& a, const SymInt& b) {
   if (a.is_constant() && b.is_constant()) return floordiv(a.constant(), b.constant());
-  if (b == SymInt(1)) return a;
   auto [quotient, rest] = split_by(a, b);
-  if (is_zero_quotient(rest, b)) return quotient;
-  // floordiv(floordiv(x, c), d) = floordiv(x, c*d) for positive d.
-  bool positive = !b.is_constant() || b.constant() > 0;
-  if (positive && quotient == SymInt(0) && rest.constant_part() == 0 && rest.terms().size() == 1) {
+  if (rest == SymInt(0)) return quotient;
+  if (rest.is_constant() && b.is_constant()) return quotient + floordiv(rest.constant(), b.constant());
+  // floordiv(floordiv(x, c), d) = floordiv(x, c*d) for positive c and d.
+  if (may_be_positive(b) && rest.constant_part() == 0 && rest.terms().size() == 1) {
     const Term& t = rest.terms()[0];
     if (t.coefficient == 1 && t.factors.size() == 1 && t.factors[0].kind == AtomKind::floordiv)
-      return floordiv(t.factors[0].args->first, t.factors[0].args->second * b);
+      if (const auto& [x, c] = *t.factors[0].args; may_be_positive(c)) return quotient + floordiv(x, c * b);
   }
   return quotient + atom(AtomKind::floordiv, rest, b);
 }
 
 SymInt mod(const SymInt& a, const SymInt& b) {
-  if (a.is_constant() && b.is_constant()) return a.constant() - floordiv(a.constant(), b.constant()) * b.constant();
-  if (b == SymInt(1)) return 0;
   SymInt rest = split_by(a, b).second;
-  if (is_zero_quotient(rest, b)) return rest;
+  if (rest == SymInt(0)) return rest;
+  if (rest.is_constant() && b.is_constant()) return rest - floordiv(rest, b) * b;
   return atom(AtomKind::mod, rest, b);
 }
 
@@ -276,11 +283,11 @@ int64_t SymInt::eval(const std::function<int64_t(SymbolId)>& values) const {
     int64_t p = t.coefficient;
     for (const Atom& a : t.factors) {
       if (a.kind == AtomKind::symbol)
-        p *= values(a.symbol);
+        p = times(p, values(a.symbol));
       else
-        p *= apply(a.kind, a.args->first.eval(values), a.args->second.eval(values)).constant();
+        p = times(p, apply(a.kind, a.args->first.eval(values), a.args->second.eval(values)).constant());
     }
-    sum += p;
+    sum = plus(sum, p);
   }
   return sum;
 }
@@ -358,29 +365,35 @@ struct SymIntParser {
   void expect(char c) { check(accept(c), "symbolic integer: expected '", c, "' at ", at, " in \"", text, "\""); }
 
   SymInt expression() {
-    SymInt sum = accept('-') ? SymInt(-1) * term() : term();
+    SymInt sum = term(accept('-'));
     for (;;) {
-      if (accept('+')) sum = sum + term();
-      else if (accept('-')) sum = sum - term();
+      if (accept('+')) sum = sum + term(false);
+      else if (accept('-')) sum = sum + term(true);
       else return sum;
     }
   }
-  SymInt term() {
-    SymInt p = factor();
-    while (accept('*')) p = p * factor();
+  SymInt term(bool negative) {
+    SymInt p = factor(negative);
+    while (accept('*')) p = p * factor(false);
     return p;
   }
-  int64_t number() {
+  int64_t number(bool negative) {
     size_t start = at;
     while (at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]))) ++at;
     check(at > start, "symbolic integer: expected a number at ", at, " in \"", text, "\"");
     uint64_t value = 0;
-    bool fits = std::from_chars(text.data() + start, text.data() + at, value).ec == std::errc() && value <= 1ull << 63;
+    bool fits = std::from_chars(text.data() + start, text.data() + at, value).ec == std::errc() && value < (1ull << 63) + negative;
     check(fits, "symbolic integer: a number out of range at ", start, " in \"", text, "\"");
-    return static_cast<int64_t>(value);
+    return static_cast<int64_t>(negative ? 0 - value : value);
+  }
+  SymbolId id() { return static_cast<SymbolId>(number(false)); }
+  SymInt factor(bool negative) {
+    skip();
+    bool digit = at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]));
+    if (digit || !negative) return digit ? number(negative) : factor();
+    return SymInt(-1) * factor();
   }
   SymInt factor() {
-    skip();
     if (accept('(')) {
       SymInt e = expression();
       expect(')');
@@ -397,9 +410,9 @@ struct SymIntParser {
       expect(')');
       return apply(static_cast<AtomKind>(kind), a, b);
     }
-    if (accept('s')) return SymInt::symbol(static_cast<SymbolId>(number()));
-    if (accept('i')) return SymInt::symbol(kFirstAxis + static_cast<SymbolId>(number()));
-    return number();
+    if (accept('s')) return SymInt::symbol(id());
+    if (accept('i')) return SymInt::symbol(kFirstAxis + id());
+    return number(false);
   }
 };
 

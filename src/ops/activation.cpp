@@ -20,15 +20,16 @@ void add_piecewise(OpTable& t) {
     return min(max(x, 0.0), 6.0).value();
   });
   add_formula(t, "hardtanh_backward", {0, 1}, [](OpCall& c, Operands x) {
-    return select((x[1] <= c.number(2)) | (x[1] >= c.number(3)), 0.0, x[0]);
+    return select((x[1] > c.number(2)) & (x[1] < c.number(3)), x[0], 0.0);
   });
   add_formula(t, "hardswish", {0}, [](OpCall&, Operands x) { return x[0] * six_part(x[0]) / 6.0; });
   add_formula(t, "hardswish_backward", {0, 1}, [](OpCall&, Operands x) {
-    return select(x[1] <= -3.0, 0.0, select(x[1] < 3.0, x[0] * (x[1] / 3.0 + 0.5), x[0]));
+    return select(x[1] <= -3.0, 0.0, select(x[1] >= 3.0, x[0], x[0] * (x[1] / 3.0 + 0.5)));
   });
   add_formula(t, "hardsigmoid", {0}, [](OpCall&, Operands x) { return six_part(x[0]) / 6.0; });
   add_formula(t, "hardsigmoid_backward", {0, 1}, [](OpCall&, Operands x) {
-    return select((x[1] > -3.0) & (x[1] < 3.0), x[0] * (1.0 / 6.0), 0.0);
+    // Eager's constant is an f32 even where it computes in f64.
+    return select((x[1] > -3.0) & (x[1] < 3.0), x[0] * static_cast<double>(1.0f / 6.0f), 0.0);
   });
   add_formula(t, "softshrink", {0}, [](OpCall& c, Operands x) {
     double lambda = c.number_or(1, 0.5);
@@ -41,10 +42,11 @@ void add_piecewise(OpTable& t) {
   });
   add_formula(t, "softshrink_backward hardshrink_backward", {0, 1}, [](OpCall& c, Operands x) {
     double lambda = c.number(2);
-    return select((x[1] >= -lambda) & (x[1] <= lambda), 0.0, x[0]);
+    return select((x[1] > lambda) | (x[1] < -lambda), x[0], 0.0);
   });
-  add_formula(t, "threshold", {0}, [](OpCall& c, Operands x) { return select(x[0] <= c.number(1), c.number(2), x[0]); });
-  add_formula(t, "threshold_backward", {0, 1}, [](OpCall& c, Operands x) { return select(x[1] <= c.number(2), 0.0, x[0]); });
+  add_formula(t, "threshold", {0}, [](OpCall& c, Operands x) { return select(x[0] <= c.number(1), c.number(2), x[0]); }, true);
+  add_formula(t, "threshold_backward", {0, 1}, [](OpCall& c, Operands x) { return select(x[1] <= c.number(2), 0.0, x[0]); },
+              true);
 }
 
 // ---- leaky ----
@@ -81,7 +83,7 @@ Results rrelu(OpCall& c) {
 }
 
 Expr rrelu_backward(OpCall& c, Operands x) {
-  if (c.flag(5) && c.number(4) - c.number(3) > 1e-6) return x[0] * x[2];
+  if (c.flag(5)) return x[0] * Expr{c.b, operand(c, 2, x[0].dtype())};
   return leaky(x[1], x[0], rrelu_slope(c, 3));
 }
 
@@ -95,7 +97,7 @@ void add_leaky(OpTable& t) {
   });
   add_real(t, "rrelu", rrelu);
   add_real(t, "rrelu_with_noise_functional", rrelu_functional);
-  add_formula(t, "rrelu_with_noise_backward", {0, 1, 2}, rrelu_backward);
+  add_formula(t, "rrelu_with_noise_backward", {0, 1}, rrelu_backward);
 }
 
 // ---- exponential ----
@@ -109,7 +111,7 @@ Expr elu_backward(OpCall& c, Operands x) {
   const Expr &grad = x[0], &y = x[1];
   double alpha = c.number(1), scale = c.number(2), input_scale = c.number(3), slope = alpha * scale;
   Expr negative = c.flag(4) ? grad * input_scale * (y + slope) : grad * (input_scale * slope) * exp(y * input_scale);
-  return select(y <= 0.0, negative, grad * scale);
+  return select(y > 0.0, grad * scale, negative);
 }
 
 Expr softplus(OpCall& c, Operands x) {
@@ -145,8 +147,9 @@ Results log_sigmoid_forward(OpCall& c) {
   return {{log_sigmoid(x).to(c.result().dtype).value(), z}};
 }
 
-Expr log_sigmoid_backward(OpCall&, Operands x) {
-  Expr z = exp(-abs(x[1])), part = z / (1.0 + z);
+Expr log_sigmoid_backward(OpCall& c, Operands x) {
+  bool cpu = x[1].value().type().device.kind == DeviceKind::cpu;
+  Expr z = cpu ? Expr{c.b, operand(c, 2, x[1].dtype())} : exp(-abs(x[1])), part = z / (1.0 + z);
   return x[0] * select(x[1] < 0.0, 1.0 - part, part);
 }
 
@@ -229,11 +232,17 @@ Results evaluated_dropout(OpCall& c) {
   return {{c.tensor(0), c.b.full(c.tensor(0).shape(), true, DType::b1, c.tensor(0).type().device)}};
 }
 
+Results dropout_backward(OpCall& c) {
+  if (c.tensor(1).dtype() != DType::b1) return std::nullopt;
+  DType t = compute_dtype(c.result().dtype);
+  return in_result_type(c, Expr{c.b, operand(c, 0, t)} * Expr{c.b, operand(c, 1, t)} * c.number(2));
+}
+
 void add_dropout(OpTable& t) {
   add_real(t, "native_dropout", evaluated_dropout);
   add_single(t, "dropout alpha_dropout feature_dropout feature_alpha_dropout",
              [](OpCall& c) { return c.number(1) == 0 || !c.flag(2) ? c.tensor(0) : Value{}; });
-  add_formula(t, "native_dropout_backward _masked_scale", {0, 1}, [](OpCall& c, Operands x) { return x[0] * x[1] * c.number(2); });
+  add_real(t, "native_dropout_backward _masked_scale", dropout_backward);
 }
 
 }  // namespace

@@ -26,6 +26,8 @@ Value along(GraphBuilder& b, Value vector, int64_t dim, int rank) {
 Value with_number(GraphBuilder& b, Op op, Value x, Scalar number) { return b.binary(op, x, b.constant(number, x.dtype())); }
 
 Value with_sizes(GraphBuilder& b, Value x, const Shape& shape) {
+  for (size_t i = 0; i < shape.size(); ++i)
+    check(b.symbols().equal(x.shape().at(i), shape[i]), x.type().str(), " has not the sizes wanted: ", shape[i], " in dimension ", i);
   return b.slice(x, Shape(shape.size(), SymInt(0)), std::vector<int64_t>(shape.size(), 1), shape);
 }
 
@@ -90,16 +92,31 @@ namespace {
 
 bool foreign(DType t) { return is_complex(t) || t == DType::opaque; }
 
+// An undefined result has an opaque type without elements.
 bool has_foreign(const OpCall& c) {
   for (size_t i = 0; i < c.size(); ++i)
     if (c.is_tensor(i) && foreign(c.tensor(i).dtype())) return true;
-  return std::any_of(c.results().begin(), c.results().end(), [](const Type& t) { return foreign(t.dtype); });
+  return std::any_of(c.results().begin(), c.results().end(), [](const Type& t) { return foreign(t.dtype) && t.shape != Shape{0}; });
+}
+
+// The value with its sizes written as eager's result has them, where they are equal.
+Value spelled(GraphBuilder& b, Value v, const Type& expected) {
+  if (!v || expected.dtype == DType::opaque || v.shape() == expected.shape || v.rank() != expected.rank()) return v;
+  Symbols& s = b.symbols();
+  for (size_t i = 0; i < v.shape().size(); ++i)
+    if (s.hint(v.shape()[i]) != s.hint(expected.shape[i]) || !s.equal(v.shape()[i], expected.shape[i])) return v;
+  return with_sizes(b, v, expected.shape);
 }
 
 }  // namespace
 
 void add_real(OpTable& t, std::string_view names, Lowering lowering) {
-  t.add(names, [lowering = std::move(lowering)](OpCall& c) { return has_foreign(c) ? std::nullopt : lowering(c); });
+  t.add(names, [lowering = std::move(lowering)](OpCall& c) -> std::optional<std::vector<Value>> {
+    if (has_foreign(c)) return std::nullopt;
+    auto values = lowering(c);
+    for (size_t i = 0; values && i < std::min(values->size(), c.results().size()); ++i) (*values)[i] = spelled(c.b, (*values)[i], c.result(i));
+    return values;
+  });
 }
 
 void add_single(OpTable& t, std::string_view names, SingleLowering lowering) {
@@ -166,6 +183,8 @@ Value concat(GraphBuilder& b, std::vector<Value> parts, int64_t dim) {
 }
 
 Value log_softmax(GraphBuilder& b, Value x, const std::vector<int64_t>& dims) {
+  // The largest of no elements is not defined.
+  if (b.symbols().equal(x.type().numel(), 0)) return x;
   Value shifted = b.binary(Op::sub, x, b.reduce(Op::reduce_max, x, dims, true));
   Value sum = b.reduce(Op::reduce_sum, b.unary(Op::exp, shifted), dims, true);
   return b.binary(Op::sub, shifted, b.unary(Op::log, sum));

@@ -15,7 +15,7 @@ Value positions(GraphBuilder& b, const SymInt& n, DType dtype = DType::i64);
 Value along(GraphBuilder& b, Value vector, int64_t dim, int rank);
 // x op number, the number in x's element type.
 Value with_number(GraphBuilder& b, Op op, Value x, Scalar number);
-// The same tensor with its sizes written as in `shape`: for sizes that a guard, not their form, makes equal.
+// The same tensor with its sizes written as in `shape`, equal to its own by their form or by a guard that this records.
 Value with_sizes(GraphBuilder& b, Value x, const Shape& shape);
 // `expand` where a dimension equals the wanted one, or is 1, by a guard and not by its form.
 Value broadcast_to(GraphBuilder& b, Value x, const Shape& shape);

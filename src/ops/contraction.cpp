@@ -54,20 +54,23 @@ Value matmul(GraphBuilder& b, Value x, Value y) {
 
 bool is_number(const Scalar& s, double value) { return !is_complex(s) && as_double(s) == value; }
 
-// beta * input + alpha * product; beta = 0 leaves the input out, NaN and all.
-std::optional<Value> add_scaled(OpCall& c, Value input, Value product, const Scalar& beta, const Scalar& alpha) {
+Scalar factor(OpCall& c, size_t i) { return c.is_none(i) ? Scalar(int64_t{1}) : c.scalar(i); }
+
+using Product = Value (*)(GraphBuilder&, Value, Value);
+
+// beta * input + alpha * x y; beta = 0 leaves the input out, NaN and all.
+std::optional<Value> add_scaled(OpCall& c, Value input, Product product, Value x, Value y, const Scalar& beta, const Scalar& alpha) {
   GraphBuilder& b = c.b;
-  if (is_complex(beta) || is_complex(alpha) || input.dtype() != product.dtype()) return std::nullopt;
+  if (is_complex(beta) || is_complex(alpha) || !contractible({x, y, input})) return std::nullopt;
   // BLAS does not read the factors then, so that their NaN does not show.
   if (is_number(alpha, 0)) return std::nullopt;
-  DType type = product.dtype(), wide = is_number(alpha, 1) && is_number(beta, 1) ? type : compute_dtype(type);
-  auto scaled = [&](Value v, const Scalar& s) { return is_number(s, 1) ? v : with_number(b, Op::mul, b.cast(v, wide), s); };
-  Value r = b.cast(scaled(product, alpha), wide);
-  if (!is_number(beta, 0)) r = b.binary(Op::add, r, b.cast(broadcast_to(b, scaled(input, beta), r.shape()), wide));
+  // What is to be scaled is not rounded before; products of low precision are exact in f32.
+  DType type = x.dtype(), wide = is_number(alpha, 1) && is_number(beta, 1) ? type : compute_dtype(type);
+  auto scaled = [&](Value v, const Scalar& s) { return is_number(s, 1) ? v : with_number(b, Op::mul, v, s); };
+  Value r = scaled(product(b, b.cast(x, wide), b.cast(y, wide)), alpha);
+  if (!is_number(beta, 0)) r = b.binary(Op::add, r, broadcast_to(b, scaled(b.cast(input, wide), beta), r.shape()));
   return b.cast(r, type);
 }
-
-Scalar factor(OpCall& c, size_t i) { return c.is_none(i) ? Scalar(int64_t{1}) : c.scalar(i); }
 
 // [B, m, k] x [B, k, n] summed over B too: one product over the pairs (B, k).
 Value sum_of_products(GraphBuilder& b, Value x, Value y) {
@@ -77,8 +80,6 @@ Value sum_of_products(GraphBuilder& b, Value x, Value y) {
   return b.dot(rows, b.reshape(y, {k, y.shape()[2]}));
 }
 
-using Product = Value (*)(GraphBuilder&, Value, Value);
-
 // input, two factors, beta, alpha; with out_dtype between for the overloads `.dtype`.
 Lowering plus_product(Product product, bool typed = false) {
   return [=](OpCall& c) -> Result {
@@ -87,18 +88,19 @@ Lowering plus_product(Product product, bool typed = false) {
       DType type = c.result().dtype;
       input = c.b.cast(input, type), x = c.b.cast(x, type), y = c.b.cast(y, type);
     }
-    if (!contractible({x, y, input})) return std::nullopt;
     size_t at = typed ? 4 : 3;
-    auto r = add_scaled(c, input, product(c.b, x, y), factor(c, at), factor(c, at + 1));
+    auto r = add_scaled(c, input, product, x, y, factor(c, at), factor(c, at + 1));
     return r ? as_result(c, *r) : std::nullopt;
   };
 }
 
 Result addmm_activation(OpCall& c) {
   Value x = c.tensor(1), y = c.tensor(2);
-  if (!contractible({x, y}) || !is_floating(x.dtype())) return std::nullopt;
-  auto r = add_scaled(c, c.tensor(0), matmul(c.b, x, y), factor(c, 3), factor(c, 4));
-  return r ? as_result(c, c.b.unary(c.flag(5) ? Op::gelu_tanh : Op::relu, *r)) : std::nullopt;
+  if (!is_floating(x.dtype())) return std::nullopt;
+  auto r = add_scaled(c, c.tensor(0), matmul, x, y, factor(c, 3), factor(c, 4));
+  // cuBLASLt knows the approximation only.
+  Op gelu = x.type().device.kind == DeviceKind::cuda ? Op::gelu_tanh : Op::gelu_erf;
+  return r ? as_result(c, c.b.unary(c.flag(5) ? gelu : Op::relu, *r)) : std::nullopt;
 }
 
 Result linear(OpCall& c) {
@@ -150,6 +152,18 @@ Result tensordot(OpCall& c) {
 
 Value outer(GraphBuilder& b, Value x, Value y) { return b.binary(Op::mul, unsqueeze(b, x, 1), unsqueeze(b, y, 0)); }
 
+// Elementwise in eager too: beta * input + alpha * x * y, each step in the element type.
+Result addr(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value input = c.tensor(0), x = c.tensor(1), y = c.tensor(2);
+  Scalar beta = factor(c, 3), alpha = factor(c, 4);
+  if (is_complex(beta) || is_complex(alpha) || !contractible({x, y, input})) return std::nullopt;
+  Value r = outer(b, is_number(alpha, 1) ? x : with_number(b, Op::mul, x, alpha), y);
+  if (is_number(beta, 0)) return as_result(c, r);
+  if (!is_number(beta, 1)) input = with_number(b, Op::mul, input, beta);
+  return as_result(c, b.binary(Op::add, broadcast_to(b, input, r.shape()), r));
+}
+
 Result kron(OpCall& c) {
   Value x = c.tensor(0), y = c.tensor(1);
   if (!contractible({x, y})) return std::nullopt;
@@ -177,13 +191,13 @@ Result attention_math(OpCall& c) {
   int64_t last = k.rank() - 1;
   Value s = matmul(b, scaled(q), transpose(b, scaled(k), last - 1, last));
   std::optional<Value> mask = c.maybe_tensor(3);
+  Value none = b.constant(-INFINITY, wide);
   if (c.flag(5)) {
     if (mask) return std::nullopt;
     Value row = along(b, positions(b, q.shape()[q.shape().size() - 2]), 0, 2), column = along(b, positions(b, k.shape()[k.shape().size() - 2]), 1, 2);
-    mask = b.binary(Op::le, column, row);
+    mask = b.where(b.binary(Op::le, column, row), b.constant(0.0, wide), none);
   }
-  Value none = b.constant(-INFINITY, wide);
-  if (mask && mask->dtype() == DType::b1) mask = b.where(*mask, b.constant(0.0, wide), none);
+  // A mask is added whatever its type: the caller has made a number of each boolean.
   if (mask) s = b.binary(Op::add, s, b.cast(*mask, wide));
   std::vector<int64_t> row{s.rank() - 1};
   Value top = b.reduce(Op::reduce_max, s, row, true), e = b.unary(Op::exp, b.binary(Op::sub, s, top));
@@ -216,8 +230,11 @@ Result convolve(OpCall& c, Convolution a) {
   if (!typed || a.w.rank() < 3) return std::nullopt;
   bool single = a.x.shape().size() == n + 1;
   if (single) a.x = unsqueeze(b, a.x, 0);
+  Shape sizes = a.x.shape();
+  sizes[1] = a.transposed ? a.w.shape()[0] : a.w.shape()[1] * SymInt(a.groups);
+  a.x = with_sizes(b, a.x, sizes);
   std::vector<Value> inputs{a.x, a.w};
-  if (a.bias) inputs.push_back(*a.bias);
+  if (a.bias) inputs.push_back(with_sizes(b, *a.bias, {a.transposed ? a.w.shape()[1] * SymInt(a.groups) : a.w.shape()[0]}));
   Value r = b.emit(Op::conv, inputs,
                    {{Attr::stride, for_each_dim(a.stride, n, 1)},
                     {Attr::padding, for_each_dim(a.padding, n, 0)},
@@ -274,13 +291,11 @@ Result convolution_by_name(OpCall& c) {
 
 // Time, batch, channels.
 Result conv_tbc(OpCall& c) {
-  Value x = c.tensor(0), w = c.tensor(1), bias = c.tensor(2);
-  if (!contractible({x, w, bias}) || !is_floating(x.dtype())) return std::nullopt;
-  std::vector<int64_t> one{1};
-  Value r = c.b.emit(Op::conv, {c.b.permute(x, {1, 2, 0}), c.b.permute(w, {2, 1, 0}), bias},
-                     {{Attr::stride, one}, {Attr::padding, Shape{c.integer_or(3, 0)}}, {Attr::dilation, one}, {Attr::transposed, int64_t{0}},
-                      {Attr::output_padding, Shape{SymInt(0)}}, {Attr::groups, int64_t{1}}});
-  return as_result(c, c.b.permute(r, {2, 0, 1}));
+  GraphBuilder& b = c.b;
+  Value x = c.tensor(0), w = c.tensor(1);
+  Convolution a{.x = b.permute(x, {1, 2, 0}), .w = b.permute(w, {2, 1, 0}), .bias = c.tensor(2), .padding = {c.integer_or(3, 0)}};
+  auto r = convolve(c, a);
+  return r ? as_result(c, b.permute(r->at(0), {2, 0, 1})) : std::nullopt;
 }
 
 }  // namespace
@@ -290,43 +305,43 @@ void add_contraction_ops(OpTable& t) {
     Value x = c.tensor(0), y = c.tensor(1);
     return contractible({x, y}) && x.rank() && y.rank() ? as_result(c, matmul(c.b, x, y)) : std::nullopt;
   };
-  t.add("mm bmm mv dot vdot matmul linalg_matmul", product);
+  add_real(t, "mm bmm mv dot vdot matmul linalg_matmul", product);
   // The products of bf16 and f16 numbers are exact in f32, integers of 8 bits widen before they meet.
-  t.add("mm.dtype bmm.dtype _int_mm", [](OpCall& c) -> Result {
+  add_real(t, "mm.dtype bmm.dtype _int_mm", [](OpCall& c) -> Result {
     DType type = c.result().dtype;
     return as_result(c, matmul(c.b, c.b.cast(c.tensor(0), type), c.b.cast(c.tensor(1), type)));
   });
-  t.add("addmm baddbmm addmv", plus_product(matmul));
-  t.add("addmm.dtype baddbmm.dtype", plus_product(matmul, true));
-  t.add("addbmm", plus_product(sum_of_products));
-  t.add("addr", plus_product(outer));
-  t.add("_addmm_activation", addmm_activation);
-  t.add("outer ger", [](OpCall& c) -> Result {
+  add_real(t, "addmm baddbmm addmv", plus_product(matmul));
+  add_real(t, "addmm.dtype baddbmm.dtype", plus_product(matmul, true));
+  add_real(t, "addbmm", plus_product(sum_of_products));
+  add_real(t, "addr", addr);
+  add_real(t, "_addmm_activation", addmm_activation);
+  add_real(t, "outer ger", [](OpCall& c) -> Result {
     Value x = c.tensor(0), y = c.tensor(1);
     return contractible({x, y}) ? as_result(c, outer(c.b, x, y)) : std::nullopt;
   });
-  t.add("linear", linear);
-  t.add("inner", inner);
-  t.add("tensordot", tensordot);
-  t.add("kron", kron);
-  t.add("_scaled_dot_product_attention_math", attention_math);
+  add_real(t, "linear", linear);
+  add_real(t, "inner", inner);
+  add_real(t, "tensordot", tensordot);
+  add_real(t, "kron", kron);
+  add_real(t, "_scaled_dot_product_attention_math", attention_math);
 
-  t.add("convolution _convolution _convolution.deprecated convolution_overrideable",
+  add_real(t, "convolution _convolution _convolution.deprecated convolution_overrideable",
         convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));
-  t.add("conv1d conv2d conv3d", convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .groups = 6}));
-  t.add("conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
+  add_real(t, "conv1d conv2d conv3d", convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .groups = 6}));
+  add_real(t, "conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
         convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 7, .output_padding = 5, .groups = 6, .always_transposed = true}));
-  t.add("conv1d.padding conv2d.padding conv3d.padding _convolution_mode", convolution_by_name);
-  t.add("mkldnn_convolution", convolution({.bias = 2, .stride = 4, .padding = 3, .dilation = 5, .groups = 6}));
-  t.add("cudnn_convolution", convolution({.bias = -1, .stride = 3, .padding = 2, .dilation = 4, .groups = 5}));
-  t.add("cudnn_convolution_transpose",
+  add_real(t, "conv1d.padding conv2d.padding conv3d.padding _convolution_mode", convolution_by_name);
+  add_real(t, "mkldnn_convolution", convolution({.bias = 2, .stride = 4, .padding = 3, .dilation = 5, .groups = 6}));
+  add_real(t, "cudnn_convolution", convolution({.bias = -1, .stride = 3, .padding = 2, .dilation = 4, .groups = 5}));
+  add_real(t, "cudnn_convolution_transpose",
         convolution({.bias = -1, .stride = 4, .padding = 2, .dilation = 5, .output_padding = 3, .groups = 6, .always_transposed = true}));
-  t.add("thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = -1}));
-  t.add("slow_conv_dilated2d slow_conv_dilated3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6}));
-  t.add("slow_conv_transpose2d slow_conv_transpose3d",
+  add_real(t, "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = -1}));
+  add_real(t, "slow_conv_dilated2d slow_conv_dilated3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6}));
+  add_real(t, "slow_conv_transpose2d slow_conv_transpose3d",
         convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 7, .output_padding = 6, .always_transposed = true}));
-  t.add("_conv_depthwise2d conv_depthwise3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6, .depthwise = true}));
-  t.add("conv_tbc", conv_tbc);
+  add_real(t, "_conv_depthwise2d conv_depthwise3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6, .depthwise = true}));
+  add_real(t, "conv_tbc", conv_tbc);
 }
 
 }  // namespace broach

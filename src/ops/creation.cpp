@@ -146,13 +146,6 @@ void add_sequences(OpTable& t) {
 }
 
 // ---- copies and composites ----
-
-Results one_hot(OpCall& c) {
-  if (c.is_none(1) || c.constant(1) < 1) return std::nullopt;
-  Value x = unsqueeze(c.b, c.tensor(0), c.tensor(0).rank());
-  return {{c.b.cast(broadcast(c.b, Op::eq, x, positions(c.b, c.constant(1), x.dtype())), c.result().dtype)}};
-}
-
 Results meshgrid(OpCall& c) {
   auto tensors = c.tensors(0);
   std::vector<Value> out;
@@ -170,7 +163,6 @@ Results meshgrid(OpCall& c) {
 void add_copies(OpTable& t) {
   auto same = [](OpCall& c) -> Results { return {{c.tensor(0)}}; };
   t.add("clone detach alias lift lift_fresh lift_fresh_copy _lazy_clone alias_copy detach_copy", same);
-  add_real(t, "one_hot", one_hot);
   t.add("meshgrid meshgrid.indexing", meshgrid);
 }
 

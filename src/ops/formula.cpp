@@ -87,8 +87,9 @@ Value operand(OpCall& c, size_t i, DType t) {
 
 Results in_result_type(OpCall& c, const Expr& x) { return {{x.to(c.result().dtype).value()}}; }
 
-void add_formula(OpTable& t, std::string_view names, std::vector<size_t> positions, Formula f) {
-  add_real(t, names, [positions = std::move(positions), f = std::move(f)](OpCall& c) -> Results {
+void add_formula(OpTable& t, std::string_view names, std::vector<size_t> positions, Formula f, bool integers) {
+  add_real(t, names, [positions = std::move(positions), f = std::move(f), integers](OpCall& c) -> Results {
+    if (!is_floating(c.result().dtype) && !(integers && is_integral(c.result().dtype))) return std::nullopt;
     DType type = compute_dtype(c.result().dtype);
     std::vector<Expr> x;
     for (size_t i : positions) x.emplace_back(c.b, operand(c, i, type));

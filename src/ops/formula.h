@@ -69,9 +69,10 @@ Value operand(OpCall& c, size_t i, DType t);
 // The results of a call with one result: the value in the element type that eager gave it.
 Results in_result_type(OpCall& c, const Expr& x);
 
-// A formula over the operands at `positions`, computed in compute_dtype of the result and rounded once.
+// A formula over the operands at `positions`, computed in compute_dtype of the result and rounded once. Calls with an integer
+// result run as externs, unless `integers` says that the formula holds for them.
 using Formula = std::function<Expr(OpCall& c, std::span<const Expr> x)>;
-void add_formula(OpTable& t, std::string_view names, std::vector<size_t> positions, Formula f);
+void add_formula(OpTable& t, std::string_view names, std::vector<size_t> positions, Formula f, bool integers = false);
 
 // The parts of the pointwise family.
 void add_activation_ops(OpTable&);

@@ -279,7 +279,9 @@ Result scatter(OpCall& c, Update update) {
   Write w{x, dim, shape[d].constant(), slices(b, at, dim), {}, update};
   if (auto source = c.maybe_tensor(3)) {
     if (at_least_1d(b, *source).rank() != x.rank()) return std::nullopt;
-    w.source = slices(b, with_sizes(b, at_least_1d(b, *source), shape), dim);
+    // The source may be larger than the index.
+    for (int64_t k = 0; k < x.rank(); ++k) source = narrow(b, at_least_1d(b, *source), k, 0, shape[static_cast<size_t>(k)]);
+    w.source = slices(b, *source, dim);
   } else {
     if (is_complex(c.scalar(3))) return std::nullopt;
     w.source = always(b.constant(c.scalar(3), x.dtype()));
@@ -351,7 +353,9 @@ void add_indexing_ops(OpTable& t) {
     return as_result(c, take(c.b, c.b.reshape(x, {n}), wrapped(c.b, i, n), 0));
   });
   add_real(t, "take_along_dim", take_along_dim);
-  add_real(t, "embedding", [](OpCall& c) -> Result { return is_index(c.tensor(1)) ? as_result(c, take(c.b, c.tensor(0), c.tensor(1), 0)) : std::nullopt; });
+  add_real(t, "embedding", [](OpCall& c) -> Result {
+    return is_index(c.tensor(1)) ? as_result(c, take(c.b, c.tensor(0), c.tensor(1), 0)) : std::nullopt;
+  });
 
   add_real(t, "isin.Tensor_Tensor", isin);
   add_real(t, "isin.Tensor_Scalar", isin_number);

@@ -61,18 +61,30 @@ Expr huber_backward(OpCall& c, Operands x) {
   return bounded_slope(x[1] - x[2], delta, x[0], scale * delta, scale);
 }
 
+// Entries for floating tensors; eager computes some of these losses in the operands' integer types.
+void add_loss(OpTable& t, const char* names, std::vector<size_t> tensors, Formula f) {
+  add_real(t, names, [tensors = std::move(tensors), f = std::move(f)](OpCall& c) -> Results {
+    std::vector<Expr> x;
+    for (size_t i : tensors) {
+      if (!is_floating(c.tensor(i).dtype())) return std::nullopt;
+      x.emplace_back(c.b, operand(c, i, compute_dtype(c.result().dtype)));
+    }
+    return in_result_type(c, f(c, x));
+  });
+}
+
 void add_distances(OpTable& t) {
-  add_formula(t, "mse_loss", {0, 1}, [](OpCall& c, Operands x) {
+  add_loss(t, "mse_loss", {0, 1}, [](OpCall& c, Operands x) {
     Expr d = x[0] - x[1];
     return reduced(c, d * d, 2);
   });
-  add_formula(t, "l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, abs(x[0] - x[1]), 2); });
-  add_formula(t, "smooth_l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, smooth_l1(x[0], x[1], c.number_or(3, 1)), 2); });
-  add_formula(t, "huber_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, huber(x[0], x[1], c.number_or(3, 1)), 2); });
-  add_formula(t, "mse_loss_backward", {0, 1, 2},
+  add_loss(t, "l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, abs(x[0] - x[1]), 2); });
+  add_loss(t, "smooth_l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, smooth_l1(x[0], x[1], c.number_or(3, 1)), 2); });
+  add_loss(t, "huber_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, huber(x[0], x[1], c.number_or(3, 1)), 2); });
+  add_loss(t, "mse_loss_backward", {0, 1, 2},
               [](OpCall& c, Operands x) { return (x[1] - x[2]) * gradient_scale(c, x[1], 3, 2) * x[0]; });
-  add_formula(t, "smooth_l1_loss_backward", {0, 1, 2}, smooth_l1_backward);
-  add_formula(t, "huber_loss_backward", {0, 1, 2}, huber_backward);
+  add_loss(t, "smooth_l1_loss_backward", {0, 1, 2}, smooth_l1_backward);
+  add_loss(t, "huber_loss_backward", {0, 1, 2}, huber_backward);
 }
 
 // ---- cross entropies ----
@@ -113,10 +125,10 @@ Expr kl_divergence(OpCall& c, Operands x) {
 }
 
 void add_entropies(OpTable& t) {
-  add_formula(t, "binary_cross_entropy", {0, 1}, binary_cross_entropy);
-  add_formula(t, "binary_cross_entropy_backward", {0, 1, 2}, binary_cross_entropy_backward);
-  add_formula(t, "binary_cross_entropy_with_logits", {0, 1}, with_logits);
-  add_formula(t, "kl_div", {0, 1}, kl_divergence);
+  add_loss(t, "binary_cross_entropy", {0, 1}, binary_cross_entropy);
+  add_loss(t, "binary_cross_entropy_backward", {0, 1, 2}, binary_cross_entropy_backward);
+  add_loss(t, "binary_cross_entropy_with_logits", {0, 1}, with_logits);
+  add_loss(t, "kl_div", {0, 1}, kl_divergence);
 }
 
 // ---- margins ----
@@ -145,11 +157,11 @@ Expr hinge_embedding(OpCall& c, Operands x) {
 }
 
 void add_margins(OpTable& t) {
-  add_formula(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, log1p(exp(-x[1] * x[0])), 2); });
-  add_formula(t, "soft_margin_loss_backward", {0, 1, 2}, soft_margin_backward);
-  add_formula(t, "poisson_nll_loss", {0, 1}, poisson);
-  add_formula(t, "hinge_embedding_loss", {0, 1}, hinge_embedding);
-  add_formula(t, "margin_ranking_loss", {0, 1, 2}, [](OpCall& c, Operands x) {
+  add_loss(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, log1p(exp(-x[1] * x[0])), 2); });
+  add_loss(t, "soft_margin_loss_backward", {0, 1, 2}, soft_margin_backward);
+  add_loss(t, "poisson_nll_loss", {0, 1}, poisson);
+  add_loss(t, "hinge_embedding_loss", {0, 1}, hinge_embedding);
+  add_loss(t, "margin_ranking_loss", {0, 1, 2}, [](OpCall& c, Operands x) {
     return reduced(c, max(-x[2] * (x[0] - x[1]) + c.number_or(3, 0), 0.0), 4);
   });
 }

@@ -429,22 +429,8 @@ Results broadcast_tensors(OpCall& c) {
   return values;
 }
 
-// Vectors as the axes of a grid; "xy" indexing exchanges the first two dimensions.
-Results meshgrid(OpCall& c, bool xy) {
-  std::vector<Value> values;
-  Shape shape;
-  for (const auto& v : c.tensors(0)) values.push_back(at_least_1d(c.b, v.value()));
-  for (const Value& v : values) shape.push_back(size_of(v, 0));
-  xy = xy && values.size() >= 2;
-  if (xy) std::swap(shape[0], shape[1]);
-  for (size_t i = 0; i < values.size(); ++i)
-    values[i] = c.b.expand(along(c.b, values[i], static_cast<int64_t>(xy && i < 2 ? 1 - i : i), static_cast<int>(shape.size())), shape);
-  return values;
-}
-
 void add_view_ops(OpTable& t) {
-  add_single(t, "alias alias_copy detach detach_copy contiguous lift lift_fresh lift_fresh_copy",
-             [](OpCall& c) { return c.tensor(0); });
+  add_single(t, "contiguous", [](OpCall& c) { return c.tensor(0); });
   add_single(t, "view view_copy _unsafe_view reshape _reshape_alias _reshape_alias_copy _reshape_copy", view);
   add_single(t, "view_as reshape_as", view_as);
   add_single(t, "view.dtype view_copy.dtype", bits_as);
@@ -484,8 +470,6 @@ void add_split_ops(OpTable& t) {
   }
   add_real(t, "unbind.int unbind_copy.int", unbind);
   add_real(t, "broadcast_tensors", broadcast_tensors);
-  add_real(t, "meshgrid", [](OpCall& c) { return meshgrid(c, false); });
-  add_real(t, "meshgrid.indexing", [](OpCall& c) { return meshgrid(c, c.text(1) == "xy"); });
 }
 
 void add_join_ops(OpTable& t) {

@@ -23,6 +23,7 @@ Expr argument(OpCall& c, size_t i, DType t) { return {c.b, c.b.cast(c.tensor(i),
 Axes softmax_axes(OpCall& c, size_t i, int rank) { return rank ? Axes{{c.dim(i, rank)}, true} : Axes{{}, true}; }
 
 Expr softmax(const Expr& x, const Axes& axes) {
+  if (x.builder().symbols().equal(x.value().type().numel(), 0)) return x;
   Expr e = exp(x - reduce(Op::reduce_max, x, axes));
   return e / sum(e, axes);
 }
@@ -41,6 +42,7 @@ SingleLowering over_classes(F f) {
 
 // Rows in which everything is masked out by -inf become 0 instead of NaN.
 Expr safe_softmax(const Expr& x, const Axes& axes) {
+  if (x.builder().symbols().equal(x.value().type().numel(), 0)) return x;
   Expr masked = reduce(Op::reduce_min, equal(x, -std::numeric_limits<double>::infinity()), axes);
   return select(masked, 0.0, softmax(x, axes));
 }
@@ -89,9 +91,9 @@ Expr through_statistics(const Expr& grad, const Expr& y, const Expr& rstd, const
   return rstd * (grad - mean(grad, axes) - y * mean(grad * y, axes));
 }
 
-// A gradient that was not asked for is undefined: eager's result then has no type, hence no dimensions.
+// A gradient that was not asked for is undefined: eager's result then has no element type.
 Value gradient(OpCall& c, size_t result, const Expr& x, const Shape& shape) {
-  return c.result(result).rank() ? reshaped(x, shape).to(c.result(result).dtype).value() : Value{};
+  return c.result(result).dtype != DType::opaque ? reshaped(x, shape).to(c.result(result).dtype).value() : Value{};
 }
 
 // The gradients of x, weight and bias; the latter two are summed over `dims`.
@@ -154,47 +156,54 @@ Results rms_norm_backward(OpCall& c) {
 
 // ---- group norm: groups of channels ----
 
-// x as [n, groups, channels / groups, rest].
-Shape grouped(const Value& x, int64_t groups) {
-  const Shape& s = x.shape();
-  return {s.at(0), groups, floordiv(s.at(1), groups), product(std::span(s).subspan(2))};
-}
+// A tensor with `groups` groups of channels, seen as [n, groups, channels / groups, rest].
+struct Grouped {
+  Shape whole, shape;
+  DType type;  // in which it is computed
 
-std::optional<Expr> in_groups(const std::optional<Expr>& x, const Shape& shape) {
-  return x ? std::optional(reshaped(*x, {1, shape[1], shape[2], 1})) : std::nullopt;
+  // The argument i of the whole shape, and one with an element a group or a channel.
+  Expr whole_argument(OpCall& c, size_t i) const {
+    return {c.b, c.b.reshape(c.b.cast(broadcast_to(c.b, c.tensor(i), whole), type), shape)};
+  }
+  Expr group_argument(OpCall& c, size_t i) const {
+    return {c.b, c.b.reshape(c.b.cast(broadcast_to(c.b, c.tensor(i), {shape[0], shape[1]}), type), {shape[0], shape[1], 1, 1})};
+  }
+  std::optional<Expr> channel_argument(OpCall& c, size_t i) const {
+    auto x = maybe(c, i, type);
+    if (x) x = Expr(c.b, broadcast_to(c.b, x->value(), {whole[1]}));
+    return x ? std::optional(reshaped(*x, {1, shape[1], shape[2], 1})) : std::nullopt;
+  }
+};
+
+// The number of channels must be known, to be divided.
+Grouped grouped(OpCall& c, const Value& x, int64_t groups) {
+  Shape whole = x.shape();
+  int64_t channels = c.b.symbols().specialize(whole.at(1));
+  whole[1] = channels;
+  return {whole, {whole[0], groups, channels / groups, product(std::span(whole).subspan(2))}, compute_dtype(x.dtype())};
 }
 
 const Axes kGroup{{2, 3}, true};
 
-// The channels must fill the groups in every spelling of their number.
-bool fits(const Value& x, const Shape& shape) { return product(shape) == x.type().numel(); }
-
 Results group_norm(OpCall& c, size_t weight, int64_t groups, double eps) {
   Value x = c.tensor(0);
-  Shape shape = grouped(x, groups);
-  if (!fits(x, shape)) return std::nullopt;
-  DType t = compute_dtype(x.dtype());
-  Normalized n = normalize(reshaped(argument(c, 0, t), shape), kGroup, eps);
-  Expr y = scaled(n.y, in_groups(maybe(c, weight, t), shape), in_groups(maybe(c, weight + 1, t), shape));
-  std::vector<Value> results{reshaped(y.to(x.dtype()), x.shape()).value()};
+  Grouped g = grouped(c, x, groups);
+  Normalized n = normalize(g.whole_argument(c, 0), kGroup, eps);
+  Expr y = scaled(n.y, g.channel_argument(c, weight), g.channel_argument(c, weight + 1));
+  std::vector<Value> results{reshaped(y.to(x.dtype()), g.whole).value()};
   if (c.results().size() == 3) {
-    results.push_back(reshaped(n.mean, {shape[0], groups}).to(c.result(1).dtype).value());
-    results.push_back(reshaped(n.rstd, {shape[0], groups}).to(c.result(2).dtype).value());
+    results.push_back(reshaped(n.mean, {g.shape[0], groups}).to(c.result(1).dtype).value());
+    results.push_back(reshaped(n.rstd, {g.shape[0], groups}).to(c.result(2).dtype).value());
   }
   return results;
 }
 
 // Arguments: grad, input, mean, rstd, weight, n, channels, rest, groups, mask.
 Results group_norm_backward(OpCall& c) {
-  Value x = c.tensor(1);
-  int64_t groups = c.constant(8);
-  Shape shape = grouped(x, groups), each{shape[0], groups, 1, 1};
-  if (!fits(x, shape)) return std::nullopt;
-  DType t = compute_dtype(x.dtype());
-  Expr grad = reshaped(argument(c, 0, t), shape), rstd = reshaped(argument(c, 3, t), each);
-  Expr y = (reshaped(argument(c, 1, t), shape) - reshaped(argument(c, 2, t), each)) * rstd;
-  Expr dx = through_statistics(scaled(grad, in_groups(maybe(c, 4, t), shape), {}), y, rstd, kGroup);
-  return gradients(c, dx, x.shape(), grad * y, grad, {0, 3}, {x.shape()[1]});
+  Grouped g = grouped(c, c.tensor(1), c.constant(8));
+  Expr grad = g.whole_argument(c, 0), rstd = g.group_argument(c, 3), y = (g.whole_argument(c, 1) - g.group_argument(c, 2)) * rstd;
+  Expr dx = through_statistics(scaled(grad, g.channel_argument(c, 4), {}), y, rstd, kGroup);
+  return gradients(c, dx, g.whole, grad * y, grad, {0, 3}, {g.whole[1]});
 }
 
 // ---- batch and instance norm: one channel ----
@@ -227,7 +236,7 @@ Expr with_running_statistics(OpCall& c, const Expr& x, double eps) {
 // Arguments: input, weight, bias, running mean, running variance. Two statistics, and those to keep, are empty.
 Results batch_norm_evaluation(OpCall& c, double eps) {
   Value x = c.tensor(0);
-  if (!c.is_tensor(3) || !c.is_tensor(4)) return std::nullopt;
+  if (!c.is_tensor(3) || !c.is_tensor(4) || x.rank() < 2) return std::nullopt;
   DType t = compute_dtype(x.dtype());
   std::vector<Value> results{with_running_statistics(c, argument(c, 0, t), eps).to(x.dtype()).value()};
   for (size_t i = 1; i < c.results().size(); ++i) {
@@ -258,7 +267,7 @@ Normalized over_batch(OpCall& c, double eps) {
 // Training with running statistics writes them, which only the functional schema says by its results.
 Results batch_norm(OpCall& c, size_t training, double eps) {
   if (!c.flag(training)) return batch_norm_evaluation(c, eps);
-  if (c.is_tensor(3) || c.is_tensor(4) || c.results().size() > 3) return std::nullopt;
+  if (c.is_tensor(3) || c.is_tensor(4) || c.results().size() > 3 || c.tensor(0).rank() < 2) return std::nullopt;
   return batch_norm_training(c, over_batch(c, eps));
 }
 
@@ -311,7 +320,8 @@ Results batch_norm_backward(OpCall& c) {
   if (!c.is_tensor(mean) || !c.is_tensor(mean + 1)) return std::nullopt;
   DType t = compute_dtype(c.tensor(1).dtype());
   Expr second = argument(c, mean + 1, t);
-  return batch_norm_gradients(c, {c.tensor(1), c.tensor(0), c.maybe_tensor(2), argument(c, mean, t), training ? second : inverse_deviation(second, c.number(8)), training});
+  Expr rstd = training ? second : inverse_deviation(second, c.number(8));
+  return batch_norm_gradients(c, {c.tensor(1), c.tensor(0), c.maybe_tensor(2), argument(c, mean, t), rstd, training});
 }
 
 // Arguments: input, grad, weight, running mean and variance, saved mean and inverse deviation, eps, reserve.

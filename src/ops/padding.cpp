@@ -26,7 +26,7 @@ Value pad_dim(GraphBuilder& b, Value x, int64_t dim, SymInt low, SymInt high, co
 // Padding by dimension: pairs of PyTorch's list belong to the last dimension first. Negative padding crops.
 using PadDim = std::function<Value(Value x, int64_t dim, const SymInt& low, const SymInt& high)>;
 Value each_padded(Value x, const Shape& padding, const PadDim& one) {
-  for (size_t i = 0; i + 1 < padding.size() && x; i += 2)
+  for (size_t i = 0; i + 1 < padding.size(); i += 2)
     if (padding[i] != SymInt(0) || padding[i + 1] != SymInt(0))
       x = one(x, x.rank() - 1 - static_cast<int64_t>(i / 2), padding[i], padding[i + 1]);
   return x;
@@ -55,32 +55,40 @@ Value padded_index(GraphBuilder& b, PadMode mode, const SymInt& n, const SymInt&
   return b.binary(Op::sub, last, from_end);
 }
 
+// n, or 0 where it is negative.
+SymInt not_negative(Symbols& s, const SymInt& n) { return s.ask(n, Relation::lt, 0) ? SymInt(0) : n; }
+
 Value pad_by(GraphBuilder& b, PadMode mode, Value x, const Shape& padding) {
-  return each_padded(x, padding, [&](Value v, int64_t d, const SymInt& low, const SymInt& high) {
+  return each_padded(x, padding, [&](Value v, int64_t d, SymInt low, SymInt high) {
+    if (mode == PadMode::circular) {
+      // What is cropped takes no part in the circle.
+      SymInt more_low = not_negative(b.symbols(), low), more_high = not_negative(b.symbols(), high);
+      v = crop_or_pad(b, v, d, low - more_low, high - more_high);
+      low = more_low, high = more_high;
+    }
     return take(b, v, padded_index(b, mode, size_of(v, d), low, high), d);
   });
 }
 
 // The gradient of one padded dimension: what was copied outwards is added back where it came from.
 Value fold_padding(GraphBuilder& b, PadMode mode, Value g, int64_t d, const SymInt& low, const SymInt& high) {
-  Symbols& s = b.symbols();
-  if (s.ask(low, Relation::lt, 0) || s.ask(high, Relation::lt, 0)) return {};
-  SymInt n = size_of(g, d) - low - high;
-  Value left = narrow(b, g, d, 0, low), right = narrow(b, g, d, low + n, high);
-  if (mode == PadMode::reflect) {
-    left = pad_dim(b, flip_dim(b, left, d), d, 1, n - 1 - low);
-    right = pad_dim(b, flip_dim(b, right, d), d, n - 1 - high, 1);
-  } else {
-    left = pad_dim(b, b.reduce(Op::reduce_sum, left, {d}, true), d, 0, n - 1);
-    right = pad_dim(b, b.reduce(Op::reduce_sum, right, {d}, true), d, n - 1, 0);
-  }
-  return b.binary(Op::add, b.binary(Op::add, narrow(b, g, d, low, n), left), right);
+  SymInt n = size_of(g, d) - low - high, l = not_negative(b.symbols(), low), h = not_negative(b.symbols(), high);
+  // The elements that are there once, with zeros for those cropped.
+  Value sum = pad_dim(b, narrow(b, g, d, l, size_of(g, d) - l - h), d, l - low, h - high);
+  auto add = [&](Value part, const SymInt& before) {
+    if (size_of(part, d) == SymInt(0)) return;
+    part = mode == PadMode::reflect ? flip_dim(b, part, d) : b.reduce(Op::reduce_sum, part, {d}, true);
+    sum = b.binary(Op::add, sum, pad_dim(b, part, d, before, n - before - size_of(part, d)));
+  };
+  add(narrow(b, g, d, 0, l), mode == PadMode::reflect ? 1 : 0);
+  add(narrow(b, g, d, size_of(g, d) - h, h), mode == PadMode::reflect ? n - 1 - h : n - 1);
+  return sum;
 }
 
 Value pad_backward(OpCall& c, PadMode mode) {
   Value g = c.b.cast(c.tensor(0), compute_dtype(c.tensor(0).dtype()));
   Value x = each_padded(g, c.ints(2), [&](Value v, int64_t d, const SymInt& low, const SymInt& high) { return fold_padding(c.b, mode, v, d, low, high); });
-  return x ? c.b.cast(x, c.tensor(0).dtype()) : x;
+  return c.b.cast(x, c.tensor(0).dtype());
 }
 
 Value pad_mode(OpCall& c) {

@@ -134,23 +134,27 @@ Value nan_to_num(OpCall& c) {
   return select(is_nan(x), c.number_or(1, 0), finite).value();
 }
 
+// eps and 1 - eps, rounded to the result's type as eager rounds them.
+std::pair<double, double> logit_bounds(OpCall& c, size_t eps) {
+  DType t = c.result().dtype;
+  double low = as_double(stored(c.number(eps), t));
+  return {low, as_double(stored(1 - low, t))};
+}
+
 Expr logit(OpCall& c, std::span<const Expr> x) {
-  double eps = c.number_or(1, -1);
   Expr p = x[0];
-  if (eps >= 0) {
-    // The bounds are rounded as eager rounds them: 1 - eps is computed in the operand's type.
-    Expr low = p.number(eps), high = 1.0 - low;
-    p = select(p < low, low, select(p > high, high, p));
+  if (!c.is_none(1) && c.number(1) >= 0) {
+    auto [low, high] = logit_bounds(c, 1);
+    p = select(p < low, p.number(low), select(p > high, p.number(high), p));
   }
   return log(p / (1.0 - p));
 }
 
 Expr logit_backward(OpCall& c, std::span<const Expr> x) {
   const Expr &grad = x[0], &p = x[1];
-  double eps = c.number_or(2, -1);
-  Expr low = p.number(eps < 0 ? 0 : eps), high = 1.0 - low;
-  Expr inside = select(equal(p, 0.0) | equal(p, 1.0), grad * kInfinity, grad / (p * (1.0 - p)));
-  return select((p < low) | (p > high), eps < 0 ? std::nan("") : 0.0, inside);
+  bool bounded = !c.is_none(2) && c.number(2) >= 0;
+  auto [low, high] = bounded ? logit_bounds(c, 2) : std::pair(0.0, 1.0);
+  return select((p >= low) & (p <= high), grad / (p * (1.0 - p)), bounded ? 0.0 : std::nan(""));
 }
 
 Expr sinc(OpCall&, std::span<const Expr> x) {
@@ -177,15 +181,12 @@ Results round_decimals(OpCall& c) {
 
 void add_unary_formulas(OpTable& t) {
   add_single(t, "nan_to_num", nan_to_num);
-  add_formula(t, "square", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] * x[0]; });
+  add_formula(t, "square", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] * x[0]; }, true);
   add_formula(t, "frac", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] - apply(Op::trunc, x[0]); });
   add_formula(t, "deg2rad", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] * (std::numbers::pi / 180); });
   add_formula(t, "rad2deg", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] * (180 / std::numbers::pi); });
   add_formula(t, "angle", {0}, [](OpCall&, std::span<const Expr> x) {
     return select(is_nan(x[0]), x[0], select(x[0] < 0.0, x[0].number(std::numbers::pi), 0.0));
-  });
-  add_formula(t, "special_ndtr", {0}, [](OpCall&, std::span<const Expr> x) {
-    return (1.0 + erf(x[0] / std::numbers::sqrt2)) * 0.5;
   });
   add_formula(t, "logit special_logit", {0}, logit);
   add_formula(t, "logit_backward", {0, 1}, logit_backward);
@@ -198,7 +199,10 @@ void add_unary_formulas(OpTable& t) {
 
 // ---- arithmetic ----
 
-// On low precision eager computes a number, or a tensor without dimensions, of another type in f32; else one primitive does all.
+// The primitive on operands 0 and 1, both in type t.
+Value binary(OpCall& c, Op op, DType t) { return broadcast(c.b, op, operand(c, 0, t), operand(c, 1, t)); }
+
+// Eager multiplies and divides low precision by a number, or by a tensor without dimensions of another type, in f32.
 DType arithmetic_dtype(OpCall& c) {
   DType t = c.result().dtype;
   for (size_t i : {0, 1})
@@ -213,16 +217,16 @@ Value arithmetic(GraphBuilder& b, Op op, Value x, Value y) {
   return broadcast(b, op, x, y);
 }
 
-// left op right * alpha, where alpha is argument 2.
+// left op right * alpha, where alpha is argument 2. Eager rounds numbers to the result's type, and not the product.
 Results scaled(OpCall& c, Op op, size_t left, size_t right) {
-  bool scale = !c.is_none(2) && as_double(c.scalar(2)) != 1;
-  DType t = scale ? compute_dtype(c.result().dtype) : arithmetic_dtype(c);
-  Value y = operand(c, right, t);
-  if (scale) y = arithmetic(c.b, Op::mul, y, number_operand(c, 2, t));
-  return in_result_type(c, {c.b, arithmetic(c.b, op, operand(c, left, t), y)});
+  DType t = c.result().dtype;
+  if (c.is_none(2) || as_double(c.scalar(2)) == 1) return {{arithmetic(c.b, op, operand(c, left, t), operand(c, right, t))}};
+  auto wide = [&](size_t i) { return c.b.cast(operand(c, i, t), compute_dtype(t)); };
+  Value scaled = arithmetic(c.b, Op::mul, wide(right), wide(2));
+  return in_result_type(c, {c.b, arithmetic(c.b, op, wide(left), scaled)});
 }
 
-Results plain(OpCall& c, Op op) {
+Results product(OpCall& c, Op op) {
   DType t = arithmetic_dtype(c);
   return in_result_type(c, {c.b, arithmetic(c.b, op, operand(c, 0, t), operand(c, 1, t))});
 }
@@ -231,9 +235,9 @@ void add_arithmetic(OpTable& t) {
   add_real(t, "add.Tensor add.Scalar", [](OpCall& c) { return scaled(c, Op::add, 0, 1); });
   add_real(t, "sub.Tensor sub.Scalar subtract.Tensor subtract.Scalar", [](OpCall& c) { return scaled(c, Op::sub, 0, 1); });
   add_real(t, "rsub.Tensor rsub.Scalar", [](OpCall& c) { return scaled(c, Op::sub, 1, 0); });
-  add_real(t, "mul.Tensor mul.Scalar multiply.Tensor multiply.Scalar", [](OpCall& c) { return plain(c, Op::mul); });
+  add_real(t, "mul.Tensor mul.Scalar multiply.Tensor multiply.Scalar", [](OpCall& c) { return product(c, Op::mul); });
   add_real(t, "div.Tensor div.Scalar divide.Tensor divide.Scalar true_divide.Tensor true_divide.Scalar",
-           [](OpCall& c) { return plain(c, Op::div); });
+           [](OpCall& c) { return product(c, Op::div); });
 }
 
 // ---- division with rounding ----
@@ -253,7 +257,7 @@ enum class Rounding { none, trunc, floor };
 
 Results divide(OpCall& c, Rounding rounding) {
   DType t = c.result().dtype;
-  if (rounding == Rounding::none) return plain(c, Op::div);
+  if (rounding == Rounding::none) return product(c, Op::div);
   // Eager rounds low precision quotients before it truncates them.
   if (is_low_precision(t) || t == DType::b1 || (is_integral(t) && !divides(c, 1))) return std::nullopt;
   Value x = operand(c, 0, t), y = operand(c, 1, t);
@@ -270,7 +274,9 @@ Results divide_mode(OpCall& c) {
 Results remainder(OpCall& c, bool like_python) {
   DType t = compute_dtype(c.result().dtype);
   if (t == DType::b1 || (is_integral(t) && !divides(c, 1))) return std::nullopt;
-  Expr x{c.b, operand(c, 0, t)}, y{c.b, operand(c, 1, t)};
+  // A number is rounded to the tensor's type first.
+  auto rounded = [&](size_t i) { return Expr{c.b, operand(c, i, c.result().dtype)}.to(t); };
+  Expr x = rounded(0), y = rounded(1);
   if (is_integral(t)) return {{apply(like_python ? Op::mod : Op::fmod, x, y).value()}};
   Expr r = apply(Op::fmod, x, y);
   // Not the primitive `mod`: a remainder of zero keeps the sign of the dividend.
@@ -304,9 +310,9 @@ std::optional<Expr> special_power(const Expr& x, double exponent, bool roots) {
 Results power_to_number(OpCall& c) {
   DType t = c.result().dtype;
   Expr x{c.b, operand(c, 0, compute_dtype(t))};
-  bool roots = t == DType::f32 || t == DType::f64;
+  bool roots = is_floating(t) && t != DType::f16;
   if (auto r = special_power(x, c.number(1), roots)) return in_result_type(c, *r);
-  return in_result_type(c, {c.b, broadcast(c.b, Op::pow, x.value(), number_operand(c, 1, x.dtype()))});
+  return {{binary(c, Op::pow, t)}};
 }
 
 Results power(OpCall& c) {
@@ -314,7 +320,7 @@ Results power(OpCall& c) {
   if (t == DType::b1) return std::nullopt;
   if (!c.is_tensor(1)) return power_to_number(c);
   if (!c.is_tensor(0) && c.number(0) == 1) return {{c.b.full(c.tensor(1).shape(), stored(1.0, t), t, c.result().device)}};
-  return plain(c, Op::pow);
+  return {{binary(c, Op::pow, t)}};
 }
 
 // ---- other binary operations ----
@@ -332,8 +338,11 @@ Expr log_add_exp(const Expr& x, const Expr& y, Op power, double scale) {
   return select(equal(x, y) & equal(abs(x), kInfinity), x, sum);
 }
 
-Expr x_log_y(const Expr& x, const Expr& y, Op logarithm) {
-  return select(is_nan(y), y, select(equal(x, 0.0), 0.0, x * apply(logarithm, y)));
+// Not in compute_dtype: eager rounds the logarithm.
+Value x_log_y(OpCall& c, Op logarithm) {
+  DType t = c.result().dtype;
+  Expr x{c.b, operand(c, 0, t)}, y{c.b, operand(c, 1, t)};
+  return select(is_nan(y), y, select(equal(x, 0.0), 0.0, x * apply(logarithm, y))).value();
 }
 
 Value number_maximum(OpCall& c, Op op) {
@@ -346,7 +355,7 @@ Value number_maximum(OpCall& c, Op op) {
 Value extremum(OpCall& c, Op op) {
   DType t = c.result().dtype;
   if (t == DType::b1) op = op == Op::max ? Op::bit_or : Op::bit_and;
-  return broadcast(c.b, op, operand(c, 0, t), operand(c, 1, t));
+  return binary(c, op, t);
 }
 
 Value heaviside(OpCall& c) {
@@ -374,9 +383,7 @@ Results is_close(OpCall& c) {
 
 void add_binary(OpTable& t) {
   for (const auto& [op, names] : kBinary)
-    add_single(t, names, [op = op](OpCall& c) {
-      return broadcast(c.b, op, operand(c, 0, c.result().dtype), operand(c, 1, c.result().dtype));
-    });
+    add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
   add_single(t, "maximum max.other", [](OpCall& c) { return extremum(c, Op::max); });
   add_single(t, "minimum min.other", [](OpCall& c) { return extremum(c, Op::min); });
   add_single(t, "fmax", [](OpCall& c) { return number_maximum(c, Op::max); });
@@ -387,10 +394,10 @@ void add_binary(OpTable& t) {
   add_formula(t, "logaddexp", {0, 1}, [](OpCall&, std::span<const Expr> x) { return log_add_exp(x[0], x[1], Op::exp, 1); });
   add_formula(t, "logaddexp2", {0, 1},
               [](OpCall&, std::span<const Expr> x) { return log_add_exp(x[0], x[1], Op::exp2, std::numbers::log2e); });
-  add_formula(t, "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other special_xlogy special_xlogy.self_scalar special_xlogy.other_scalar", {0, 1},
-              [](OpCall&, std::span<const Expr> x) { return x_log_y(x[0], x[1], Op::log); });
-  add_formula(t, "special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar", {0, 1},
-              [](OpCall&, std::span<const Expr> x) { return x_log_y(x[0], x[1], Op::log1p); });
+  add_single(t, "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other special_xlogy special_xlogy.self_scalar special_xlogy.other_scalar",
+             [](OpCall& c) { return x_log_y(c, Op::log); });
+  add_single(t, "special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar",
+             [](OpCall& c) { return x_log_y(c, Op::log1p); });
 }
 
 // ---- comparisons and logic ----
@@ -418,7 +425,7 @@ std::optional<DType> common_dtype(OpCall& c) {
 Results compare(OpCall& c, Op op) {
   auto t = common_dtype(c);
   if (!t) return std::nullopt;
-  return {{broadcast(c.b, op, operand(c, 0, *t), operand(c, 1, *t))}};
+  return {{binary(c, op, *t)}};
 }
 
 constexpr Row kLogical[] = {{Op::bit_and, "logical_and"}, {Op::bit_or, "logical_or"}, {Op::bit_xor, "logical_xor"}};
@@ -445,11 +452,9 @@ Results shift(OpCall& c, Op op) {
 void add_comparisons(OpTable& t) {
   for (const auto& [op, names] : kComparisons) add_real(t, names, [op = op](OpCall& c) { return compare(c, op); });
   for (const auto& [op, names] : kLogical)
-    add_single(t, names, [op = op](OpCall& c) { return broadcast(c.b, op, operand(c, 0, DType::b1), operand(c, 1, DType::b1)); });
+    add_single(t, names, [op = op](OpCall& c) { return binary(c, op, DType::b1); });
   for (const auto& [op, names] : kBitwise)
-    add_single(t, names, [op = op](OpCall& c) {
-      return broadcast(c.b, op, operand(c, 0, c.result().dtype), operand(c, 1, c.result().dtype));
-    });
+    add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
   add_real(t, "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor __lshift__.Scalar",
            [](OpCall& c) { return shift(c, Op::shl); });
   add_real(t, "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor __rshift__.Scalar",
@@ -502,7 +507,7 @@ void add_ternary(OpTable& t) {
   add_single(t, "clamp_min clamp_min.Tensor", [](OpCall& c) { return clamp(c, 1, none); });
   add_single(t, "clamp_max clamp_max.Tensor", [](OpCall& c) { return clamp(c, none, 1); });
   add_formula(t, "lerp.Scalar lerp.Tensor", {0, 1, 2}, lerp);
-  add_formula(t, "addcmul", {0, 1, 2}, [](OpCall& c, std::span<const Expr> x) { return add_product(c, x, Op::mul); });
+  add_formula(t, "addcmul", {0, 1, 2}, [](OpCall& c, std::span<const Expr> x) { return add_product(c, x, Op::mul); }, true);
   add_formula(t, "addcdiv", {0, 1, 2}, [](OpCall& c, std::span<const Expr> x) { return add_product(c, x, Op::div); });
 }
 

@@ -552,6 +552,12 @@ Lowering nearest_backward(size_t n, bool exact) {
   };
 }
 
+// x * y + number where eager's compiler made it one rounding: f64 holds the product of two f32 numbers.
+Value times_plus(GraphBuilder& b, Value x, Value y, double number) {
+  Value r = b.binary(Op::mul, b.cast(x, DType::f64), b.cast(y, DType::f64));
+  return b.cast(with_number(b, Op::add, r, number), x.dtype());
+}
+
 struct Interpolation {
   std::vector<Value> indices, weights;  // vectors over the output; a null index is the position itself
 };
@@ -566,9 +572,7 @@ Value source_coordinates(GraphBuilder& b, const SymInt& in, const SymInt& out, b
   else by = b.binary(Op::div, size_number(b, in - low, type), size_number(b, out - low, type));
   Value i = positions(b, out, type);
   if (align) return b.binary(Op::mul, i, by);
-  // Eager's product and difference round once together; in f64 that of f32 is exact.
-  Value half = with_number(b, Op::add, i, 0.5), real = b.binary(Op::mul, b.cast(half, DType::f64), b.cast(by, DType::f64));
-  return b.cast(with_number(b, Op::sub, real, 0.5), type);
+  return times_plus(b, with_number(b, Op::add, i, 0.5), by, -0.5);
 }
 
 Value clamped(GraphBuilder& b, Value x, Scalar low, Scalar high) { return with_number(b, Op::min, with_number(b, Op::max, x, low), high); }
@@ -596,8 +600,7 @@ Value cubic_near(GraphBuilder& b, Value x) {
   return with_number(b, Op::add, b.binary(Op::mul, b.binary(Op::mul, v, x), x), 1.0);
 }
 Value cubic_far(GraphBuilder& b, Value x) {
-  Value v = with_number(b, Op::add, with_number(b, Op::mul, x, -0.75), 3.75);
-  v = with_number(b, Op::sub, b.binary(Op::mul, v, x), 6.0);
+  Value v = times_plus(b, times_plus(b, x, b.constant(-0.75, x.dtype()), 3.75), x, -6.0);
   return with_number(b, Op::add, b.binary(Op::mul, v, x), 3.0);
 }
 

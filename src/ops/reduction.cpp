@@ -110,16 +110,18 @@ Value sum_to_size(OpCall& c) {
     const SymInt& own = x.value().shape()[static_cast<size_t>(d)];
     if (d < lead || (own != SymInt(1) && sizes[static_cast<size_t>(d - lead)] == SymInt(1))) axes.dims.push_back(d);
   }
-  if (axes.dims.empty()) return x.value();
+  if (axes.dims.empty()) return result(c, x);
   Value y = accumulated(c, Op::reduce_sum, x, axes);
   return y ? reshape_guarded(c.b, y, sizes) : y;
 }
 
 // The largest is taken out, unless it is infinite, so that exp does not overflow.
 Value log_sum_exp(OpCall& c) {
-  if (c.ints(1).empty()) return {};
+  // Eager keeps all dimensions of the largest here, which then fits no sum.
+  if (c.ints(1).empty() && c.tensor(0).rank()) return {};
   Expr x = Expr(c.b, c.tensor(0)).to(c.result().dtype).to(compute_dtype(c.result().dtype));
   Axes axes = Axes::of(c, 1, 2, c.tensor(0).rank());
+  if (!has_elements(x, axes)) return result(c, log(sum(exp(x), axes)));
   Expr top = reduce(Op::reduce_max, x, axes.kept());
   top = select(equal(abs(top), kInfinity), 0.0, top);
   Expr total = log(sum(exp(x - top), axes));
@@ -181,9 +183,13 @@ Value linalg_norm(OpCall& c) {
 }
 
 // Two operands in the element type in which the result is computed.
-Value distance(OpCall& c) { return result(c, p_norm(computed(c, 0) - computed(c, 1), c.number(2), Axes::all(std::max(c.tensor(0).rank(), c.tensor(1).rank()), false))); }
+Value distance(OpCall& c) {
+  Expr d = computed(c, 0) - computed(c, 1);
+  return result(c, p_norm(d, c.number(2), Axes::all(d.value().rank(), false)));
+}
 
 Value pairwise_distance(OpCall& c) {
+  if (!is_floating(c.tensor(0).dtype()) || !is_floating(c.tensor(1).dtype())) return {};
   Expr d = computed(c, 0) - computed(c, 1) + c.number(3);
   if (d.value().rank() == 0) return {};
   return result(c, p_norm(d, c.number(2), {{d.value().rank() - 1}, c.flag(4)}));
@@ -288,7 +294,7 @@ Results nll_loss(OpCall& c, Value x) {
   if (a.reduction == Reduce::mean) loss = loss / total;
   if (a.reduction == Reduce::none) {
     loss = reshaped(terms, k.sizes);
-    total = Expr(c.b, c.b.constant(0.0, t));
+    if (x.rank() > 1) total = Expr(c.b, c.b.constant(0.0, t));  // as eager, which fills it in for a single row only
   }
   return std::vector{loss.to(x.dtype()).value(), total.to(x.dtype()).value()};
 }

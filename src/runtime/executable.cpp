@@ -56,7 +56,9 @@ void Executable::find_lifetimes() {
       }
   std::vector<SymbolId> symbols;
   for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
-    if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0) steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
+    const auto& outputs = schedule_.output_buffers;
+    bool returned = std::find(outputs.begin(), outputs.end(), static_cast<int>(b)) != outputs.end();
+    if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0 && !returned) steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
     if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
     arena_buffers_.push_back({static_cast<int>(b), first[b], last[b]});
     schedule_.buffers[b].elements.collect_symbols(symbols);

@@ -103,11 +103,13 @@ Graph separate_outputs(const Graph& graph, const std::vector<OutputRequest>& req
     now[n.id] = n.op == Op::input ? std::vector{b.input(n.results[0])} : b.emit_all(n.op, std::move(inputs), n.attrs);
   }
   std::vector<Value> outputs;
-  std::set<const Node*> taken;
+  std::set<std::pair<const Node*, uint32_t>> taken;
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
     Value v = now[graph.outputs()[i].node->id][graph.outputs()[i].index];
     OpKind k = kind_of(v.node->op);
-    bool own = k != OpKind::source && k != OpKind::external && requests[i].into_input < 0 && taken.insert(v.node).second;
+    // An extern's result can be handed out as it is if it lies as the caller expects.
+    bool fits = k != OpKind::external || (v.index < v.node->call().result_strides.size() && v.node->call().result_strides[v.index] == requests[i].strides);
+    bool own = k != OpKind::source && fits && requests[i].into_input < 0 && taken.insert({v.node, v.index}).second;
     outputs.push_back(own ? v : b.emit(Op::copy, {v}, {{Attr::index, static_cast<int64_t>(i)}}));
   }
   return b.finish(std::move(outputs));
@@ -141,6 +143,7 @@ class Scheduler {
   void request_outputs() {
     for (size_t i = 0; i < g_.outputs().size(); ++i) {
       const Node& n = *g_.outputs()[i].node;
+      if (n.op == Op::extern_call) continue;
       output_of_[n.id] = static_cast<int>(i);
       must_store_[n.id] = true;
       if (requests_[i].into_input >= 0) must_split_[n.id] = true;
@@ -478,6 +481,7 @@ class Scheduler {
     }
     for (const Node& n : g_.nodes())
       if (unit_of_[n.id] >= 0) visit(unit_of_[n.id], before);
+    for (const Value& v : g_.outputs()) s_.output_buffers.push_back(places_[v.node->id].at(v.index).buffer);
     for (auto& step : s_.steps) {
       s_.kernels += std::holds_alternative<KernelStep>(step.work);
       s_.externs += std::holds_alternative<ExternStep>(step.work);

@@ -88,6 +88,7 @@ struct ScheduleOptions {
 struct Schedule {
   std::vector<Buffer> buffers;
   std::vector<Step> steps;
+  std::vector<int> output_buffers;     // by graph output
   std::shared_ptr<const Graph> graph;  // keeps the nodes that steps refer to
   int kernels = 0, contractions = 0, externs = 0;
 

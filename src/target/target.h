@@ -61,6 +61,9 @@ class Target {
   virtual bool has_contractions(DType dtype) const = 0;
 };
 
+// Where a target finds a library that it opens at run time ("onednn"), before its first use.
+void set_library_path(const std::string& library, std::string path);
+
 // The target for the machine's CPU; null in a build without LLVM.
 const Target* cpu_target();
 

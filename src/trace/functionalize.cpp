@@ -225,7 +225,7 @@ class Functionalizer {
     try {
       OpCall call(b_, schema, args, std::move(values), expected);
       out = entry->lower(call);
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       // Arguments the lowering was not written for: the host's library knows better.
       return std::nullopt;
     }
@@ -391,7 +391,7 @@ class Functionalizer {
       if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
       Value v = b_.cast((*out)[0], info(target).type.dtype);
       return supported_since(before) ? std::optional(v) : std::nullopt;
-    } catch (const Error&) {
+    } catch (const std::exception&) {
       return std::nullopt;
     }
   }

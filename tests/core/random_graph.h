@@ -106,6 +106,11 @@ class Generator {
       }
     return add(b_.input({dtype, shape, {}}), 2, true);
   }
+  // A symbol comes from an input.
+  void bind_symbols(const Shape& shape) {
+    for (const SymInt& s : shape)
+      if (auto id = s.as_symbol(); id && b_.symbols().infos()[*id].input < 0) add_input(DType::f32, {s});
+  }
   Value constant_like(Value x, double c) { return b_.full(x.shape(), is_floating(x.dtype()) ? Scalar(c) : Scalar(static_cast<int64_t>(c)), x.dtype()); }
   Value with(Op op, Value x, double c) { return b_.binary(op, x, constant_like(x, c)); }
   Item tamed(const Item& x, double bound) { return x.bound <= bound ? x : Item{with(Op::mul, x.value, bound / x.bound), bound * 1.01, false}; }
@@ -256,6 +261,7 @@ class Generator {
     one.insert(one.begin() + at, SymInt(1));
     Shape shape = one;
     shape[static_cast<size_t>(at)] = random_size();
+    bind_symbols(shape);
     if (elements(shape) <= options_.max_elements) add(b_.expand(b_.reshape(x.value, one), shape), x.bound, x.exact);
   }
 
@@ -317,9 +323,7 @@ class Generator {
     int64_t dim = below(static_cast<int64_t>(shape.size()));
     DType t = random_dtype();
     if (t == DType::b1) t = DType::f32;
-    // New symbols must come from an input.
-    for (const SymInt& s : shape)
-      if (auto id = s.as_symbol(); id && b_.symbols().infos()[*id].input < 0) add_input(DType::f32, {s});
+    bind_symbols(shape);
     add(b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, dim}, {Attr::dtype, t}}), static_cast<double>(hint(shape[static_cast<size_t>(dim)])), true);
   }
 

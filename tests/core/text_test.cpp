@@ -228,11 +228,11 @@ TEST_CASE("text: a trace, one op a line") {
   t.outputs = {1, kNoTensor};
   t.lines = {"f.py:3"};
   t.ops.push_back({"aten::select.int", {{Arg::Tensor{0}}, {SymInt(1)}, {SymInt(1)}}, {1}, {}, true, false, 0});
-  t.ops.push_back({"aten::add_.Scalar", {{Arg::Tensor{1}}, {Scalar(2.0)}, {Arg::Tensors{{0, kNoTensor}, true}}, {}}, {1}, {1}, false, true, -1});
+  t.ops.push_back({"aten::add_.Scalar", {{Arg::Tensor{1}}, {Scalar(2.0)}, {Arg::Number{int64_t{3}}}, {Arg::Tensors{{0, kNoTensor}, true}}, {}}, {1}, {1}, false, true, -1});
   CHECK(t.str() ==
         "symbol s0(hint=5, min=2, input=0, dim=0)\n"
         "input t0: f32[s0, 2] strides [2, 1] offset 0 storage 0\n"
         "t1: f32[s0] strides [2] offset 1 storage 0 = aten::select.int(t0, 1, 1) view  # f.py:3\n"
-        "t1: f32[s0] strides [2] offset 1 storage 0 = aten::add_.Scalar(t1, 2.0, {t0, none}?, none) mutates t1 effect\n"
+        "t1: f32[s0] strides [2] offset 1 storage 0 = aten::add_.Scalar(t1, 2.0, number 3, {t0, none}?, none) mutates t1 effect\n"
         "return t1, none\n");
 }

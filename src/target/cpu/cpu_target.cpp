@@ -1,5 +1,6 @@
 #include "target/cpu/contraction.h"
 #include "target/cpu/jit.h"
+#include "target/cpu/onednn.h"
 
 namespace broach {
 
@@ -16,6 +17,10 @@ class CpuTarget : public Target {
 };
 
 }  // namespace
+
+void set_library_path(const std::string& library, std::string path) {
+  if (library == "onednn") cpu::onednn::set_onednn_path(std::move(path));
+}
 
 const Target* cpu_target() {
   static const CpuTarget target;

@@ -1,0 +1,68 @@
+"""What users call: compile, explain, disable, reset, list_options."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import torch
+
+from ._backend import _observers, backend, reset_functions
+from ._explain import Explanation
+from ._options import OPTIONS, Options
+
+
+def compile(
+    model: Callable | torch.nn.Module | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Compiles a module or function; also a decorator, with or without arguments.
+
+    fullgraph: raise where the program cannot be compiled as one graph, instead of running parts of it eagerly.
+    dynamic: True starts with symbolic sizes; False specialises for every size; None decides when a size changes.
+    mode: torch.compile's modes are accepted.
+    options: see `list_options`; an unknown name raises ValueError.
+    disable: give the model back as it is.
+
+    Raises ValueError or TypeError for bad options. What runs outside compiled code is counted and shown by `explain`.
+    """
+    if model is None:
+        return functools.partial(
+            compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable
+        )
+    if not callable(model):
+        raise TypeError(f"broach.compile: model must be callable, not {type(model).__name__}")
+    checked = Options(options, mode)
+    if disable:
+        return model
+    run = functools.partial(backend, options=checked)
+    # Dynamo names backends by this attribute in its logs.
+    run.__name__ = "broach"  # type: ignore[attr-defined]
+    return torch.compile(model, fullgraph=fullgraph, dynamic=dynamic, backend=run)
+
+
+def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
+    """Compiles (if need be) and calls ``fn(*args, **kwargs)``, then says what was compiled and what was not.
+
+    `fn` may be compiled already, or plain: then it is compiled for the explanation only.
+    """
+    return Explanation.of(fn, args, kwargs, _observers, compile)
+
+
+disable = torch.compiler.disable
+
+
+def reset() -> None:
+    """Forgets everything compiled and gives pooled memory back."""
+    torch.compiler.reset()
+    reset_functions()
+
+
+def list_options() -> dict[str, str]:
+    """Every option with its default and meaning."""
+    return {o.name: f"{o.doc} (default: {o.default!r})" for o in OPTIONS.values()}

@@ -1,0 +1,120 @@
+"""The backend that TorchDynamo calls: it hands over FX modules, which are captured by running them once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from ._native import _C
+from ._options import Options
+
+_functions: "weakref.WeakSet[CompiledModule]" = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Runs an FX module node by node, telling the capture which line of the user's source each node comes from."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        trace = n.meta.get("stack_trace")
+        if trace:
+            _C.set_line(_last_line(trace))
+        return super().run_node(n)
+
+
+def _last_line(trace: str) -> str:
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    at = max((i for i, line in enumerate(lines) if line.startswith("File ")), default=None)
+    if at is None:
+        return lines[-1] if lines else ""
+    # File "model.py", line 12, in forward
+    parts = lines[at].split(", ")
+    code = lines[at + 1] if at + 1 < len(lines) else ""
+    return f"{parts[0][6:-1]}:{parts[1][5:]} {code}"
+
+
+def _progress(options: dict[str, Any]):
+    wanted = options.get("progress")
+    if wanted is None:
+        wanted = sys.stderr.isatty()
+    if not wanted:
+        return None
+    state = {"start": time.monotonic(), "shown": False}
+
+    def show(done: int, total: int) -> None:
+        # A line only for compilations long enough to wonder about.
+        if not state["shown"] and time.monotonic() - state["start"] < 0.3:
+            return
+        state["shown"] = True
+        end = "\r\033[K" if done == total else ""
+        sys.stderr.write(f"\rbroach: kernel {done} of {total}{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _is_constant(node: torch.fx.Node, example: Any) -> bool:
+    """Parameters and buffers keep their elements from call to call, as a rule; a write to one is noticed."""
+    if isinstance(example, torch.nn.Parameter):
+        return True
+    kind = getattr(example, "_dynamo_static_input_type", None)
+    tensor_dict = node.meta.get("tensor_dict", {})
+    return kind is not None or "_dynamo_static_input_type" in tensor_dict or tensor_dict.get("_is_param", False)
+
+
+class CompiledModule:
+    """One FX module compiled: called by Dynamo's generated code with flat arguments."""
+
+    def __init__(self, gm: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any]):
+        self.gm = gm
+        placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        constant = [
+            _is_constant(n, e) for n, e in zip(placeholders, examples) if isinstance(e, torch.Tensor)
+        ]
+        interpreter = _Interpreter(gm)
+        native = {k: v for k, v in options.items() if k != "progress"}
+        native["progress"] = _progress(options)
+        self.function = _C.Function(interpreter.run, constant, native)
+        with _lock:
+            _functions.add(self)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def stats(self) -> dict[str, Any]:
+        return self.function.stats()
+
+
+def backend(gm: torch.fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None, mode: str | None = None) -> CompiledModule:
+    """For ``torch.compile(model, backend="broach", options={...})``."""
+    if not isinstance(options, Options):
+        options = Options(options, mode)
+    compiled = CompiledModule(gm, example_inputs, options)
+    observers = _observers.get()
+    if observers is not None:
+        observers.append(compiled)
+    return compiled
+
+
+class _Observers(threading.local):
+    """While `explain` runs on this thread: the list that collects what is compiled."""
+
+    current: list[CompiledModule] | None = None
+
+    def get(self):
+        return self.current
+
+
+_observers = _Observers()
+
+
+def reset_functions() -> None:
+    with _lock:
+        for f in list(_functions):
+            f.function.reset()
+    _C.release_memory()

@@ -1,0 +1,121 @@
+"""What `broach.explain` gives: numbers as attributes, and a table when printed."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import Counter
+from typing import Any, Callable
+
+import torch
+
+from ._backend import CompiledModule
+
+
+def _modules_of(fn: Callable) -> list[CompiledModule]:
+    """The compiled modules behind a function that Dynamo has compiled already."""
+    inner = getattr(fn, "_orig_mod", None)
+    code_owner = inner.forward if isinstance(inner, torch.nn.Module) else getattr(fn, "_torchdynamo_orig_callable", fn)
+    code = getattr(getattr(code_owner, "__func__", code_owner), "__code__", None)
+    if code is None:
+        return []
+    found = []
+    try:
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(code)
+    except Exception:
+        return []
+    for entry in entries:
+        backend_fn = getattr(entry, "code", None)
+        for ref in gc.get_referents(*(v for v in [entry, backend_fn] if v is not None)):
+            if isinstance(ref, CompiledModule):
+                found.append(ref)
+    return found
+
+
+class Explanation:
+    def __init__(self, modules: list[CompiledModule], graph_breaks: list[str], seconds: float):
+        self.modules = [m.stats() for m in modules]
+        self.graph_breaks = graph_breaks
+        self.seconds = seconds
+        programs = [p for m in self.modules for p in m["programs"]]
+        self.graphs = len(modules)
+        self.programs = programs
+        self.kernels = sum(p["kernels"] for p in programs)
+        self.distinct_kernels = sum(p["distinct_kernels"] for p in programs)
+        self.contractions = sum(p["contractions"] for p in programs)
+        externs: Counter[str] = Counter()
+        for p in programs:
+            externs.update(p["externs"])
+        self.externs = sorted(externs.items(), key=lambda e: (-e[1], e[0]))
+        self.passes: dict[str, float] = {}
+        for p in programs:
+            for name, s in p["seconds"]:
+                self.passes[name] = self.passes.get(name, 0.0) + s
+        self.capture_seconds = sum(sum(m["capture_seconds"]) for m in self.modules)
+        self.compile_seconds = sum(sum(m["compile_seconds"]) for m in self.modules)
+        self.packed_bytes = sum(p["packed_bytes"] for p in programs)
+        self.arena_bytes = sum(p["arena_bytes"] for p in programs)
+        self.code_bytes = sum(p["code_bytes"] for p in programs)
+        self.picks = Counter(pick for p in programs for pick in p["picks"])
+        self.eager_reasons = [r for m in self.modules for r in m["eager_reasons"]]
+        self.recompilations = [r for m in self.modules for r in m["recompilations"]]
+        self.guards = [g for p in programs for g in p["guards"]]
+
+    @classmethod
+    def of(cls, fn: Callable, args: tuple, kwargs: dict, observers: Any, compile: Callable) -> "Explanation":
+        compiled = fn
+        if not (hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod")):
+            compiled = compile(fn)
+        before, observers.current = observers.current, []
+        breaks_before = Counter(torch._dynamo.utils.counters["graph_break"])
+        start = time.perf_counter()
+        try:
+            compiled(*args, **kwargs)
+            # A second call shows the steady state: what the first one recorded is in use.
+            compiled(*args, **kwargs)
+            seconds = time.perf_counter() - start
+            modules = observers.current
+        finally:
+            observers.current = before
+        breaks = Counter(torch._dynamo.utils.counters["graph_break"]) - breaks_before
+        known = {id(m) for m in modules}
+        modules = modules + [m for m in _modules_of(compiled) if id(m) not in known]
+        return cls(modules, [f"{why} ({n}x)" for why, n in breaks.items()], seconds)
+
+    @property
+    def graph_text(self) -> str:
+        return "\n\n".join(p["graph"] for p in self.programs)
+
+    @property
+    def schedule_text(self) -> str:
+        return "\n\n".join(p["schedule"] for p in self.programs)
+
+    def rows(self) -> list[tuple[str, str]]:
+        def ms(s: float) -> str:
+            return f"{1e3 * s:.1f} ms"
+
+        def mib(b: int) -> str:
+            return f"{b / 2**20:.1f} MiB"
+
+        out = [
+            ("graphs", f"{self.graphs}"),
+            ("kernels", f"{self.kernels} ({self.distinct_kernels} distinct, {self.code_bytes / 1024:.0f} KiB of code)"),
+            ("contractions", f"{self.contractions}"),
+            ("capture", ms(self.capture_seconds)),
+            ("compile", ms(self.compile_seconds)),
+        ]
+        out += [(f"  {name}", ms(s)) for name, s in self.passes.items()]
+        out += [("packed weights", mib(self.packed_bytes)), ("arena", mib(self.arena_bytes))]
+        out += [("extern " + name, f"{n}x") for name, n in self.externs]
+        out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
+        out += [("recompiled", why) for why in self.recompilations]
+        out += [("runs eagerly", why) for why in self.eager_reasons]
+        out += [("graph break", why) for why in self.graph_breaks]
+        return out
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    __repr__ = __str__

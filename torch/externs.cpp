@@ -1,0 +1,168 @@
+#include "externs.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include "compat.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+c10::SmallVector<int64_t, 6> evaluate(const Shape& s, std::span<const int64_t> symbols) {
+  c10::SmallVector<int64_t, 6> out;
+  for (const SymInt& e : s) out.push_back(e.eval(symbols));
+  return out;
+}
+
+}  // namespace
+
+at::Tensor tensor_over(void* data, const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
+  auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
+  return at::from_blob(data, sizes, steps, at::TensorOptions().dtype(scalar_type(type.dtype)));
+}
+
+namespace {
+
+c10::Scalar scalar_of(const Scalar& s) {
+  if (auto i = std::get_if<int64_t>(&s)) return *i;
+  if (auto d = std::get_if<double>(&s)) return *d;
+  if (auto b = std::get_if<bool>(&s)) return *b;
+  auto c = std::get<std::complex<double>>(s);
+  return c10::complex<double>(c.real(), c.imag());
+}
+
+c10::IValue wrapped_number(const Scalar& s) {
+  at::Tensor t = at::scalar_tensor(scalar_of(s), at::TensorOptions().dtype(std::holds_alternative<bool>(s) ? at::kBool : std::holds_alternative<int64_t>(s) ? at::kLong : std::holds_alternative<double>(s) ? at::kDouble : at::kComplexDouble));
+  t.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return t;
+}
+
+std::pair<std::string, std::string> split_name(const std::string& schema) {
+  size_t dot = schema.find('.');
+  return dot == std::string::npos ? std::pair(schema, std::string()) : std::pair(schema.substr(0, dot), schema.substr(dot + 1));
+}
+
+class AtenCall : public ExternRunner {
+ public:
+  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.node->call()), op_(find(call_.schema)) {
+    for (size_t i = 0; i < call_.args.size(); ++i) constants_.push_back(constant(call_.args[i], op_.schema().arguments().at(i)));
+  }
+
+  void run(Frame& frame) const override {
+    auto& host = *static_cast<HostState*>(frame.host);
+    c10::SmallVector<at::Tensor, 8> operands;
+    for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
+    for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
+    torch::jit::Stack stack;
+    stack.reserve(call_.args.size());
+    for (size_t i = 0; i < call_.args.size(); ++i) stack.push_back(argument(i, operands, frame));
+    op_.callBoxed(stack);
+    size_t next = 0;
+    for (auto& v : stack) {
+      if (v.isTensorList())
+        for (const at::Tensor& t : v.toTensorVector()) keep(next++, t, frame, host);
+      else if (v.isTensor()) keep(next++, v.toTensor(), frame, host);
+      else ++next;
+    }
+    next = call_.results.size() - call_.mutated.size();
+    for (int64_t m : call_.mutated) keep(next++, operands[static_cast<size_t>(m)], frame, host);
+  }
+
+ private:
+  static c10::OperatorHandle find(const std::string& schema) {
+    auto [name, overload] = split_name(schema);
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  }
+
+  // Arguments that are the same on every call; None where they are not.
+  static c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
+    bool wants_tensor = schema.type()->isSubtypeOf(*c10::OptionalType::create(c10::TensorType::get()));
+    if (auto s = std::get_if<Scalar>(&a.value)) {
+      if (wants_tensor) return wrapped_number(*s);
+      if (schema.type()->kind() == c10::TypeKind::FloatType) return as_double(*s);
+      return c10::IValue(scalar_of(*s));
+    }
+    if (auto s = std::get_if<std::string>(&a.value)) {
+      const auto& t = *schema.type();
+      bool device = t.kind() == c10::TypeKind::DeviceObjType || (t.kind() == c10::TypeKind::OptionalType && t.containedType(0)->kind() == c10::TypeKind::DeviceObjType);
+      return device ? c10::IValue(c10::Device(*s)) : c10::IValue(*s);
+    }
+    if (auto d = std::get_if<std::vector<double>>(&a.value)) return c10::IValue(*d);
+    if (auto b = std::get_if<ExternArg::Bools>(&a.value)) {
+      c10::List<bool> list;
+      for (bool x : *b) list.push_back(x);
+      return list;
+    }
+    if (auto o = std::get_if<ExternArg::Opaque>(&a.value)) return *std::static_pointer_cast<const c10::IValue>(o->object);
+    return {};
+  }
+
+  at::Tensor operand(size_t i, Frame& frame, const HostState& host) const {
+    const Operand& o = step_.operands[i];
+    auto buffer = static_cast<size_t>(o.place.buffer);
+    const at::Tensor& owner = host.tensors[buffer];
+    const Buffer& b = schedule_.buffers[buffer];
+    if (owner.defined() && o.place.offset == SymInt(0) && o.place.strides == b.strides && o.type == b.type) return owner;
+    auto* data = static_cast<std::byte*>(frame.data[buffer]) + o.place.offset.eval(frame.symbols) * size_of(o.type.dtype);
+    return tensor_over(data, o.type, o.place.strides, frame.symbols);
+  }
+
+  c10::IValue argument(size_t i, const c10::SmallVector<at::Tensor, 8>& operands, const Frame& frame) const {
+    const auto& v = call_.args[i].value;
+    if (auto t = std::get_if<ExternArg::Input>(&v)) return operands[t->index];
+    if (auto s = std::get_if<SymInt>(&v)) return s->eval(frame.symbols);
+    if (auto s = std::get_if<Shape>(&v)) {
+      std::vector<int64_t> ints;
+      for (const SymInt& e : *s) ints.push_back(e.eval(frame.symbols));
+      return ints;
+    }
+    if (auto list = std::get_if<ExternArg::Inputs>(&v)) {
+      if (!list->optional_elements) {
+        std::vector<at::Tensor> out;
+        for (int64_t k : list->indices) out.push_back(operands[static_cast<size_t>(k)]);
+        return out;
+      }
+      c10::List<std::optional<at::Tensor>> out;
+      for (int64_t k : list->indices) out.push_back(k < 0 ? std::nullopt : std::optional(operands[static_cast<size_t>(k)]));
+      return out;
+    }
+    return constants_[i];
+  }
+
+  // Holds a result in the layout that the following steps were compiled for.
+  void keep(size_t i, const at::Tensor& t, Frame& frame, HostState& host) const {
+    int buffer = i < step_.results.size() ? step_.results[i] : -1;
+    if (buffer < 0 || !t.defined()) return;
+    const Buffer& b = schedule_.buffers[static_cast<size_t>(buffer)];
+    if (b.type.dtype == DType::opaque) return;
+    auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
+    check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype,
+          "extern ", call_.schema, " gave sizes ", t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
+    at::Tensor held = t;
+    if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) {
+      held = at::empty_strided(sizes, strides, t.options());
+      held.copy_(t);
+    }
+    frame.data[static_cast<size_t>(buffer)] = held.data_ptr();
+    host.tensors[static_cast<size_t>(buffer)] = std::move(held);
+  }
+
+  const ExternStep& step_;
+  const Schedule& schedule_;
+  const ExternCall& call_;
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> constants_;
+};
+
+}  // namespace
+
+std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule) { return std::make_unique<AtenCall>(step, schedule); }
+
+void release_extern_result(Frame& frame, int buffer) { static_cast<HostState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor(); }
+
+}  // namespace broach

@@ -1,0 +1,74 @@
+// A callable and its compiled versions.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "program.h"
+
+namespace broach {
+
+// Counters and reasons of one function, for `explain` and the logs.
+struct FunctionStats {
+  int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
+  std::vector<std::string> recompilations;   // which guard failed each time
+  std::vector<std::string> eager_reasons;    // why calls ran eagerly
+  std::vector<double> capture_seconds, compile_seconds;
+};
+
+// Runs a program from its compiled versions, capturing and compiling new ones as calls need them. Calls may come from any
+// number of threads; one compiles while the others run the program eagerly.
+class Function {
+ public:
+  using Eager = std::function<std::vector<at::Tensor>(at::TensorList)>;
+
+  // What calls depend on besides their inputs.
+  struct Modes {
+    bool grad = false, inference = false, deterministic = false;
+    bool autocast = false;
+    c10::ScalarType autocast_dtype = c10::kFloat;
+    std::string matmul_precision;
+    friend bool operator==(const Modes&, const Modes&) = default;
+    static Modes now();
+  };
+
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit = 32);
+
+  std::vector<at::Tensor> operator()(at::TensorList inputs);
+
+  // Sets the source line for what is captured next, if this thread is capturing.
+  static void set_line(std::string line);
+
+  FunctionStats stats() const;
+  std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
+  void reset();
+  std::vector<bool>& constant_inputs() { return constant_inputs_; }
+
+ private:
+  struct Entry {
+    Modes modes;
+    std::shared_ptr<const CompiledProgram> program;
+  };
+  using Entries = std::vector<Entry>;
+
+  std::vector<at::Tensor> capture_and_compile(at::TensorList inputs, const Modes& modes);
+  std::vector<at::Tensor> run_eager(at::TensorList inputs, const std::string& why);
+  void note_eager(const std::string& why);
+
+  Eager eager_;
+  std::vector<bool> constant_inputs_;
+  ProgramOptions options_;
+  size_t limit_;
+  std::atomic<std::shared_ptr<const Entries>> entries_;
+  std::mutex compile_mutex_;
+  mutable std::mutex stats_mutex_;
+  FunctionStats stats_;
+  std::atomic<int64_t> calls_{0}, compiled_calls_{0};
+  std::atomic<bool> hopeless_{false};  // capture failed for a reason that no other input changes
+};
+
+}  // namespace broach

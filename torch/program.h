@@ -1,0 +1,71 @@
+// A captured and compiled program, ready to be called with tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/executable.h"
+#include "trace/functionalize.h"
+
+namespace broach {
+
+struct ProgramOptions {
+  bool strict = false;
+  bool freeze = true;          // pack and fold weights
+  bool fuse = true;
+  bool lower = true;           // false: every op an extern call
+  int compile_threads = 0;
+  std::vector<std::string> disabled_passes;
+  std::function<void(int, int)> progress;
+};
+
+struct ProgramStats {
+  ExecutableStats code;
+  std::vector<std::pair<std::string, double>> seconds;  // by stage, in order
+  std::vector<std::string> picks;                       // of contractions
+  std::vector<std::string> guards;
+  int64_t packed_bytes = 0, arena_bytes = 0;
+  std::string graph_text, schedule_text;
+};
+
+class Weights;
+
+class CompiledProgram {
+ public:
+  // `trace` must stand for a program without failures. `lifted` are the tensors behind the trace's own inputs;
+  // `constant_inputs` says which inputs the caller passes unchanged call after call (parameters and buffers).
+  CompiledProgram(const Trace& trace, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
+  ~CompiledProgram();
+
+  // Whether these inputs are ones the program was compiled for; `why` says what differs.
+  bool accepts(at::TensorList inputs, std::string* why) const;
+  // Inputs must be accepted. Throws what eager would throw for a bad index.
+  std::vector<at::Tensor> run(at::TensorList inputs) const;
+
+  ProgramStats stats() const;
+
+ private:
+  struct InputGuard {
+    c10::ScalarType dtype;
+    c10::Device device;
+    std::vector<int64_t> sizes, strides;
+    bool requires_same_memory = false;  // lifted
+  };
+
+  Program program_;
+  std::vector<at::Tensor> lifted_;
+  size_t given_;  // inputs that the caller gives
+  std::vector<InputGuard> guards_;
+  std::shared_ptr<const Executable> executable_;
+  std::unique_ptr<Weights> weights_;
+  std::vector<int> output_buffers_;  // by graph output
+  std::vector<int> input_buffers_;   // by graph input; -1 if nothing reads it
+  ProgramStats stats_;
+};
+
+}  // namespace broach
