@@ -206,6 +206,17 @@ void Capture::add_results(const c10::OperatorHandle& op, const torch::jit::Stack
   }
 }
 
+// Indexing has sizes that depend on data only where an index is a mask.
+bool Capture::indexes_by_position(const TraceOp& op) const {
+  if (op.schema != "aten::index.Tensor" && op.schema != "aten::_unsafe_index.Tensor") return false;
+  const auto* list = std::get_if<Arg::Tensors>(&op.args.at(1).value);
+  return list && std::all_of(list->ids.begin(), list->ids.end(), [&](TensorId id) {
+           if (id == kNoTensor) return true;
+           DType t = trace_.tensors[static_cast<size_t>(id)].type.dtype;
+           return t == DType::i64 || t == DType::i32;
+         });
+}
+
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one.
@@ -237,7 +248,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = op.hasTag(at::Tag::nondeterministic_seeded) || !name.starts_with("aten::");
     if (op.hasTag(at::Tag::inplace_view)) fail_with(cat(name, " changes the sizes of a tensor in place"));
-    if (op.hasTag(at::Tag::dynamic_output_shape)) fail_with(cat("the sizes of the result of ", name, " depend on data"));
+    if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) fail_with(cat("the sizes of the result of ", name, " depend on data"));
   }
   op.callBoxed(stack);
   std::lock_guard lock(mutex_);

@@ -33,8 +33,7 @@ void add_piecewise(OpTable& t) {
   });
   add_formula(t, "softshrink", {0}, [](OpCall& c, Operands x) {
     double lambda = c.number_or(1, 0.5);
-    // x * 0 keeps NaN.
-    return select(x[0] > lambda, x[0] - lambda, select(x[0] < -lambda, x[0] + lambda, x[0] * 0.0));
+    return select(x[0] > lambda, x[0] - lambda, select(x[0] < -lambda, x[0] + lambda, select(is_nan(x[0]), x[0], 0.0)));
   });
   add_formula(t, "hardshrink", {0}, [](OpCall& c, Operands x) {
     double lambda = c.number_or(1, 0.5);
@@ -207,8 +206,9 @@ Results glu_backward(OpCall& c) {
   int64_t dim = c.dim(2, x.rank());
   Expr grad{c.b, operand(c, 0, t)};
   SymInt half = grad.value().shape().at(static_cast<size_t>(dim));
-  auto part = [&](SymInt start) { return Expr{c.b, c.b.cast(narrow(c.b, x, dim, start, half), t)}; };
-  Expr a = part(0), gate = sigmoid(part(half));
+  auto part = [&](SymInt start) { return Expr{c.b, narrow(c.b, x, dim, start, half)}; };
+  // Eager keeps the gate in the result, hence in its type, before it goes on.
+  Expr a = part(0).to(t), gate = sigmoid(part(half)).to(t);
   Expr of_b = (1.0 - gate) * gate * grad * a;
   Value both = concat(c.b, {(gate * grad).value(), of_b.value()}, dim);
   return in_result_type(c, {c.b, both});
@@ -233,7 +233,7 @@ Results evaluated_dropout(OpCall& c) {
 }
 
 Results dropout_backward(OpCall& c) {
-  if (c.tensor(1).dtype() != DType::b1) return std::nullopt;
+  if (!is_floating(c.tensor(0).dtype()) || c.tensor(1).dtype() != DType::b1) return std::nullopt;
   DType t = compute_dtype(c.result().dtype);
   return in_result_type(c, Expr{c.b, operand(c, 0, t)} * Expr{c.b, operand(c, 1, t)} * c.number(2));
 }

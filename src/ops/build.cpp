@@ -96,7 +96,7 @@ bool foreign(DType t) { return is_complex(t) || t == DType::opaque; }
 bool has_foreign(const OpCall& c) {
   for (size_t i = 0; i < c.size(); ++i)
     if (c.is_tensor(i) && foreign(c.tensor(i).dtype())) return true;
-  return std::any_of(c.results().begin(), c.results().end(), [](const Type& t) { return foreign(t.dtype) && t.shape != Shape{0}; });
+  return std::any_of(c.results().begin(), c.results().end(), [](const Type& t) { return is_complex(t.dtype) || (foreign(t.dtype) && t.shape != Shape{0}); });
 }
 
 // The value with its sizes written as eager's result has them, where they are equal.

@@ -10,7 +10,11 @@ Value OpCall::tensor(size_t i) const {
   check(is_tensor(i), schema, ": argument ", i, " is not a tensor");
   if (auto n = std::get_if<Arg::Number>(&args_[i].value)) {
     static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
-    return b.constant(n->value, types[n->value.index()]);
+    DType t = types[n->value.index()];
+    // A number has all its digits where it meets f64.
+    for (const Arg& a : args_)
+      if (auto other = std::get_if<Arg::Tensor>(&a.value); other && t == DType::f32 && tensors_.at(static_cast<size_t>(other->id)).dtype() == DType::f64) t = DType::f64;
+    return b.constant(n->value, t);
   }
   return tensors_.at(static_cast<size_t>(std::get<Arg::Tensor>(args_[i].value).id));
 }

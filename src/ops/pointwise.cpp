@@ -141,13 +141,14 @@ std::pair<double, double> logit_bounds(OpCall& c, size_t eps) {
   return {low, as_double(stored(1 - low, t))};
 }
 
-Expr logit(OpCall& c, std::span<const Expr> x) {
-  Expr p = x[0];
+// Not in compute_dtype: eager rounds the quotient.
+Value logit(OpCall& c) {
+  Expr p{c.b, operand(c, 0, c.result().dtype)};
   if (!c.is_none(1) && c.number(1) >= 0) {
     auto [low, high] = logit_bounds(c, 1);
     p = select(p < low, p.number(low), select(p > high, p.number(high), p));
   }
-  return log(p / (1.0 - p));
+  return log(p / (1.0 - p)).value();
 }
 
 Expr logit_backward(OpCall& c, std::span<const Expr> x) {
@@ -188,7 +189,7 @@ void add_unary_formulas(OpTable& t) {
   add_formula(t, "angle", {0}, [](OpCall&, std::span<const Expr> x) {
     return select(is_nan(x[0]), x[0], select(x[0] < 0.0, x[0].number(std::numbers::pi), 0.0));
   });
-  add_formula(t, "logit special_logit", {0}, logit);
+  add_single(t, "logit special_logit", logit);
   add_formula(t, "logit_backward", {0, 1}, logit_backward);
   add_formula(t, "sinc special_sinc", {0}, sinc);
   add_formula(t, "special_entr", {0}, entropy);
@@ -217,13 +218,20 @@ Value arithmetic(GraphBuilder& b, Op op, Value x, Value y) {
   return broadcast(b, op, x, y);
 }
 
-// left op right * alpha, where alpha is argument 2. Eager rounds numbers to the result's type, and not the product.
+Scalar negated(const Scalar& s) {
+  if (std::holds_alternative<double>(s)) return -as_double(s);
+  return -as_int(s);
+}
+
+// left op right * alpha, where alpha is argument 2. Eager rounds numbers to the result's type but not
+// the product, and adds -alpha times the operand that it subtracts.
 Results scaled(OpCall& c, Op op, size_t left, size_t right) {
   DType t = c.result().dtype;
   if (c.is_none(2) || as_double(c.scalar(2)) == 1) return {{arithmetic(c.b, op, operand(c, left, t), operand(c, right, t))}};
   auto wide = [&](size_t i) { return c.b.cast(operand(c, i, t), compute_dtype(t)); };
-  Value scaled = arithmetic(c.b, Op::mul, wide(right), wide(2));
-  return in_result_type(c, {c.b, arithmetic(c.b, op, wide(left), scaled)});
+  Value alpha = c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device);
+  Value scaled = arithmetic(c.b, Op::mul, wide(right), c.b.cast(alpha, compute_dtype(t)));
+  return in_result_type(c, {c.b, arithmetic(c.b, Op::add, wide(left), scaled)});
 }
 
 Results product(OpCall& c, Op op) {
@@ -488,7 +496,7 @@ Expr lerp(OpCall& c, std::span<const Expr> x) {
   const Expr &start = x[0], &end = x[1], &weight = x[2];
   Expr span = end - start;
   auto low = [&] { return start + weight * span; };
-  auto high = [&] { return end - span * (1.0 - weight); };
+  auto high = [&] { return end + (weight - 1.0) * span; };
   if (!c.is_tensor(2)) return std::abs(c.number(2)) < 0.5 ? low() : high();
   return select(abs(weight) < 0.5, low(), high());
 }

@@ -27,6 +27,8 @@ Shape channels_last_strides(const Shape& shape) {
   return strides_in_order(shape, order);
 }
 
+bool is_channels_last(const Shape& shape, const Shape& strides) { return shape.size() >= 3 && strides == channels_last_strides(shape); }
+
 SymInt extent_of(const Shape& shape, const Shape& strides) {
   SymInt n(1);
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -233,15 +235,15 @@ class Scheduler {
     }
     if (n.op == Op::conv) return channels_last_strides(shape);
     if (auto it = stored_as_.find(n.id); it != stored_as_.end() && it->second != &n) return layouts_[it->second->id][0];
-    if (is_elementwise(n.op) && shape.size() >= 3)
+    if (is_elementwise(n.op))
       for (const Value& v : n.inputs)
-        if (v.shape() == shape && layouts_[v.node->id][v.index] == channels_last_strides(shape)) return channels_last_strides(shape);
+        if (v.shape() == shape && is_channels_last(shape, layouts_[v.node->id][v.index])) return channels_last_strides(shape);
     if (is_view(n.op) && n.op != Op::cat && n.op != Op::pad) {
       // As a window this keeps the operand's order; stored, it is contiguous, which the users of the layout must not confuse.
       auto p = place_of_view(n, {0, 0, layouts_[n.inputs[0].node->id][n.inputs[0].index]});
-      if (p && p->strides == channels_last_strides(shape) && shape.size() >= 3) return p->strides;
+      if (p && is_channels_last(shape, p->strides)) return p->strides;
     }
-    if ((n.op == Op::cat || n.op == Op::pad) && shape.size() >= 3 && layouts_[n.inputs[0].node->id][n.inputs[0].index] == channels_last_strides(n.inputs[0].shape()))
+    if ((n.op == Op::cat || n.op == Op::pad) && is_channels_last(n.inputs[0].shape(), layouts_[n.inputs[0].node->id][n.inputs[0].index]))
       return channels_last_strides(shape);
     return contiguous_strides(shape);
   }

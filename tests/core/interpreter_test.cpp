@@ -182,6 +182,8 @@ TEST_CASE("interpreter: integer division, remainders, powers, shifts, bits") {
   CHECK(f(Op::shr, {16, -16, -16, 16, -1, 5}, {2, 2, 40, 32, -3, -1}) == V{4, -4, -1, 0, -1, 0});
   CHECK(f(Op::shr, {200, 200, 200}, {1, 8, 7}, DType::u8) == V{100, 0, 1});
   CHECK(f(Op::shl, {200, 1}, {1, 8}, DType::u8) == V{144, 0});
+  CHECK(f(Op::shl, {1, 3}, {64, 63}, DType::i64) == V{0, std::numeric_limits<int64_t>::min()});
+  CHECK(f(Op::shr, {-5, 5}, {64, 64}, DType::i64) == V{-1, 0});
   CHECK(f(Op::bit_and, {12, -1}, {10, 5}) == V{8, 5});
   CHECK(f(Op::bit_or, {12, -8}, {10, 1}) == V{14, -7});
   CHECK(f(Op::bit_xor, {12, -1}, {10, 5}) == V{6, -6});
@@ -253,6 +255,7 @@ TEST_CASE("interpreter: casts") {
   CHECK(ints(f(x, DType::i8)) == V{1, -1, 0, 0, 0, 0, 44});
   CHECK(ints(f(x, DType::u8)) == V{1, 255, 0, 0, 0, 0, 44});
   CHECK(ints(f(x, DType::b1)) == V{1, 1, 1, 1, 1, 1, 1});
+  CHECK(ints(f(vector_of(DType::f64, {3000000001.0}), DType::u8)) == V{1});
   CHECK(ints(f(vector_of(DType::f32, {0, -0.0, 1e-40}), DType::b1)) == V{0, 0, 1});
   CHECK(ints(f(vector_of(DType::f64, {-2147483648.0, 2147483647.0, 2147483648.0, -2147483648.5}), DType::i32)) == V{low32, 2147483647, low32, low32});
   CHECK(ints(f(integers(DType::i32, {300, -1, 256}), DType::u8)) == V{44, 255, 0});

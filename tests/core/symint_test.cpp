@@ -143,6 +143,8 @@ TEST_CASE("symint: equal expressions are equal however they were built") {
   }
   CHECK((s(0) + s(1)) * (s(0) - s(1)) == s(0) * s(0) - s(1) * s(1));
   CHECK(mod(s(0), 4) + 4 * floordiv(s(0), 4) == s(0));
+  CHECK(3 * mod(s(0), 4) + 12 * floordiv(s(0), 4) + s(1) == 3 * s(0) + s(1));
+  CHECK(s(1) * floordiv(s(0), s(1)) + mod(s(0), s(1)) == s(0));
   CHECK(floordiv(s(0) * 6 + 5, 3) == s(0) * 2 + 1);
   CHECK(floordiv(floordiv(s(0), 3), 4) == floordiv(s(0), 12));
   CHECK(floordiv(s(0) * s(1), s(1)) == s(0));
@@ -244,6 +246,11 @@ TEST_CASE("symint: what a schedule needs is proven") {
   CHECK(simplify(mod(s(i), s(0)), r) == s(i));
   CHECK(simplify(floordiv(s(i) * s(1) + floordiv(s(j), 4), s(1)), r) == s(i));
   CHECK(simplify(min(s(i), s(0)), r) == s(i));
+  SymbolId k = kFirstAxis + 2;
+  r[k] = {0, std::make_shared<const SymInt>(s(1) - 1)};
+  CHECK(simplify(floordiv(s(i) * s(1) + s(k), s(1)), r) == s(i));
+  CHECK(simplify(mod(s(i) * s(1) + s(k), s(1)), r) == s(k));
+  CHECK(simplify(floordiv((s(i) * s(1) + s(k)) * 4 + s(j), s(1) * 4), r) == s(i));
   // Atoms that may be negative are not taken for sizes.
   CHECK(!proven_non_negative(floordiv(s(0) - s(1), 4), r));
   CHECK(!proven_non_negative(s(0) - 5 - max(SymInt(0), s(0) - 5), r));

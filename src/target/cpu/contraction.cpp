@@ -247,8 +247,21 @@ class OneDnnContraction : public CompiledContraction {
       }
     }
     const Primitive& p = args.packed_weight && built.packed ? *built.packed : *built.primitive;
-    void* scratch = aligned_scratch(memory, p.scratchpad_bytes());
-    p.run(args.operands[0], weight, args.bias, args.result, {args.epilogue.data(), args.epilogue.size()}, scratch);
+    // One piece of scratch memory: the operand and the result in oneDNN's layouts, if those differ, then the primitive's own.
+    size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0, result_bytes = built.result_reorder ? round_up(p.dst_bytes()) : 0;
+    size_t own = p.scratchpad_bytes();
+    for (const auto& r : {built.source_reorder, built.result_reorder})
+      if (r) own = std::max(own, r->scratchpad_bytes());
+    auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, source_bytes + result_bytes + own));
+    auto* own_scratch = scratch + source_bytes + result_bytes;
+    const void* source = args.operands[0];
+    if (built.source_reorder) {
+      built.source_reorder->run(source, nullptr, nullptr, scratch, {}, own_scratch);
+      source = scratch;
+    }
+    void* result = built.result_reorder ? scratch + source_bytes : args.result;
+    p.run(source, weight, args.bias, result, {args.epilogue.data(), args.epilogue.size()}, own_scratch);
+    if (built.result_reorder) built.result_reorder->run(result, nullptr, nullptr, args.result, {}, own_scratch);
   }
 
   size_t packed_bytes(std::span<const int64_t> symbols) const override {
@@ -272,16 +285,38 @@ class OneDnnContraction : public CompiledContraction {
     std::shared_ptr<const Primitive> primitive;
     std::shared_ptr<const Primitive> packed;  // the variant that wants its weight packed, where that is faster
     bool needs_packing = false;               // `primitive` itself wants it packed
+    // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
+    std::shared_ptr<const Primitive> source_reorder, result_reorder;
     bool empty = false;
   };
+
+  static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+  static bool slow(const std::shared_ptr<const Primitive>& p) { return !p || p->is_reference(); }
+
+  void build_conv(Built& b, onednn::ConvDesc desc) const {
+    b.needs_packing = true;
+    b.primitive = primitive_for(desc);
+    if (!slow(b.primitive)) return;
+    const onednn::Operand source = desc.src, result = desc.dst;
+    desc.src.any = true;
+    auto better = primitive_for(desc);
+    bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary(); });
+    if (slow(better) && !binary) {
+      desc.dst.any = true;
+      better = primitive_for(desc);
+    }
+    if (slow(better)) return;
+    b.primitive = better;
+    auto from = onednn::strided_layout(source), to = onednn::strided_layout(result);
+    if (!(from == better->src_layout())) b.source_reorder = Primitive::reorder(from, better->src_layout());
+    if (!(to == better->dst_layout())) b.result_reorder = Primitive::reorder(better->dst_layout(), to);
+  }
 
   Built build(std::span<const int64_t> symbols) const {
     Built b;
     if (step_.result.type.numel().eval(symbols) == 0) return b.empty = true, b;
     if (step_.node->op == Op::conv) {
-      auto desc = conv_desc(step_, symbols);
-      b.primitive = primitive_for(desc);
-      b.needs_packing = true;
+      build_conv(b, conv_desc(step_, symbols));
     } else {
       auto desc = matmul_desc(step_, symbols);
       check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
