@@ -24,6 +24,7 @@ MAY_INCLUDE = {
     "python": {"include", "src", "torch", "python"},
 }
 FRAMEWORK = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h$")
+PYTHON = re.compile(r"pybind11/|Python\.h$|torch/(extension\.h|csrc/utils/pybind\.h)")
 # Headers of what a target is made of, and the folder that alone may include them.
 VENDORS = {
     re.compile(r"llvm(-c)?/"): "src/target/cpu",
@@ -100,13 +101,17 @@ def _problems_of_include(root: Path, path: Path, included: str) -> Iterator[str]
     top = name.split("/")[0]
     inside = _resolve(root, path, included)
     if inside is None:
-        if top in {"include", "src"} and FRAMEWORK.match(included):
+        if top == "src" and FRAMEWORK.match(included):
             yield f"the core includes <{included}>, a header of torch or Python"
+        if top == "include" and PYTHON.match(included):
+            yield f"a public header includes <{included}>, a header of Python"
         for vendor, home in VENDORS.items():
             if vendor.match(included) and not name.startswith(home + "/"):
                 yield f"<{included}> belongs to {home}/ alone"
         return
     other = inside.split("/")[0]
+    if top == "src" and other == "include" and _speaks_of_torch(root / inside):
+        yield f"the core includes {inside}, which includes headers of torch"
     if other not in MAY_INCLUDE[top]:
         yield f"{top}/ includes {inside}"
     elif other == "src":
@@ -122,6 +127,11 @@ def _problems_of_order(name: str, inside: str) -> Iterator[str]:
     home = _target(inside)
     if home is not None and here is not None and _target(name) != home:
         yield f"{inside} is private to src/target/{home}/"
+
+
+def _speaks_of_torch(header: Path) -> bool:
+    """Public headers that programs of libtorch include; the core keeps to the others."""
+    return any((match := INCLUDE.match(line)) and FRAMEWORK.match(match[2]) for line in header.read_text().splitlines())
 
 
 def _folder(name: str) -> str | None:

@@ -24,14 +24,17 @@ Function::Modes Function::Modes::now() {
   return m;
 }
 
-Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit)
-    : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), entries_(std::make_shared<const Entries>()) {}
+constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
+
+Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, OnFailure on_failure)
+    : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), on_failure_(on_failure), entries_(std::make_shared<const Entries>()) {}
 
 std::vector<at::Tensor> Function::operator()(at::TensorList inputs) {
   ++calls_;
   Modes modes = Modes::now();
   if (modes.grad && std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
-    return run_eager(inputs, "gradients are needed: the program runs eagerly until training is compiled");
+    return run_eager(inputs, kNeedsGradients);
+  if (modes.grad && eager_with_grad_) return run_eager(inputs, kNeedsGradients);
   if (Capture::current()) return run_eager(inputs, "called while another program is captured: its operations are part of that one");
   auto entries = entries_.load(std::memory_order_acquire);
   for (const Entry& e : *entries)
@@ -91,6 +94,11 @@ std::vector<at::Tensor> Function::capture_and_compile(at::TensorList inputs, con
   capture.run([&] { results = eager_(inputs); });
   capture.finish(results);
   double captured = seconds();
+  if (modes.grad && std::any_of(results.begin(), results.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) {
+    eager_with_grad_ = true;
+    note_eager(kNeedsGradients);
+    return results;
+  }
   std::string why = capture.failure();
   if (why.empty()) {
     try {
@@ -106,6 +114,7 @@ std::vector<at::Tensor> Function::capture_and_compile(at::TensorList inputs, con
   stats_.capture_seconds.push_back(captured);
   stats_.compile_seconds.push_back(seconds());
   if (!why.empty()) {
+    if (on_failure_ == OnFailure::raise) unsupported(why);
     ++stats_.eager_calls;
     stats_.eager_reasons.push_back(why);
     log_warning("runs eagerly: ", why);
@@ -132,6 +141,7 @@ void Function::reset() {
   std::lock_guard lock(compile_mutex_);
   entries_.store(std::make_shared<const Entries>());
   hopeless_ = false;
+  eager_with_grad_ = false;
 }
 
 }  // namespace broach

@@ -36,7 +36,10 @@ class Function {
     static Modes now();
   };
 
-  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit = 32);
+  // What happens to a call of a program that cannot be compiled: it runs eagerly, or throws Unsupported.
+  enum class OnFailure { run_eagerly, raise };
+
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit = 32, OnFailure on_failure = OnFailure::run_eagerly);
 
   std::vector<at::Tensor> operator()(at::TensorList inputs);
 
@@ -63,12 +66,14 @@ class Function {
   std::vector<bool> constant_inputs_;
   ProgramOptions options_;
   size_t limit_;
+  OnFailure on_failure_;
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
   std::atomic<int64_t> calls_{0}, compiled_calls_{0};
   std::atomic<bool> hopeless_{false};  // capture failed for a reason that no other input changes
+  std::atomic<bool> eager_with_grad_{false};  // results need gradients through tensors that the program holds itself
 };
 
 }  // namespace broach

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <chrono>
@@ -111,6 +112,12 @@ bool CompiledProgram::accepts(at::TensorList inputs, std::string* why) const {
     if (t.device() != g.device) return differs(i, ": device was ", g.device.str(), ", is ", t.device().str());
     if (t.sizes() != c10::IntArrayRef(g.sizes)) return differs(i, ": sizes were ", c10::IntArrayRef(g.sizes), ", are ", t.sizes());
     if (t.strides() != c10::IntArrayRef(g.strides)) return differs(i, ": strides were ", c10::IntArrayRef(g.strides), ", are ", t.strides());
+  }
+  for (size_t i = 0; i < lifted_.size(); ++i) {
+    const at::Tensor& t = lifted_[i];
+    const InputGuard& g = guards_[given_ + i];
+    if (t.scalar_type() != g.dtype || t.sizes() != c10::IntArrayRef(g.sizes) || t.strides() != c10::IntArrayRef(g.strides)) return differs(given_ + i, ": a tensor that the program holds changed its type or sizes");
+    if (t.requires_grad() && c10::GradMode::is_enabled()) return differs(given_ + i, ": a tensor that the program holds needs gradients now");
   }
   for (int m : program_.mutated_inputs) {
     if (static_cast<size_t>(m) >= given_) continue;

@@ -134,6 +134,7 @@ class Scheduler {
   Schedule run() {
     request_outputs();
     match_contractions();
+    find_channels_last();
     for (const Node& n : g_.nodes()) choose_layouts(n);
     for (const Node& n : g_.nodes()) store_operands(n);
     while (!try_groups()) s_.buffers.clear(), s_.steps.clear();
@@ -190,7 +191,7 @@ class Scheduler {
     Contraction c{&n, &n, {}, {}};
     size_t channel = n.op == Op::conv ? 1 : n.results[0].shape.size() - 1;
     if (n.op == Op::conv && n.inputs.size() > 2) c.bias = n.inputs[2];
-    for (const Node* u; options_.fuse && (u = only_user(*c.last)) && u->results[0] == n.results[0] && c.epilogue.size() < 6; c.last = u) {
+    for (const Node* u; options_.fuse && (u = only_user(*c.last)) && !absorbed_[u->id] && u->results[0] == n.results[0] && c.epilogue.size() < 6; c.last = u) {
       if (is_activation(u->op)) {
         c.epilogue.push_back({u->op, {}});
         continue;
@@ -226,6 +227,18 @@ class Scheduler {
     else if (!r.strides.empty()) out[0] = r.strides;
   }
 
+  // What a convolution reads and adds should lie as it does itself: channels last.
+  void find_channels_last() {
+    channels_last_.assign(g_.nodes().size(), false);
+    auto wish = [&](const Value& v) { channels_last_[v.node->id] = channels_last_[v.node->id] || v.rank() >= 3; };
+    for (size_t i = g_.nodes().size(); i-- > 0;) {
+      const Node& n = g_.nodes()[i];
+      if (n.op == Op::conv) wish(n.inputs[0]);
+      if (channels_last_[i] && (is_elementwise(n.op) || n.op == Op::cat || n.op == Op::pad))
+        for (const Value& v : n.inputs) wish(v);
+    }
+  }
+
   Shape layout(const Node& n, size_t i) {
     const Shape& shape = n.results[i].shape;
     if (n.op == Op::input) return input_strides_[static_cast<size_t>(n.integer(Attr::index))];
@@ -233,7 +246,7 @@ class Scheduler {
       const auto& strides = n.call().result_strides;
       return i < strides.size() && strides[i].size() == shape.size() ? strides[i] : contiguous_strides(shape);
     }
-    if (n.op == Op::conv) return channels_last_strides(shape);
+    if (n.op == Op::conv || (channels_last_[n.id] && n.op != Op::dot && shape.size() >= 3)) return channels_last_strides(shape);
     if (auto it = stored_as_.find(n.id); it != stored_as_.end() && it->second != &n) return layouts_[it->second->id][0];
     if (is_elementwise(n.op))
       for (const Value& v : n.inputs)
@@ -379,7 +392,10 @@ class Scheduler {
     const auto& roots = groups_.roots[static_cast<size_t>(u.group)];
     std::map<std::pair<const Node*, uint32_t>, Place> windows;
     auto place = [&](const Value& v) -> const Place* {
-      if (std::find(roots.begin(), roots.end(), v.node) != roots.end()) return nullptr;
+      // What this kernel computes itself, or a window of it, is not in memory yet.
+      const Node* base = v.node;
+      while (!groups_.in_memory[base->id] && is_view(base->op) && base->op != Op::cat && base->op != Op::pad) base = base->inputs[0].node;
+      if (std::find(roots.begin(), roots.end(), base) != roots.end()) return nullptr;
       auto key = std::pair(v.node, v.index);
       if (auto it = windows.find(key); it != windows.end()) return &it->second;
       auto p = window(v);
@@ -514,6 +530,7 @@ class Scheduler {
   std::vector<std::vector<Shape>> layouts_;
   std::vector<std::vector<Place>> places_;
   std::vector<bool> must_store_, must_split_, absorbed_;
+  std::vector<bool> channels_last_;    // by node id: wanted in that layout
   std::vector<int> unit_of_;
   std::vector<Unit> units_;
   Groups groups_;

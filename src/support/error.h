@@ -2,15 +2,11 @@
 #pragma once
 
 #include <sstream>
-#include <stdexcept>
 #include <string>
 
-namespace broach {
+#include "broach/error.h"
 
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+namespace broach {
 
 // Something that Broach cannot compile. The front answers it by running the program another way; it never reaches the user
 // except as a counted reason in `explain`, or as an error under `fullgraph=True`.

@@ -170,7 +170,23 @@ class Functionalizer {
     bool shares = false;
     for (TensorId r : op.results) shares |= r != kNoTensor && storage(r).root != kNoTensor;
     if (shares) return process_view(op);
+    for_each_tensor(op.args, [&](TensorId id) { if (reads_elements(op)) must_be_written(id); });
     define(op, compute(op, op.schema, op.args));
+    if (is_empty(op))
+      for (TensorId r : op.results) unwritten_.insert(info(r).storage);
+  }
+
+  // ---- memory that nothing has written ----
+  // Some composite kernels of the host's library (max_pool1d) make an empty tensor and write it through a raw pointer, which a
+  // trace does not show. Reading what seems unwritten is the sign of it.
+  static bool is_empty(const TraceOp& op) { return op.schema.starts_with("aten::empty") || op.schema.starts_with("aten::new_empty"); }
+  static bool reads_elements(const TraceOp& op) {
+    std::string_view name = std::string_view(op.schema).substr(0, op.schema.find('.'));
+    return !name.ends_with("_like") && !name.starts_with("aten::new_");
+  }
+  void must_be_written(TensorId id) {
+    bool none = std::any_of(info(id).type.shape.begin(), info(id).type.shape.end(), [](const SymInt& n) { return n == SymInt(0); });
+    if (!none && storage(id).version == 0 && unwritten_.contains(info(id).storage)) unsupported("memory is read that no recorded operation has written");
   }
 
   void define(const TraceOp& op, const std::vector<Value>& values) {
@@ -417,6 +433,8 @@ class Functionalizer {
     if (id == kNoTensor) return r;
     StorageState& s = storage(id);
     const TraceTensor& t = info(id);
+    if (t.type.dtype == DType::opaque) unsupported("a result of an element type that the graph does not have");
+    must_be_written(id);
     r.type = t.type;
     r.strides = t.strides;
     auto as_input = std::find(t_.inputs.begin(), t_.inputs.end(), id);
@@ -446,6 +464,7 @@ class Functionalizer {
   GraphBuilder b_;
   std::vector<TensorState> tensors_;
   std::map<int32_t, StorageState> storages_;
+  std::set<int32_t> unwritten_;  // storages made by `empty`
   std::set<int32_t> aliased_;  // storages of which several inputs are windows
   std::map<int32_t, int> output_of_;
   Program program_;

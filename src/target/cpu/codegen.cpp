@@ -559,11 +559,26 @@ class Emitter {
       case Op::floor_div: return float_floor_div(x, y);
       case Op::mod: return float_mod(x, y);
       case Op::fmod: return b_.CreateFRem(x, y);
+      case Op::nextafter: return next_after(x, y);
       case Op::copysign: return b_.CreateBinaryIntrinsic(Intrinsic::copysign, x, y);
       case Op::min: return b_.CreateBinaryIntrinsic(Intrinsic::minimum, x, y);
       case Op::max: return b_.CreateBinaryIntrinsic(Intrinsic::maximum, x, y);
       default: return nullptr;
     }
+  }
+
+  // One step of the bits towards y; a step away from zero adds to the magnitude.
+  V next_after(V x, V y) {
+    Type* t = x->getType();
+    Type* bits_t = t->getScalarType()->isFloatTy() ? static_cast<Type*>(b_.getInt32Ty()) : b_.getInt64Ty();
+    if (is_vector(x)) bits_t = vector_of(bits_t);
+    V one = llvm::ConstantInt::get(bits_t, 1), bits = b_.CreateBitCast(x, bits_t), zero = fp(t, 0);
+    V outwards = b_.CreateICmpEQ(b_.CreateFCmpOGT(y, x), b_.CreateFCmpOGT(x, zero));
+    V moved = b_.CreateBitCast(b_.CreateSelect(outwards, b_.CreateAdd(bits, one), b_.CreateSub(bits, one)), t);
+    V smallest = b_.CreateBinaryIntrinsic(llvm::Intrinsic::copysign, b_.CreateBitCast(one, t), y);
+    V result = b_.CreateSelect(b_.CreateFCmpOEQ(x, zero), smallest, moved);
+    result = b_.CreateSelect(b_.CreateFCmpOEQ(x, y), y, result);
+    return b_.CreateSelect(b_.CreateFCmpUNO(x, y), b_.CreateFAdd(x, y), result);
   }
 
   V sign(V x) {

@@ -1,0 +1,41 @@
+// How broach::compile compiles. Every setter returns the options, so that they chain: Options().pure().strict(true).
+#pragma once
+
+namespace broach {
+
+class Options {
+ public:
+  // A promise: what the program computes depends on its inputs, on the module's parameters, buffers and training flags and
+  // on tensors that it holds, and on nothing else that changes. What else its host code computed during the first call (a
+  // captured number, a branch on a counter) is fixed from then on. Modules made of libtorch's own layers alone need no
+  // promise.
+  Options& pure(bool on = true) { return set(pure_, on); }
+  // Results are bit-equal to eager's for everything but matrix products and convolutions; slower. Default: off.
+  Options& strict(bool on = true) { return set(strict_, on); }
+  // Keeps weights rearranged for the kernels that read them, beside the originals. A write to a weight is noticed, single
+  // elements included; through an address taken before the first call it is not. Default: on.
+  Options& freeze(bool on = true) { return set(freeze_, on); }
+  // Threads that compile kernels; 0, the default, is one a core. Compiled programs run on libtorch's own threads
+  // (at::set_num_threads).
+  Options& threads(int n) { return set(threads_, n); }
+  // What cannot be compiled or replayed runs eagerly on every call, and explain() says why. Default: off, an Error.
+  Options& fallback(bool on = true) { return set(fallback_, on); }
+
+  bool is_pure() const { return pure_; }
+  bool is_strict() const { return strict_; }
+  bool freezes() const { return freeze_; }
+  int threads() const { return threads_; }
+  bool falls_back() const { return fallback_; }
+
+ private:
+  template <class T>
+  Options& set(T& member, T value) {
+    member = value;
+    return *this;
+  }
+
+  bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false;
+  int threads_ = 0;
+};
+
+}  // namespace broach

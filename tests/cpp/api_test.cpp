@@ -1,0 +1,311 @@
+// The C++ API as a program of libtorch uses it, in a process without Python.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <broach/broach.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/functional.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/nn/modules/rnn.h>
+
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+namespace nn = torch::nn;
+using broach::Options;
+using torch::Tensor;
+
+namespace {
+
+bool close(const Tensor& a, const Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.strides() == b.strides() && torch::allclose(a, b, 1e-4, 1e-5);
+}
+
+nn::Sequential mlp() { return nn::Sequential(nn::Linear(16, 32), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({32})), nn::Linear(32, 4)); }
+
+// A module with host code of its own, whose runs are counted.
+struct GatedImpl : nn::Module {
+  GatedImpl() : a(register_module("a", nn::Linear(8, 8))), b(register_module("b", nn::Linear(8, 8))), scale(register_buffer("scale", torch::full({1}, 2.0))) {}
+  Tensor forward(const Tensor& x) {
+    ++runs;
+    return a(x) * torch::sigmoid(b(x)) * scale;
+  }
+  nn::Linear a, b;
+  Tensor scale;
+  std::atomic<int> runs{0};
+};
+TORCH_MODULE(Gated);
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const broach::Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("no Python is loaded") {
+  torch::NoGradGuard no_grad;
+  broach::compile([](Tensor x) { return x + 1; }, Options().pure())(torch::ones({4}));
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    CHECK(!has(line, "libpython"));
+    CHECK(!has(line, "libtorch_python"));
+  }
+}
+
+TEST_CASE("functions of one tensor, of several, with several results") {
+  torch::NoGradGuard no_grad;
+  Tensor x = torch::randn({5, 7}), y = torch::randn({5, 7});
+  auto one = broach::compile(std::function<Tensor(Tensor)>([](Tensor t) { return (t * 2).relu() + 1; }), Options().pure());
+  auto two = broach::compile([](const Tensor& a, const Tensor& b) { return std::make_tuple(a + b, (a - b).exp(), a); }, Options().pure());
+  auto list = broach::compile([](const broach::Tensors& t) { return broach::Tensors{t[0] + t[1], Tensor(), t[1].t()}; }, Options().pure());
+  for (int i = 0; i < 3; ++i) {
+    CHECK(close(one(x), (x * 2).relu() + 1));
+    auto [sum, grown, same] = two(x, y);
+    CHECK(close(sum, x + y));
+    CHECK(close(grown, (x - y).exp()));
+    CHECK(same.is_same(x));
+    CHECK(close(std::get<0>(two(x, x)), x + x));
+    auto parts = list({x, y});
+    REQUIRE(parts.size() == 3);
+    CHECK(!parts[1].defined());
+    CHECK(close(parts[2], y.t()));
+  }
+  CHECK(one.explain().compiled_calls == 2);
+  CHECK(one.explain().kernels == 1);
+}
+
+TEST_CASE("the host code of a pure function runs once for each kind of inputs") {
+  torch::NoGradGuard no_grad;
+  int runs = 0;
+  auto f = broach::compile([&](Tensor x) { return ++runs, x * 2; }, Options().pure());
+  for (int i = 0; i < 3; ++i) f(torch::ones({4}));
+  CHECK(runs == 1);
+  CHECK(close(f(torch::ones({6})), torch::full({6}, 2.0)));
+  CHECK(f(torch::ones({4}, torch::kLong)).scalar_type() == torch::kLong);
+  CHECK(close(f(torch::ones({4, 4}).t()), torch::full({4, 4}, 2.0)));
+  CHECK(runs == 4);
+  auto e = f.explain();
+  CHECK(e.programs == 4);
+  REQUIRE(e.recompilations.size() == 3);
+  CHECK(has(e.recompilations[0], "sizes were"));
+  CHECK(has(e.str(), "recompiled"));
+}
+
+TEST_CASE("modules of libtorch's layers need no promise") {
+  torch::NoGradGuard no_grad;
+  auto module = mlp();
+  auto fast = broach::compile(module, Options());
+  for (int i = 0; i < 3; ++i) {
+    Tensor x = torch::randn({3, 16});
+    CHECK(close(fast(x), module->forward(x)));
+  }
+  CHECK(fast.explain().compiled_calls == 2);
+  CHECK(fast.explain().contractions == 2);
+
+  nn::Sequential conv(nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1)), nn::BatchNorm2d(8), nn::ReLU(), nn::MaxPool2d(2));
+  conv->eval();
+  auto fast_conv = broach::compile(conv);
+  Tensor image = torch::randn({2, 3, 8, 8});
+  for (int i = 0; i < 3; ++i) CHECK(close(fast_conv(image), conv->forward(image)));
+
+  nn::Linear linear(4, 4);
+  auto by_pointer = broach::compile(std::shared_ptr<nn::LinearImpl>(linear.ptr()));
+  CHECK(close(by_pointer(torch::ones({2, 4})), linear(torch::ones({2, 4}))));
+}
+
+TEST_CASE("results of several tensors from a module") {
+  torch::NoGradGuard no_grad;
+  nn::LSTM lstm(nn::LSTMOptions(4, 6));
+  auto fast = broach::compile(lstm, Options().fallback());
+  Tensor x = torch::randn({5, 2, 4});
+  for (int i = 0; i < 2; ++i) {
+    auto [y, state] = fast(x);
+    auto [want, want_state] = lstm(x);
+    CHECK(close(y, want));
+    CHECK(close(std::get<1>(state), std::get<1>(want_state)));
+  }
+}
+
+TEST_CASE("a module's training flag") {
+  torch::NoGradGuard no_grad;
+  nn::Sequential m(nn::Linear(8, 8), nn::BatchNorm1d(8), nn::Dropout(0.5));
+  m->eval();
+  auto fast = broach::compile(m);
+  Tensor x = torch::randn({64, 8});
+  for (int i = 0; i < 2; ++i) CHECK(close(fast(x), m->forward(x)));
+  m->train();
+  Tensor before = m->ptr<nn::BatchNorm1dImpl>(1)->running_mean.clone();
+  Tensor y = fast(x), z = fast(x);
+  CHECK((y == 0).sum().item<int64_t>() > 100);  // dropped
+  CHECK(!torch::equal(y, z));
+  CHECK(!torch::equal(before, m->ptr<nn::BatchNorm1dImpl>(1)->running_mean));
+  CHECK(m->ptr<nn::BatchNorm1dImpl>(1)->num_batches_tracked.item<int64_t>() == 2);
+  m->eval();
+  CHECK(close(fast(x), m->forward(x)));
+}
+
+TEST_CASE("changes of parameters are noticed") {
+  torch::NoGradGuard no_grad;
+  nn::Linear linear(64, 64);
+  auto fast = broach::compile(linear);
+  Tensor x = torch::randn({1, 64});
+  auto agree = [&] { return close(fast(x), linear(x)) && close(fast(x), linear(x)); };
+  CHECK(agree());
+  SUBCASE("one element") {
+    linear->weight.index_put_({torch::tensor(3), torch::tensor(5)}, torch::tensor(100.0f));
+    CHECK(agree());
+    linear->weight.data()[1][2] = 50;
+    CHECK(agree());
+    linear->weight.mutable_data_ptr<float>()[7] = -30;
+    CHECK(agree());
+  }
+  SUBCASE("another tensor in its place") {
+    linear->weight = torch::randn({64, 64});
+    CHECK(agree());
+    linear->bias = Tensor();
+    CHECK(agree());
+  }
+  SUBCASE("set_data and to") {
+    linear->weight.set_data(torch::randn({64, 64}));
+    CHECK(agree());
+    linear->to(torch::kDouble);
+    x = x.to(torch::kDouble);
+    CHECK(agree());
+  }
+}
+
+TEST_CASE("a changed structure is noticed") {
+  torch::NoGradGuard no_grad;
+  nn::Sequential m{nn::Linear(4, 4)};
+  auto fast = broach::compile(m);
+  Tensor x = torch::randn({2, 4});
+  CHECK(close(fast(x), m->forward(x)));
+  m->push_back(nn::Tanh());
+  CHECK(close(fast(x), m->forward(x)));
+  m->push_back(nn::Functional([](Tensor t) { return t + 1; }));
+  CHECK(has(error_of([&] { fast(x); }), "Functional"));
+}
+
+TEST_CASE("host code of one's own needs the promise") {
+  torch::NoGradGuard no_grad;
+  Gated gated;
+  std::string error = error_of([&] { broach::compile(gated, Options()); });
+  CHECK(has(error, "GatedImpl"));
+  CHECK(has(error, "pure()"));
+  CHECK(has(error_of([] { broach::compile([](Tensor x) { return x; }, Options()); }), "pure()"));
+
+  Tensor x = torch::randn({2, 8});
+  auto fast = broach::compile(gated, Options().pure());
+  Tensor want = gated(x);
+  for (int i = 0; i < 4; ++i) CHECK(close(fast(x), want));
+  CHECK(gated->runs == 2);
+  gated->scale.fill_(3);
+  CHECK(close(fast(x), want * 1.5));
+
+  auto eager = broach::compile(gated, Options().fallback());
+  gated->runs = 0;
+  for (int i = 0; i < 4; ++i) eager(x);
+  CHECK(gated->runs == 4);
+  CHECK(eager.explain().eager_calls == 4);
+  CHECK(has(eager.explain().str(), "GatedImpl"));
+}
+
+TEST_CASE("a value read on the host") {
+  torch::NoGradGuard no_grad;
+  auto reads = [](Tensor x) { return x.sum().item<float>() > 0 ? x + 1 : x - 1; };
+  auto fast = broach::compile(reads, Options().pure());
+  for (int i = 0; i < 2; ++i) {
+    std::string error = error_of([&] { fast(torch::ones({4})); });
+    CHECK(has(error, "_local_scalar_dense"));
+    CHECK(has(error, "fallback(true)"));
+  }
+  auto lenient = broach::compile(reads, Options().pure().fallback());
+  CHECK(close(lenient(torch::ones({4})), torch::full({4}, 2.0)));
+  CHECK(close(lenient(-torch::ones({4})), torch::full({4}, -2.0)));
+}
+
+TEST_CASE("libtorch's own errors pass through") {
+  torch::NoGradGuard no_grad;
+  auto fast = broach::compile(nn::Linear(4, 4));
+  CHECK_THROWS_AS(fast(torch::ones({2, 5})), c10::Error);
+  CHECK_NOTHROW(fast(torch::ones({2, 4})));
+}
+
+TEST_CASE("gradients are eager's") {
+  auto module = mlp();
+  auto fast = broach::compile(module);
+  Tensor x = torch::randn({3, 16});
+  {
+    torch::NoGradGuard no_grad;
+    fast(x), fast(x);
+  }
+  auto gradients = [&](const std::function<Tensor()>& run) {
+    module->zero_grad();
+    run().pow(2).sum().backward();
+    std::vector<Tensor> out;
+    for (const Tensor& p : module->parameters()) out.push_back(p.grad().clone());
+    return out;
+  };
+  auto want = gradients([&] { return module->forward(x); }), got = gradients([&] { return fast(x); });
+  for (size_t i = 0; i < want.size(); ++i) CHECK(close(got[i], want[i]));
+
+  Tensor held = torch::randn({4}, torch::requires_grad());
+  auto f = broach::compile([&](Tensor t) { return t * held; }, Options().pure());
+  Tensor y = f(torch::ones({4}));
+  CHECK(y.requires_grad());
+  CHECK(f(torch::ones({4})).requires_grad());
+  torch::NoGradGuard no_grad;
+  CHECK(!f(torch::ones({4})).requires_grad());
+}
+
+TEST_CASE("mutation and aliases") {
+  torch::NoGradGuard no_grad;
+  auto f = broach::compile([](Tensor x) { return x.add_(1).view(-1); }, Options().pure());
+  for (int i = 0; i < 3; ++i) {
+    Tensor x = torch::zeros({2, 3});
+    Tensor y = f(x);
+    CHECK(close(x, torch::ones({2, 3})));
+    CHECK(y.is_alias_of(x));
+  }
+}
+
+TEST_CASE("eight threads") {
+  auto module = mlp();
+  auto fast = broach::compile(module);
+  std::vector<Tensor> x, want;
+  {
+    torch::NoGradGuard no_grad;
+    for (int i = 0; i < 4; ++i) {
+      x.push_back(torch::randn({i + 1, 16}));
+      want.push_back(module->forward(x.back()));
+    }
+  }
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t)
+    threads.emplace_back([&, t] {
+      torch::NoGradGuard no_grad;
+      for (int i = 0; i < 100; ++i) {
+        size_t k = static_cast<size_t>(i + t) % x.size();
+        if (!close(fast(x[k]), want[k])) ++wrong;
+      }
+    });
+  for (auto& t : threads) t.join();
+  CHECK(wrong == 0);
+  CHECK(fast.explain().programs == 4);
+}
+
+int main(int argc, char** argv) { return doctest::Context(argc, argv).run(); }

@@ -1,0 +1,42 @@
+"""What every test of the libtorch side shares: a clock that ends a hanging test, a clean compiler, and the share report."""
+
+import faulthandler
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+import direct
+
+ALL = os.environ.get("BROACH_TEST_ALL") == "1"
+# A test that takes this many seconds hangs: the process prints every thread's stack and exits.
+LONGEST = 3600 if ALL else 300
+
+
+@pytest.fixture(autouse=True)
+def _clock():
+    faulthandler.dump_traceback_later(LONGEST, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not direct.SHARES:
+        return
+    terminalreporter.section("op_db: how samples run once compiled")
+    for line in direct.share_report():
+        terminalreporter.write_line(line)

@@ -1,0 +1,133 @@
+"""Every operation of PyTorch's own test database, captured directly: the compiled call must equal eager's.
+
+A seeded sample of each operation's arguments; all of them with BROACH_TEST_ALL=1. BROACH_TEST_OPS=name,name narrows it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+
+import direct
+import pytest
+import torch
+from op_db_expected import EXPECTED, SKIPPED
+from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+# Entries of random operations set the seed and put the generator's state back, which would hide that they draw from it.
+common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+
+ALL = os.environ.get("BROACH_TEST_ALL") == "1"
+ONLY = [name for name in os.environ.get("BROACH_TEST_OPS", "").split(",") if name]
+# By element type, the samples of each operation in the bounded run.
+SAMPLES = {
+    torch.float32: 3,
+    torch.int64: 1,
+    torch.bfloat16: 1,
+    torch.float64: 1,
+    torch.bool: 1,
+    torch.complex64: 1,
+}
+CONSIDERED = 24  # of an operation's samples, from which the bounded run draws
+LARGEST = 1 << 16  # elements of one tensor in the bounded run
+
+
+def name_of(op) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def group_of(op) -> str:
+    for prefix in ("nn.functional", "linalg", "fft", "special", "signal", "masked", "torch.ops.aten", "_refs"):
+        if op.name.startswith(prefix):
+            return prefix
+    return "torch"
+
+
+def samples_of(op, dtype):
+    torch.manual_seed(0)
+    every = op.sample_inputs("cpu", dtype, requires_grad=False)
+    if ALL:
+        yield from every
+        return
+    some = [s for s in itertools.islice(every, CONSIDERED) if all(t.numel() <= LARGEST for t in tensors_of(s)[0])]
+    count = SAMPLES[dtype]
+    yield from some if len(some) <= count else random.Random(name_of(op)).sample(some, count)
+
+
+def tensors_of(sample):
+    """The distinct tensors of a sample, and a function that puts others in their places."""
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    tensors: list[torch.Tensor] = []
+    places = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            at = next((i for i, t in enumerate(tensors) if t is leaf), len(tensors))
+            tensors += [leaf] if at == len(tensors) else []
+            places.append(at)
+        else:
+            places.append(None)
+
+    def place(given):
+        return pytree.tree_unflatten([x if p is None else given[p] for x, p in zip(leaves, places)], spec)
+
+    return tensors, place
+
+
+def run(op, sample) -> str | None:
+    """Checks one sample; the reason where it cannot be compared."""
+    tensors, place = tensors_of(sample)
+    if any(t.is_quantized or t.layout != torch.strided for t in tensors):
+        return "not a plain tensor"
+
+    def program(*given):
+        first, args, kwargs = place(given)
+        return op(first, *args, **kwargs)
+
+    state = torch.get_rng_state()
+    theirs = direct.fresh(tensors)
+    try:
+        want = program(*theirs)
+    except Exception:
+        return "eager raises"
+    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(want)):
+        return "no tensor in the result"
+    if not torch.equal(state, torch.get_rng_state()):
+        return "draws random numbers"
+    compiled = direct.compile_direct(program, *tensors, compile_threads=1)
+    if not tensors:
+        compiled()
+    ours = direct.fresh(tensors)
+    have = compiled(*ours)
+    direct.note_share(group_of(op), compiled.way)
+    direct.assert_same(have, want)
+    direct.assert_same(ours, theirs, "input")
+    assert direct.aliasing(have, ours) == direct.aliasing(want, theirs), "aliasing differs"
+    return None
+
+
+@pytest.mark.parametrize("op", [op for op in op_db if not ONLY or name_of(op) in ONLY], ids=name_of)
+@torch.no_grad()
+def test_op(op):
+    if name_of(op) in SKIPPED:
+        pytest.skip(SKIPPED[name_of(op)])
+    failures, reasons, compared = [], set(), 0
+    for dtype in SAMPLES:
+        if dtype not in op.supported_dtypes("cpu"):
+            continue
+        for number, sample in enumerate(samples_of(op, dtype)):
+            try:
+                why = run(op, sample)
+            except Exception as error:
+                failures.append((dtype, f"{dtype} sample {number} {sample.summary()}: {type(error).__name__}: {error}"))
+                continue
+            compared += why is None
+            reasons.add(why)
+    unexpected = [text for dtype, text in failures if (name_of(op), dtype) not in EXPECTED]
+    assert not unexpected, "\n".join(unexpected)
+    if failures:
+        pytest.xfail("; ".join(sorted({EXPECTED[name_of(op), dtype] for dtype, _ in failures})))
+    if not compared:
+        pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")

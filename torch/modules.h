@@ -1,0 +1,30 @@
+// What a compiled module depends on besides its inputs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace broach {
+
+// A module and all below it, in order: who they are, whether they train, and which tensors they hold. Tensors may be
+// undefined, and one may come several times.
+struct ModuleTree {
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::vector<bool> training;
+  std::vector<at::Tensor> tensors;
+
+  // Whether the module is still what was read. Cheap: it is asked on every call.
+  bool current() const;
+};
+ModuleTree read_modules(const std::shared_ptr<torch::nn::Module>& root);
+
+// The name of the first module that is none of libtorch's own layers, which run no host code but libtorch's; empty if all are.
+std::string first_foreign_module(const ModuleTree& tree);
+
+}  // namespace broach
