@@ -64,7 +64,7 @@ def _tree(root, path, text):
     [
         ("src/ir/a.cpp", "<torch/torch.h>", "torch or Python"),
         ("src/ir/a.cpp", "<ATen/ATen.h>", "torch or Python"),
-        ("include/broach/a.h", "<c10/core/Device.h>", "torch or Python"),
+        ("include/broach/a.h", "<Python.h>", "a header of Python"),
         ("src/runtime/a.cpp", "<Python.h>", "torch or Python"),
         ("src/runtime/a.cpp", "<pybind11/pybind11.h>", "torch or Python"),
         ("src/support/a.cpp", '"ir/graph.h"', "src/support/ comes before src/ir/graph.h"),

@@ -234,6 +234,7 @@ class Scheduler {
     for (size_t i = g_.nodes().size(); i-- > 0;) {
       const Node& n = g_.nodes()[i];
       if (n.op == Op::conv) wish(n.inputs[0]);
+      if (auto it = stored_as_.find(n.id); it != stored_as_.end() && it->second->op == Op::conv) channels_last_[i] = true;
       if (channels_last_[i] && (is_elementwise(n.op) || n.op == Op::cat || n.op == Op::pad))
         for (const Value& v : n.inputs) wish(v);
     }

@@ -1,7 +1,6 @@
 // The C++ API as a program of libtorch uses it, in a process without Python.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <broach/broach.h>
-#include <doctest/doctest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/functional.h>
@@ -16,6 +15,9 @@
 #include <atomic>
 #include <fstream>
 #include <thread>
+
+#undef CHECK  // c10's, which ends the process
+#include <doctest/doctest.h>
 
 namespace nn = torch::nn;
 using broach::Options;
@@ -94,8 +96,8 @@ TEST_CASE("the host code of a pure function runs once for each kind of inputs") 
   for (int i = 0; i < 3; ++i) f(torch::ones({4}));
   CHECK(runs == 1);
   CHECK(close(f(torch::ones({6})), torch::full({6}, 2.0)));
-  CHECK(f(torch::ones({4}, torch::kLong)).scalar_type() == torch::kLong);
-  CHECK(close(f(torch::ones({4, 4}).t()), torch::full({4, 4}, 2.0)));
+  CHECK((f(torch::ones({4}, torch::kLong)).scalar_type() == torch::kLong));
+  CHECK(close(f(torch::ones({4, 4}).t()), torch::ones({4, 4}).t() * 2));
   CHECK(runs == 4);
   auto e = f.explain();
   CHECK(e.programs == 4);
@@ -141,18 +143,19 @@ TEST_CASE("results of several tensors from a module") {
 
 TEST_CASE("a module's training flag") {
   torch::NoGradGuard no_grad;
-  nn::Sequential m(nn::Linear(8, 8), nn::BatchNorm1d(8), nn::Dropout(0.5));
+  nn::BatchNorm1d norm(8);
+  nn::Sequential m(nn::Linear(8, 8), norm, nn::Dropout(0.5));
   m->eval();
   auto fast = broach::compile(m);
   Tensor x = torch::randn({64, 8});
   for (int i = 0; i < 2; ++i) CHECK(close(fast(x), m->forward(x)));
   m->train();
-  Tensor before = m->ptr<nn::BatchNorm1dImpl>(1)->running_mean.clone();
+  Tensor before = norm->running_mean.clone();
   Tensor y = fast(x), z = fast(x);
   CHECK((y == 0).sum().item<int64_t>() > 100);  // dropped
   CHECK(!torch::equal(y, z));
-  CHECK(!torch::equal(before, m->ptr<nn::BatchNorm1dImpl>(1)->running_mean));
-  CHECK(m->ptr<nn::BatchNorm1dImpl>(1)->num_batches_tracked.item<int64_t>() == 2);
+  CHECK(!torch::equal(before, norm->running_mean));
+  CHECK(norm->num_batches_tracked.item<int64_t>() == 2);
   m->eval();
   CHECK(close(fast(x), m->forward(x)));
 }

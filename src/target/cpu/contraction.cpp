@@ -1,6 +1,7 @@
 #include "target/cpu/contraction.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -155,6 +156,21 @@ onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t>
   return desc;
 }
 
+// A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the
+// destination instead: the operand, by its position among those of the epilogue, is copied there first.
+std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
+  size_t position = 0;
+  for (PostOp& p : desc.post) {
+    if (!p.binary()) continue;
+    if (desc.dst.dims[0] == 1 && p.kind == PostOp::add && p.operand.dims == desc.dst.dims && p.operand.strides == desc.dst.strides && p.operand.dtype == desc.dst.dtype) {
+      p = PostOp{PostOp::sum, 1.0f};
+      return position;
+    }
+    ++position;
+  }
+  return std::nullopt;
+}
+
 // Primitives of the process by what they compute: layers of one shape share one.
 struct Library {
   std::mutex mutex;
@@ -260,7 +276,12 @@ class OneDnnContraction : public CompiledContraction {
       source = scratch;
     }
     void* result = built.result_reorder ? scratch + source_bytes : args.result;
-    p.run(source, weight, args.bias, result, {args.epilogue.data(), args.epilogue.size()}, own_scratch);
+    const void* operands[8];
+    size_t count = 0;
+    for (size_t i = 0; i < args.epilogue.size(); ++i)
+      if (i != built.summed) operands[count++] = args.epilogue[i];
+    if (built.summed && result != args.epilogue[*built.summed]) std::memcpy(result, args.epilogue[*built.summed], p.dst_bytes());
+    p.run(source, weight, args.bias, result, {operands, count}, own_scratch);
     if (built.result_reorder) built.result_reorder->run(result, nullptr, nullptr, args.result, {}, own_scratch);
   }
 
@@ -277,7 +298,7 @@ class OneDnnContraction : public CompiledContraction {
 
   std::string pick(std::span<const int64_t> symbols) const override {
     Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    return b.empty ? "nothing to do" : "onednn " + b.primitive->implementation() + (b.packed || b.needs_packing ? " packed" : "");
+    return b.empty ? "nothing to do" : "onednn " + b.primitive->implementation() + (b.packed || b.needs_packing ? " packed" : "") + (b.primitive->is_reference() ? " (slow: " + b.primitive->text() + ")" : "");
   }
 
  private:
@@ -287,6 +308,7 @@ class OneDnnContraction : public CompiledContraction {
     bool needs_packing = false;               // `primitive` itself wants it packed
     // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
     std::shared_ptr<const Primitive> source_reorder, result_reorder;
+    std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
     bool empty = false;
   };
 
@@ -295,12 +317,13 @@ class OneDnnContraction : public CompiledContraction {
 
   void build_conv(Built& b, onednn::ConvDesc desc) const {
     b.needs_packing = true;
+    b.summed = sum_in_place(desc);
     b.primitive = primitive_for(desc);
     if (!slow(b.primitive)) return;
     const onednn::Operand source = desc.src, result = desc.dst;
     desc.src.any = true;
     auto better = primitive_for(desc);
-    bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary(); });
+    bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary() || p.kind == PostOp::sum; });
     if (slow(better) && !binary) {
       desc.dst.any = true;
       better = primitive_for(desc);

@@ -188,7 +188,7 @@ Dims normalized_strides(const Operand& t) {
   int64_t dense = 1;
   for (size_t d = out.size(); d-- > 0;) {
     if (t.strides.empty() || t.dims[d] == 1) out[d] = dense;
-    dense = out[d] * t.dims[d];
+    dense = std::max(dense, out[d] * t.dims[d]);  // in channels-last order the innermost dim is not the last
   }
   return out;
 }
