@@ -20,37 +20,40 @@ struct OutputSlot {
   py::object constant;
 };
 
-// A Function over a Python callable that takes a list of arguments and gives a list or tuple of results, some of which are
-// tensors.
+// A Python callable with flat arguments and results, some of which are tensors. What is no tensor (sizes, flags) is part of
+// the program: each combination of values has a Function of its own.
 class PyFunction {
  public:
   PyFunction(py::object callable, std::vector<bool> constant_inputs, ProgramOptions options)
-      : callable_(std::move(callable)), function_([this](at::TensorList inputs) { return eager(inputs); }, std::move(constant_inputs), std::move(options)) {}
+      : callable_(std::move(callable)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)) {}
 
   py::object call(const py::args& args) {
     std::vector<at::Tensor> inputs;
-    std::vector<py::object> others;
+    py::list others;
     for (auto a : args) {
       if (THPVariable_Check(a.ptr())) inputs.push_back(THPVariable_Unpack(a.ptr()));
-      else others.push_back(py::reinterpret_borrow<py::object>(a));
+      else others.append(a);
     }
+    Version& version = version_for(py::tuple(others));
     Pending pending{&args, {}};
-    Pending* before = pending_;
-    pending_ = &pending;
+    Pending* before = std::exchange(pending_, &pending);
     std::vector<at::Tensor> results;
     try {
       py::gil_scoped_release release;
-      results = function_(inputs);
+      results = version.function(inputs);
     } catch (...) {
       pending_ = before;
       throw;
     }
     pending_ = before;
-    if (pending.result) return std::move(*pending.result);
-    return rebuild(results);
+    return pending.result ? std::move(*pending.result) : version.rebuild(results);
   }
 
-  Function& function() { return function_; }
+  std::vector<Function*> functions() {
+    std::vector<Function*> out;
+    for (auto& v : versions_) out.push_back(&v->function);
+    return out;
+  }
 
  private:
   // The call under way on this thread: an eager run hands its own result objects through here.
@@ -59,39 +62,51 @@ class PyFunction {
     std::optional<py::object> result;
   };
 
-  std::vector<at::Tensor> eager(at::TensorList) {
-    py::gil_scoped_acquire gil;
-    py::object result = py::reinterpret_steal<py::object>(PyObject_CallObject(callable_.ptr(), pending_->args->ptr()));
-    if (!result) throw py::error_already_set();
-    std::vector<at::Tensor> tensors;
-    std::vector<OutputSlot> slots;
-    is_tuple_ = py::isinstance<py::tuple>(result);
-    for (auto o : result) {
-      if (THPVariable_Check(o.ptr())) {
-        slots.push_back({static_cast<int>(tensors.size()), {}});
-        tensors.push_back(THPVariable_Unpack(o.ptr()));
-      } else {
-        slots.push_back({-1, py::reinterpret_borrow<py::object>(o)});
-      }
-    }
-    slots_ = std::move(slots);
-    pending_->result = std::move(result);
-    return tensors;
-  }
+  struct Version {
+    Version(PyFunction& owner, py::tuple others)
+        : others(std::move(others)), function([this, &owner](at::TensorList) { return eager(owner); }, owner.constant_inputs_, owner.options_) {}
 
-  py::object rebuild(const std::vector<at::Tensor>& results) {
-    py::list out;
-    for (const OutputSlot& s : slots_) {
-      if (s.tensor < 0) out.append(s.constant);
-      else out.append(py::reinterpret_steal<py::object>(THPVariable_Wrap(results[static_cast<size_t>(s.tensor)])));
+    std::vector<at::Tensor> eager(PyFunction& owner) {
+      py::gil_scoped_acquire gil;
+      py::object result = py::reinterpret_steal<py::object>(PyObject_CallObject(owner.callable_.ptr(), pending_->args->ptr()));
+      if (!result) throw py::error_already_set();
+      std::vector<at::Tensor> tensors;
+      std::vector<OutputSlot> found;
+      for (auto o : result) {
+        bool is_tensor = THPVariable_Check(o.ptr());
+        found.push_back(is_tensor ? OutputSlot{static_cast<int>(tensors.size()), {}} : OutputSlot{-1, py::reinterpret_borrow<py::object>(o)});
+        if (is_tensor) tensors.push_back(THPVariable_Unpack(o.ptr()));
+      }
+      is_tuple = py::isinstance<py::tuple>(result);
+      slots = std::move(found);  // under the GIL, as every reader is
+      pending_->result = std::move(result);
+      return tensors;
     }
-    return is_tuple_ ? py::object(py::tuple(out)) : py::object(out);
+
+    py::object rebuild(const std::vector<at::Tensor>& results) const {
+      py::list out(slots.size());
+      for (size_t i = 0; i < slots.size(); ++i)
+        out[i] = slots[i].tensor < 0 ? slots[i].constant : py::reinterpret_steal<py::object>(THPVariable_Wrap(results[static_cast<size_t>(slots[i].tensor)]));
+      return is_tuple ? py::object(py::tuple(out)) : py::object(out);
+    }
+
+    py::tuple others;
+    Function function;
+    std::vector<OutputSlot> slots;
+    bool is_tuple = false;
+  };
+
+  Version& version_for(py::tuple others) {
+    for (auto& v : versions_)
+      if (v->others.equal(others)) return *v;
+    versions_.push_back(std::make_unique<Version>(*this, std::move(others)));
+    return *versions_.back();
   }
 
   py::object callable_;
-  Function function_;
-  std::vector<OutputSlot> slots_;
-  bool is_tuple_ = false;
+  std::vector<bool> constant_inputs_;
+  ProgramOptions options_;
+  std::vector<std::unique_ptr<Version>> versions_;  // changed under the GIL only
   static thread_local Pending* pending_;
 };
 
@@ -116,8 +131,38 @@ ProgramOptions options_from(const py::dict& d) {
   return o;
 }
 
+py::dict dict_of(const ProgramStats& x) {
+  py::dict e;
+  e["kernels"] = x.code.kernels;
+  e["distinct_kernels"] = x.code.distinct_kernels;
+  e["contractions"] = x.code.contractions;
+  e["externs"] = x.code.externs;
+  e["code_bytes"] = x.code.code_bytes;
+  e["seconds"] = x.seconds;
+  e["picks"] = x.picks;
+  e["guards"] = x.guards;
+  e["packed_bytes"] = x.packed_bytes;
+  e["arena_bytes"] = x.arena_bytes;
+  e["graph"] = x.graph_text;
+  e["schedule"] = x.schedule_text;
+  return e;
+}
+
 py::dict stats_of(PyFunction& f) {
-  FunctionStats s = f.function().stats();
+  FunctionStats s;
+  py::list programs;
+  for (Function* each : f.functions()) {
+    FunctionStats one = each->stats();
+    s.calls += one.calls;
+    s.compiled_calls += one.compiled_calls;
+    s.eager_calls += one.eager_calls;
+    auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(s.recompilations, one.recompilations);
+    append(s.eager_reasons, one.eager_reasons);
+    append(s.capture_seconds, one.capture_seconds);
+    append(s.compile_seconds, one.compile_seconds);
+    for (const auto& p : each->programs()) programs.append(dict_of(p->stats()));
+  }
   py::dict d;
   d["calls"] = s.calls;
   d["compiled_calls"] = s.compiled_calls;
@@ -126,24 +171,6 @@ py::dict stats_of(PyFunction& f) {
   d["eager_reasons"] = s.eager_reasons;
   d["capture_seconds"] = s.capture_seconds;
   d["compile_seconds"] = s.compile_seconds;
-  py::list programs;
-  for (const auto& p : f.function().programs()) {
-    ProgramStats x = p->stats();
-    py::dict e;
-    e["kernels"] = x.code.kernels;
-    e["distinct_kernels"] = x.code.distinct_kernels;
-    e["contractions"] = x.code.contractions;
-    e["externs"] = x.code.externs;
-    e["code_bytes"] = x.code.code_bytes;
-    e["seconds"] = x.seconds;
-    e["picks"] = x.picks;
-    e["guards"] = x.guards;
-    e["packed_bytes"] = x.packed_bytes;
-    e["arena_bytes"] = x.arena_bytes;
-    e["graph"] = x.graph_text;
-    e["schedule"] = x.schedule_text;
-    programs.append(e);
-  }
   d["programs"] = programs;
   return d;
 }
@@ -157,7 +184,7 @@ PYBIND11_MODULE(_C, m) {
       }))
       .def("__call__", &PyFunction::call)
       .def("stats", &stats_of)
-      .def("reset", [](PyFunction& f) { f.function().reset(); });
+      .def("reset", [](PyFunction& f) { for (Function* each : f.functions()) each->reset(); });
   m.def("set_line", &Function::set_line);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });

@@ -124,3 +124,14 @@ def test_headers_have_pragma_once_and_open_no_namespace(tmp_path):
 def test_a_long_file_is_a_remark(tmp_path):
     assert _tree(tmp_path, "src/ir/a.cpp", "\n" * (lint.LONGEST + 1)) == []
     assert [remark.path for remark in lint.remarks(tmp_path)] == ["src/ir/a.cpp"]
+
+
+def test_the_core_includes_no_public_header_of_torch(tmp_path):
+    public = tmp_path / "include" / "broach" / "broach.h"
+    public.parent.mkdir(parents=True)
+    public.write_text("#pragma once\n#include <ATen/core/Tensor.h>\n")
+    source = tmp_path / "src" / "ir" / "a.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text('#include "broach/broach.h"\n')
+    found = [finding.text for finding in lint.problems(tmp_path)]
+    assert found == ["the core includes include/broach/broach.h, which includes headers of torch"]

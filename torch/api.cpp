@@ -195,7 +195,7 @@ class Compiled::State {
     ++eager_calls_;
     if (std::find(eager_reasons_.begin(), eager_reasons_.end(), why) == eager_reasons_.end()) {
       eager_reasons_.push_back(why);
-      log_warning("runs eagerly: ", why);
+      log_info("runs eagerly: ", why);  // asked for by fallback()
     }
     return nullptr;
   }

@@ -56,6 +56,7 @@ int main() {
   // A function of one's own: pure() says that it depends on its inputs alone.
   auto scaled = broach::compile([](const Tensor& a, const Tensor& b) { return torch::sigmoid(a) * b + a; }, broach::Options().pure());
   Tensor a = torch::randn({1000, 1000}), b = torch::randn({1000, 1000});
+  scaled(a, b);
   std::printf("\na function of two tensors, largest difference: %g\n", (scaled(a, b) - (torch::sigmoid(a) * b + a)).abs().max().item<double>());
   std::printf("\n%s", scaled.explain().str().c_str());
 }

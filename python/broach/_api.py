@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any, Callable
 
 import torch
@@ -10,6 +11,10 @@ import torch
 from ._backend import _observers, backend, reset_functions
 from ._explain import Explanation
 from ._options import OPTIONS, Options
+
+
+# What each compiled callable consists of so far, for `explain`.
+_compiled: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
 
 
 def compile(
@@ -40,10 +45,13 @@ def compile(
     checked = Options(options, mode)
     if disable:
         return model
-    run = functools.partial(backend, options=checked)
+    modules: list = []
+    run = functools.partial(backend, options=checked, collect=modules)
     # Dynamo names backends by this attribute in its logs.
     run.__name__ = "broach"  # type: ignore[attr-defined]
-    return torch.compile(model, fullgraph=fullgraph, dynamic=dynamic, backend=run)
+    compiled = torch.compile(model, fullgraph=fullgraph, dynamic=dynamic, backend=run)
+    _compiled[compiled] = modules
+    return compiled
 
 
 def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
@@ -51,7 +59,7 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
 
     `fn` may be compiled already, or plain: then it is compiled for the explanation only.
     """
-    return Explanation.of(fn, args, kwargs, _observers, compile)
+    return Explanation.of(fn, args, kwargs, _compiled, _observers, compile)
 
 
 disable = torch.compiler.disable

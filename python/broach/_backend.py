@@ -90,14 +90,21 @@ class CompiledModule:
         return self.function.stats()
 
 
-def backend(gm: torch.fx.GraphModule, example_inputs: list[Any], *, options: dict[str, Any] | None = None, mode: str | None = None) -> CompiledModule:
-    """For ``torch.compile(model, backend="broach", options={...})``."""
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: list[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+    collect: list[CompiledModule] | None = None,
+) -> CompiledModule:
+    """For ``torch.compile(model, backend="broach", options={...})``; `collect` receives what is compiled."""
     if not isinstance(options, Options):
         options = Options(options, mode)
     compiled = CompiledModule(gm, example_inputs, options)
-    observers = _observers.get()
-    if observers is not None:
-        observers.append(compiled)
+    for observer in (collect, _observers.current):
+        if observer is not None:
+            observer.append(compiled)
     return compiled
 
 
@@ -105,9 +112,6 @@ class _Observers(threading.local):
     """While `explain` runs on this thread: the list that collects what is compiled."""
 
     current: list[CompiledModule] | None = None
-
-    def get(self):
-        return self.current
 
 
 _observers = _Observers()

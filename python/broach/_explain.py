@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from typing import Any, Callable
@@ -10,26 +9,6 @@ from typing import Any, Callable
 import torch
 
 from ._backend import CompiledModule
-
-
-def _modules_of(fn: Callable) -> list[CompiledModule]:
-    """The compiled modules behind a function that Dynamo has compiled already."""
-    inner = getattr(fn, "_orig_mod", None)
-    code_owner = inner.forward if isinstance(inner, torch.nn.Module) else getattr(fn, "_torchdynamo_orig_callable", fn)
-    code = getattr(getattr(code_owner, "__func__", code_owner), "__code__", None)
-    if code is None:
-        return []
-    found = []
-    try:
-        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(code)
-    except Exception:
-        return []
-    for entry in entries:
-        backend_fn = getattr(entry, "code", None)
-        for ref in gc.get_referents(*(v for v in [entry, backend_fn] if v is not None)):
-            if isinstance(ref, CompiledModule):
-                found.append(ref)
-    return found
 
 
 class Explanation:
@@ -62,24 +41,21 @@ class Explanation:
         self.guards = [g for p in programs for g in p["guards"]]
 
     @classmethod
-    def of(cls, fn: Callable, args: tuple, kwargs: dict, observers: Any, compile: Callable) -> "Explanation":
-        compiled = fn
-        if not (hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod")):
-            compiled = compile(fn)
+    def of(cls, fn: Callable, args: tuple, kwargs: dict, known: Any, observers: Any, compile: Callable) -> "Explanation":
+        is_compiled = hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod")
+        compiled = fn if is_compiled else compile(fn)
         before, observers.current = observers.current, []
         breaks_before = Counter(torch._dynamo.utils.counters["graph_break"])
         start = time.perf_counter()
         try:
-            compiled(*args, **kwargs)
             # A second call shows the steady state: what the first one recorded is in use.
-            compiled(*args, **kwargs)
+            for _ in range(2):
+                compiled(*args, **kwargs)
             seconds = time.perf_counter() - start
-            modules = observers.current
+            modules = known.get(compiled, observers.current)
         finally:
             observers.current = before
         breaks = Counter(torch._dynamo.utils.counters["graph_break"]) - breaks_before
-        known = {id(m) for m in modules}
-        modules = modules + [m for m in _modules_of(compiled) if id(m) not in known]
         return cls(modules, [f"{why} ({n}x)" for why, n in breaks.items()], seconds)
 
     @property

@@ -190,6 +190,12 @@ class Graph {
 // The result types of an operation; an Error if the operands do not fit it.
 std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs& attrs);
 
+// What the caller wants of one graph output.
+struct OutputRequest {
+  Shape strides;          // of the new tensor; empty: contiguous
+  int into_input = -1;    // write into this input instead of a new tensor
+};
+
 class GraphBuilder {
  public:
   GraphBuilder() = default;

@@ -74,12 +74,6 @@ struct Step {
   int32_t line = -1;
 };
 
-// What the caller wants of one graph output.
-struct OutputRequest {
-  Shape strides;          // of the new tensor; empty: contiguous
-  int into_input = -1;    // write into this input instead of a new tensor
-};
-
 struct ScheduleOptions {
   bool strict = false;
   bool fuse = true;

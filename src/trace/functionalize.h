@@ -10,7 +10,6 @@
 #include <memory>
 #include <vector>
 
-#include "schedule/schedule.h"
 #include "trace/trace.h"
 
 namespace broach {
