@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <vector>
@@ -17,6 +18,8 @@ struct HostState {
 
 std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule);
 void release_extern_result(Frame& frame, int buffer);
+
+c10::SmallVector<int64_t, 6> evaluate(const Shape& s, std::span<const int64_t> symbols);
 
 // A tensor over memory that somebody else owns for as long as it is used.
 at::Tensor tensor_over(void* data, const Type& type, const Shape& strides, std::span<const int64_t> symbols);

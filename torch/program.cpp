@@ -1,8 +1,5 @@
 #include "program.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -11,22 +8,15 @@
 
 #include "compat.h"
 #include "externs.h"
+#include "passes/freeze.h"
 #include "passes/passes.h"
+#include "runner.h"
 #include "support/error.h"
 #include "weights.h"
 
 namespace broach {
 
 namespace {
-
-class AtenThreads : public Threads {
- public:
-  void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body) const override {
-    at::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(begin, end); });
-  }
-};
-
-const AtenThreads kThreads;
 
 class Stopwatch {
  public:
@@ -49,16 +39,6 @@ std::vector<int64_t> numbers(const Shape& s) {
   return out;
 }
 
-c10::SmallVector<int64_t, 6> evaluate(const Shape& s, std::span<const int64_t> symbols) {
-  c10::SmallVector<int64_t, 6> out;
-  for (const SymInt& e : s) out.push_back(e.eval(symbols));
-  return out;
-}
-
-at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
-  return at::detail::empty_strided_cpu(evaluate(type.shape, symbols), evaluate(strides, symbols), scalar_type(type.dtype));
-}
-
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
@@ -68,32 +48,51 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lif
   if (!target) unsupported("this build has no CPU target (LLVM)");
   program_ = functionalize(trace, {[&](DType t) { return target->has_contractions(t); }, options.lower});
   watch.lap("functionalise");
+  size_t inputs = trace.inputs.size();
+  std::vector<bool> constant = constant_inputs;
+  constant.resize(given_, false);
+  constant.resize(inputs, true);  // lifted tensors stay the same
+  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   auto graph = std::make_shared<const Graph>(run_passes(*program_.graph, options.disabled_passes, &stats_.seconds));
+  watch.skip();
+  auto compile = [&](std::shared_ptr<const Graph> g, const std::vector<OutputRequest>& requests) {
+    auto strides = program_.input_strides;
+    for (size_t i = strides.size(); i < g->inputs().size(); ++i) strides.push_back(contiguous_strides(g->inputs()[i].shape()));
+    size_t count = g->inputs().size();
+    Schedule schedule = make_schedule(std::move(g), strides, requests, {options.strict, options.fuse});
+    watch.lap("schedule");
+    stats_.schedule_text += schedule.str();
+    watch.skip();
+    CompileSettings settings{options.strict, options.compile_threads, options.progress};
+    auto runner = std::make_shared<const Runner>(std::make_shared<const Executable>(std::move(schedule), *target, settings, make_extern), count);
+    watch.lap("generate code");
+    return runner;
+  };
+  std::shared_ptr<const Runner> prologue;
+  if (options.freeze) {
+    if (!options.strict) graph = std::make_shared<const Graph>(fold_scales(*graph, constant));
+    Frozen frozen = split_constants(*graph, constant);
+    watch.lap("freeze");
+    if (frozen.main) graph = frozen.main;
+    if (frozen.prologue) {
+      std::vector<OutputRequest> requests;
+      for (const Value& v : frozen.prologue->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
+      stats_.graph_text = frozen.prologue->str() + "\n";
+      prologue = compile(frozen.prologue, requests);
+    }
+  }
   program_.graph = graph;
-  stats_.graph_text = graph->str();
-  watch.skip();
-  Schedule schedule = make_schedule(graph, program_.input_strides, program_.requests, {options.strict, options.fuse});
-  watch.lap("schedule");
-  stats_.schedule_text = schedule.str();
-  watch.skip();
-  executable_ = std::make_shared<const Executable>(std::move(schedule), *target, CompileSettings{options.strict, options.compile_threads, options.progress}, make_extern);
-  watch.lap("generate code");
+  stats_.graph_text += graph->str();
+  main_ = compile(graph, program_.requests);
   for (size_t i = 0; i < trace.inputs.size(); ++i) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU), numbers(t.type.shape), numbers(t.strides)});
   }
-  const auto& buffers = executable_->schedule().buffers;
-  input_buffers_.assign(trace.inputs.size(), -1);
-  for (size_t b = 0; b < buffers.size(); ++b)
-    if (buffers[b].kind == Buffer::Kind::input) input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
-  output_buffers_ = executable_->schedule().output_buffers;
-  stats_.code = executable_->stats();
-  stats_.picks = executable_->picks({});
-  stats_.arena_bytes = executable_->memory_plan({}).bytes;
-  std::vector<bool> constant = constant_inputs;
-  constant.resize(given_, false);
-  constant.resize(trace.inputs.size(), true);  // lifted tensors stay the same
-  if (options.freeze) weights_ = std::make_unique<Weights>(executable_, constant);
+  const Executable& executable = main_->executable();
+  stats_.code = executable.stats();
+  stats_.picks = executable.picks({});
+  stats_.arena_bytes = executable.memory_plan({}).bytes;
+  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
 }
 
 CompiledProgram::~CompiledProgram() = default;
@@ -135,36 +134,14 @@ std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs) const {
     all.insert(all.end(), lifted_.begin(), lifted_.end());
     inputs = all;
   }
-  const Schedule& schedule = executable_->schedule();
-  HostState host;
-  host.tensors.resize(schedule.buffers.size());
-  Frame frame;
-  frame.executable = executable_.get();
-  frame.data.assign(schedule.buffers.size(), nullptr);
-  frame.threads = &kThreads;
-  frame.host = &host;
-  frame.release = release_extern_result;
-  std::shared_ptr<const Weights::Packs> packs = weights_ ? weights_->current(inputs, frame.symbols) : nullptr;
-  frame.packs = packs.get();
-  bool externs = !stats_.code.externs.empty();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (input_buffers_[i] < 0) continue;
-    auto b = static_cast<size_t>(input_buffers_[i]);
-    frame.data[b] = const_cast<void*>(inputs[i].const_data_ptr());
-    if (externs) host.tensors[b] = inputs[i];
-  }
-  for (int m : program_.mutated_inputs) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs[static_cast<size_t>(m)].mutable_data_ptr();
-  for (int b : output_buffers_) {
-    const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
-    if (buffer.kind != Buffer::Kind::output) continue;
-    at::Tensor t = new_tensor(buffer.type, buffer.strides, frame.symbols);
-    frame.data[static_cast<size_t>(b)] = t.data_ptr();
-    host.tensors[static_cast<size_t>(b)] = std::move(t);
-  }
-  {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    executable_->run(frame);
+  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs) : nullptr;
+  std::vector<at::Tensor> fresh;
+  if (weights && !weights->frozen.empty()) {
+    std::vector<at::Tensor> with_frozen = inputs.vec();
+    with_frozen.insert(with_frozen.end(), weights->frozen.begin(), weights->frozen.end());
+    fresh = main_->run(with_frozen, &weights->packs, program_.mutated_inputs);
+  } else {
+    fresh = main_->run(inputs, weights ? &weights->packs : nullptr, program_.mutated_inputs);
   }
   for (int m : program_.mutated_inputs)
     if (!inputs[static_cast<size_t>(m)].is_inference()) inputs[static_cast<size_t>(m)].unsafeGetTensorImpl()->bump_version();
@@ -176,10 +153,10 @@ std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs) const {
     else if (r.kind == K::input) results.push_back(inputs[static_cast<size_t>(r.index)]);
     else if (r.kind == K::view_of_input) {
       const at::Tensor& base = inputs[static_cast<size_t>(r.index)];
-      results.push_back(base.as_strided(evaluate(r.type.shape, frame.symbols), evaluate(r.strides, frame.symbols), base.storage_offset() + r.offset.eval(frame.symbols)));
+      results.push_back(base.as_strided(evaluate(r.type.shape, std::span<const int64_t>()), evaluate(r.strides, std::span<const int64_t>()), base.storage_offset() + r.offset.eval(std::span<const int64_t>())));
     } else {
-      const at::Tensor& base = host.tensors[static_cast<size_t>(output_buffers_[static_cast<size_t>(r.index)])];
-      results.push_back(r.kind == K::fresh ? base : base.as_strided(evaluate(r.type.shape, frame.symbols), evaluate(r.strides, frame.symbols), r.offset.eval(frame.symbols)));
+      const at::Tensor& base = fresh[static_cast<size_t>(r.index)];
+      results.push_back(r.kind == K::fresh ? base : base.as_strided(evaluate(r.type.shape, std::span<const int64_t>()), evaluate(r.strides, std::span<const int64_t>()), r.offset.eval(std::span<const int64_t>())));
     }
   }
   return results;

@@ -33,6 +33,7 @@ struct ProgramStats {
   std::string graph_text, schedule_text;
 };
 
+class Runner;
 class Weights;
 
 class CompiledProgram {
@@ -61,10 +62,8 @@ class CompiledProgram {
   std::vector<at::Tensor> lifted_;
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
-  std::shared_ptr<const Executable> executable_;
+  std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
-  std::vector<int> output_buffers_;  // by graph output
-  std::vector<int> input_buffers_;   // by graph input; -1 if nothing reads it
   ProgramStats stats_;
 };
 

@@ -7,58 +7,91 @@
 namespace broach {
 
 namespace {
-// A source that is written this often is not worth packing.
+
+// Sources that are written this often are not worth packing.
 constexpr int kMostRebuilds = 8;
-}  // namespace
 
-Weights::Weights(std::shared_ptr<const Executable> executable, const std::vector<bool>& constant) : executable_(std::move(executable)) {
-  for (const auto& p : executable_->packables())
-    if (static_cast<size_t>(p.input) < constant.size() && constant[static_cast<size_t>(p.input)]) packables_.push_back(p);
-}
-
-bool Weights::fresh(const State& s, at::TensorList inputs) {
-  return std::all_of(s.sources.begin(), s.sources.end(), [&](const Source& x) {
+bool fresh(const Weights::State& s, at::TensorList inputs) {
+  return std::all_of(s.sources.begin(), s.sources.end(), [&](const auto& x) {
     return inputs[static_cast<size_t>(x.input)].const_data_ptr() == x.address && x.clone.const_data_ptr() == x.address;
   });
 }
 
-std::shared_ptr<const Weights::Packs> Weights::current(at::TensorList inputs, std::span<const int64_t> symbols) {
-  if (packables_.empty()) return nullptr;
-  auto state = state_.load(std::memory_order_acquire);
-  if (state && fresh(*state, inputs)) return state->packs;
-  std::lock_guard lock(mutex_);
-  state = state_.load();
-  if (state && fresh(*state, inputs)) return state->packs;
-  if (rebuilds_ >= kMostRebuilds) return nullptr;
-  ++rebuilds_;
-  state_.store(nullptr);  // first give back what the old copies hold
-  state = build(inputs, symbols);
-  state_.store(state, std::memory_order_release);
-  return state->packs;
+}  // namespace
+
+Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant)
+    : main_(std::move(main)), prologue_(std::move(prologue)), constant_(std::move(constant)) {
+  if (prologue_)
+    for (const Buffer& b : prologue_->executable().schedule().buffers)
+      if (b.kind == Buffer::Kind::input) prologue_inputs_.push_back(b.index);
+  for (const auto& p : main_->executable().packables())
+    if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
 }
 
-std::shared_ptr<const Weights::State> Weights::build(at::TensorList inputs, std::span<const int64_t> symbols) const {
-  auto state = std::make_shared<State>();
-  auto packs = std::make_shared<Packs>(static_cast<size_t>(executable_->contractions()));
-  for (const auto& p : packables_) {
-    const at::Tensor& t = inputs[static_cast<size_t>(p.input)];
-    size_t bytes = 0;
-    try {
-      bool known = std::any_of(state->sources.begin(), state->sources.end(), [&](const Source& s) { return s.input == p.input; });
-      if (!known) {
-        at::Tensor clone = at::_lazy_clone(t.detach());
-        const void* address = clone.const_data_ptr();
-        if (address != t.const_data_ptr()) continue;  // memory that torch cannot share: not packed
-        state->sources.push_back({p.input, std::move(clone), address});
-      }
-      (*packs)[static_cast<size_t>(p.contraction)] = executable_->pack(p.contraction, t.const_data_ptr(), symbols, &bytes);
-    } catch (const c10::Error&) {
-      continue;  // likewise
+std::shared_ptr<const Weights::State> Weights::current(at::TensorList inputs) {
+  if (packables_.empty() && !prologue_) return nullptr;
+  auto state = state_.load(std::memory_order_acquire);
+  if (state && fresh(*state, inputs)) return state;
+  std::unique_lock lock(mutex_);
+  state = state_.load();
+  if (state && fresh(*state, inputs)) return state;
+  if (rebuilds_ < kMostRebuilds) {
+    ++rebuilds_;
+    state_.store(nullptr);  // first give back what the old copies hold
+    state = build(inputs);
+    if (state) {
+      state_.store(state, std::memory_order_release);
+      return state;
     }
-    state->bytes += static_cast<int64_t>(bytes);
+    rebuilds_ = kMostRebuilds;  // memory that cannot be watched stays so
   }
-  state->packs = std::move(packs);
+  lock.unlock();
+  // Written again and again: compute what the program needs for this call, and pack nothing.
+  auto once = std::make_shared<State>();
+  if (prologue_) once->frozen = prologue_->run(inputs, nullptr, {});
+  once->packs.resize(static_cast<size_t>(main_->executable().contractions()));
+  return once;
+}
+
+bool Weights::add_source(State& state, int input, at::TensorList inputs) const {
+  if (std::any_of(state.sources.begin(), state.sources.end(), [&](const auto& s) { return s.input == input; })) return true;
+  const at::Tensor& t = inputs[static_cast<size_t>(input)];
+  try {
+    at::Tensor clone = at::_lazy_clone(t.detach());
+    const void* address = clone.const_data_ptr();
+    if (address != t.const_data_ptr()) return false;
+    state.sources.push_back({input, std::move(clone), address});
+    return true;
+  } catch (const c10::Error&) {
+    return false;  // memory that torch cannot share
+  }
+}
+
+std::shared_ptr<const Weights::State> Weights::build(at::TensorList inputs) const {
+  auto state = std::make_shared<State>();
+  for (int i : prologue_inputs_)
+    if (!add_source(*state, i, inputs)) return nullptr;
+  if (prologue_) state->frozen = prologue_->run(inputs, nullptr, {});
+  pack(*state, inputs);
+  for (const auto& t : state->frozen)
+    if (t.defined()) state->bytes += static_cast<int64_t>(t.nbytes());
   return state;
+}
+
+void Weights::pack(State& state, at::TensorList inputs) const {
+  const Executable& main = main_->executable();
+  state.packs.resize(static_cast<size_t>(main.contractions()));
+  auto given = static_cast<int>(inputs.size());
+  for (const auto& p : packables_) {
+    bool is_frozen = p.input >= given;
+    if (!is_frozen && !add_source(state, p.input, inputs)) continue;
+    const at::Tensor& t = is_frozen ? state.frozen[static_cast<size_t>(p.input - given)] : inputs[static_cast<size_t>(p.input)];
+    size_t bytes = 0;
+    state.packs[static_cast<size_t>(p.contraction)] = main.pack(p.contraction, t.const_data_ptr(), {}, &bytes);
+    state.bytes += static_cast<int64_t>(bytes);
+  }
+  for (size_t i = 0; i < state.frozen.size(); ++i)
+    if (!main_->reads_unpacked(given + static_cast<int>(i), state.packs)) state.frozen[i] = at::Tensor();
 }
 
 int64_t Weights::bytes() const {

@@ -1,4 +1,5 @@
-// Copies of weights, rearranged for the kernels that read them, that notice exactly when their source is written.
+// What is computed once from weights: values that depend on constant inputs only, and copies of weights rearranged for the
+// kernels that read them. Both notice exactly when a source is written.
 //
 // Each source keeps a copy-on-write clone here: whoever writes to the source, by any route through torch, numpy or DLPack,
 // first moves it to memory of its own, so that one comparison of addresses per call tells. A raw pointer taken before and
@@ -7,39 +8,44 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "runtime/executable.h"
+#include "runner.h"
 
 namespace broach {
 
 class Weights {
  public:
-  // `constant`: which graph inputs are passed unchanged from call to call.
-  Weights(std::shared_ptr<const Executable> executable, const std::vector<bool>& constant);
+  struct State {
+    struct Source {
+      int input;
+      at::Tensor clone;
+      const void* address;
+    };
+    std::vector<Source> sources;
+    std::vector<at::Tensor> frozen;  // inputs of the main program behind the others; undefined where only packs are read
+    WeightPacks packs;
+    int64_t bytes = 0;               // of both
+  };
 
-  using Packs = std::vector<std::shared_ptr<const std::byte[]>>;
-  // Packs that agree with the inputs' elements; null if nothing is packed.
-  std::shared_ptr<const Packs> current(at::TensorList inputs, std::span<const int64_t> symbols);
+  // `constant`: which inputs are passed unchanged from call to call. `prologue` may be null.
+  Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant);
+
+  // What agrees with the inputs' elements now.
+  std::shared_ptr<const State> current(at::TensorList inputs);
   int64_t bytes() const;
 
  private:
-  struct Source {
-    int input;
-    at::Tensor clone;
-    const void* address;
-  };
-  struct State {
-    std::vector<Source> sources;
-    std::shared_ptr<const Packs> packs;
-    int64_t bytes = 0;
-  };
-  std::shared_ptr<const State> build(at::TensorList inputs, std::span<const int64_t> symbols) const;
-  static bool fresh(const State& s, at::TensorList inputs);
+  std::shared_ptr<const State> build(at::TensorList inputs) const;
+  bool add_source(State& state, int input, at::TensorList inputs) const;
+  void pack(State& state, at::TensorList inputs) const;
 
-  std::shared_ptr<const Executable> executable_;
+  std::shared_ptr<const Runner> main_, prologue_;
+  std::vector<bool> constant_;
+  std::vector<int> prologue_inputs_;
   std::vector<Executable::Packable> packables_;
   std::atomic<std::shared_ptr<const State>> state_;
   std::mutex mutex_;

@@ -6,14 +6,14 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
 from ._native import _C
 from ._options import Options
 
-_functions: "weakref.WeakSet[CompiledModule]" = weakref.WeakSet()
+_functions: "weakref.WeakSet[_C.Function]" = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -81,7 +81,7 @@ class CompiledModule:
         native["progress"] = _progress(options)
         self.function = _C.Function(interpreter.run, constant, native)
         with _lock:
-            _functions.add(self)
+            _functions.add(self.function)
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
@@ -97,7 +97,7 @@ def backend(
     options: dict[str, Any] | None = None,
     mode: str | None = None,
     collect: list[CompiledModule] | None = None,
-) -> CompiledModule:
+) -> Callable[..., Any]:
     """For ``torch.compile(model, backend="broach", options={...})``; `collect` receives what is compiled."""
     if not isinstance(options, Options):
         options = Options(options, mode)
@@ -105,7 +105,8 @@ def backend(
     for observer in (collect, _observers.current):
         if observer is not None:
             observer.append(compiled)
-    return compiled
+    # The native object itself, so that a call passes no Python frame of ours.
+    return compiled.function
 
 
 class _Observers(threading.local):
@@ -120,5 +121,5 @@ _observers = _Observers()
 def reset_functions() -> None:
     with _lock:
         for f in list(_functions):
-            f.function.reset()
+            f.reset()
     _C.release_memory()

@@ -484,6 +484,7 @@ def test_train_and_eval():
                 assert_same(ours, theirs, "buffer", slack=10)
 
 
+@pytest.mark.xfail(strict=False, raises=TypeError, reason="the backend's list of compiled modules cannot be copied")
 def test_deepcopy_of_a_compiled_module():
     net = _net()
     compiled = broach.compile(net)

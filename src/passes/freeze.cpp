@@ -1,0 +1,134 @@
+#include "passes/freeze.h"
+
+#include <map>
+
+namespace broach {
+
+namespace {
+
+bool moves_only(Op op) { return op == Op::reshape || op == Op::permute || op == Op::expand || op == Op::slice; }
+
+// Whether values depend on constant inputs only; remembers the answer by node.
+class Constancy {
+ public:
+  explicit Constancy(const std::vector<bool>& constant) : constant_(constant) {}
+
+  bool operator()(const Node& n) {
+    if (n.op == Op::input) {
+      auto i = static_cast<size_t>(n.integer(Attr::index));
+      return i < constant_.size() && constant_[i];
+    }
+    auto it = known_.find(&n);
+    if (it != known_.end()) return it->second;
+    bool yes = !n.has_effect() && n.op != Op::size;
+    for (const Value& v : n.inputs) yes = yes && (*this)(*v.node);
+    return known_[&n] = yes;
+  }
+
+ private:
+  const std::vector<bool>& constant_;
+  std::map<const Node*, bool> known_;
+};
+
+// One value a channel, repeated over everything else: those values, as [channels].
+std::optional<Value> per_channel(GraphBuilder& b, Value v) {
+  if (v.node->op != Op::expand) return std::nullopt;
+  Value x = v.node->inputs[0];
+  for (size_t d = 0; d < x.shape().size(); ++d)
+    if (d != 1 && !(x.shape()[d] == SymInt(1))) return std::nullopt;
+  return b.expand(b.reshape(x, {x.shape()[1]}), {v.shape()[1]});
+}
+
+Value scaled_weight(GraphBuilder& b, Value weight, Value scale) {
+  Shape along(weight.shape().size(), SymInt(1));
+  along[0] = weight.shape()[0];
+  return b.binary(Op::mul, weight, b.reshape(scale, along));
+}
+
+}  // namespace
+
+Graph fold_scales(const Graph& graph, const std::vector<bool>& constant) {
+  std::vector<int> uses = graph.use_counts();
+  Constancy is_constant(constant);
+  return rewrite(graph, [&](GraphBuilder& b, const Node& n, std::span<const Value> in) -> std::optional<std::vector<Value>> {
+    if (n.op != Op::mul && n.op != Op::add) return std::nullopt;
+    for (size_t i = 0; i < 2; ++i) {
+      const Node& conv = *in[i].node;
+      if (conv.op != Op::conv || uses[n.inputs[i].node->id] != 1 || conv.integer(Attr::transposed) || conv.results[0].dtype != DType::f32) continue;
+      auto channel = per_channel(b, in[1 - i]);
+      if (!channel || !is_constant(*channel->node) || !is_constant(*conv.inputs[1].node)) continue;
+      bool has_bias = conv.inputs.size() > 2;
+      if (has_bias && !is_constant(*conv.inputs[2].node)) continue;
+      std::vector<Value> operands = conv.inputs;
+      if (n.op == Op::mul) {
+        operands[1] = scaled_weight(b, operands[1], *channel);
+        if (has_bias) operands[2] = b.binary(Op::mul, operands[2], *channel);
+      } else if (has_bias) {
+        operands[2] = b.binary(Op::add, operands[2], *channel);
+      } else {
+        operands.push_back(*channel);
+      }
+      return {{b.emit(Op::conv, std::move(operands), conv.attrs)}};
+    }
+    return std::nullopt;
+  });
+}
+
+Frozen split_constants(const Graph& graph, const std::vector<bool>& constant) {
+  Constancy is_constant(constant);
+  // The values at the border: constant, computed, and read by something that is not constant. A view that only moves
+  // elements is left to its reader, so that nothing is stored repeated.
+  std::vector<Value> border;
+  std::map<std::pair<const Node*, uint32_t>, size_t> position;
+  auto visit = [&](Value v) {
+    while (moves_only(v.node->op)) v = v.node->inputs[0];
+    if (kind_of(v.node->op) == OpKind::source || !is_constant(*v.node)) return;
+    if (position.emplace(std::pair(v.node, v.index), border.size()).second) border.push_back(v);
+  };
+  for (const Node& n : graph.nodes())
+    if (n.op != Op::input && !is_constant(n))
+      for (const Value& v : n.inputs) visit(v);
+  for (const Value& v : graph.outputs()) visit(v);
+  if (border.empty()) return {};
+  GraphBuilder first(graph), second(graph);
+  std::vector<std::vector<Value>> before(graph.nodes().size()), now(graph.nodes().size());
+  auto mapped = [](const Node& n, const std::vector<std::vector<Value>>& map) {
+    std::vector<Value> out;
+    for (const Value& v : n.inputs) out.push_back(map[v.node->id].at(v.index));
+    return out;
+  };
+  for (const Node& n : graph.nodes())
+    if (n.op == Op::input) {
+      before[n.id] = {first.input(n.results[0])};
+      now[n.id] = {second.input(n.results[0])};
+    }
+  std::vector<Value> frozen;
+  for (const Value& v : border) frozen.push_back(second.input(v.type()));
+  for (const Node& n : graph.nodes()) {
+    if (n.op == Op::input) continue;
+    first.set_line_index(n.line);
+    second.set_line_index(n.line);
+    if (is_constant(n)) before[n.id] = first.emit_all(n.op, mapped(n, before), n.attrs);
+    now[n.id].resize(n.results.size());
+    bool all_frozen = true;
+    for (uint32_t i = 0; i < n.results.size(); ++i) {
+      auto it = position.find({&n, i});
+      if (it != position.end()) now[n.id][i] = frozen[it->second];
+      else all_frozen = false;
+    }
+    // What only feeds frozen values is never read here, and is dropped by the next pass that rebuilds the graph.
+    bool readable = true;
+    for (const Value& v : n.inputs) readable = readable && now[v.node->id].at(v.index);
+    if (all_frozen || !readable) continue;
+    if (is_constant(n) && !moves_only(n.op) && kind_of(n.op) != OpKind::source) continue;
+    now[n.id] = second.emit_all(n.op, mapped(n, now), n.attrs);
+  }
+  std::vector<Value> border_values, outputs;
+  for (const Value& v : border) border_values.push_back(before[v.node->id].at(v.index));
+  for (const Value& v : graph.outputs()) outputs.push_back(now[v.node->id].at(v.index));
+  auto nothing = [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; };
+  Graph prologue = first.finish(std::move(border_values)), main = second.finish(std::move(outputs));
+  return {std::make_shared<const Graph>(rewrite(prologue, nothing)), std::make_shared<const Graph>(rewrite(main, nothing))};
+}
+
+}  // namespace broach

@@ -1,0 +1,85 @@
+#include "runner.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+
+#include "compat.h"
+#include "externs.h"
+
+namespace broach {
+
+namespace {
+
+class AtenThreads : public Threads {
+ public:
+  void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body) const override {
+    at::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(begin, end); });
+  }
+};
+
+const AtenThreads kThreads;
+
+at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
+  return at::detail::empty_strided_cpu(evaluate(type.shape, symbols), evaluate(strides, symbols), scalar_type(type.dtype));
+}
+
+}  // namespace
+
+Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs) : executable_(std::move(executable)), input_buffers_(inputs, -1) {
+  const auto& buffers = executable_->schedule().buffers;
+  for (size_t b = 0; b < buffers.size(); ++b)
+    if (buffers[b].kind == Buffer::Kind::input) input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
+}
+
+bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
+  int buffer = input_buffers_[static_cast<size_t>(input)];
+  int64_t reads = 0, packed = 0;
+  for (const Step& s : executable_->schedule().steps) reads += std::count(s.reads.begin(), s.reads.end(), buffer);
+  for (const auto& p : executable_->packables()) packed += p.input == input && packs[static_cast<size_t>(p.contraction)] != nullptr;
+  const auto& outputs = executable_->schedule().output_buffers;
+  return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
+}
+
+std::vector<at::Tensor> Runner::run(at::TensorList inputs, const WeightPacks* packs, const std::vector<int>& mutated) const {
+  const Schedule& schedule = executable_->schedule();
+  HostState host;
+  host.tensors.resize(schedule.buffers.size());
+  Frame frame;
+  frame.executable = executable_.get();
+  frame.data.assign(schedule.buffers.size(), nullptr);
+  frame.threads = &kThreads;
+  frame.host = &host;
+  frame.release = release_extern_result;
+  frame.packs = packs;
+  bool externs = !executable_->stats().externs.empty();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (input_buffers_[i] < 0 || !inputs[i].defined()) continue;
+    auto b = static_cast<size_t>(input_buffers_[i]);
+    frame.data[b] = const_cast<void*>(inputs[i].const_data_ptr());
+    if (externs) host.tensors[b] = inputs[i];
+  }
+  for (int m : mutated) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs[static_cast<size_t>(m)].mutable_data_ptr();
+  for (int b : schedule.output_buffers) {
+    const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
+    if (buffer.kind != Buffer::Kind::output) continue;
+    at::Tensor t = new_tensor(buffer.type, buffer.strides, frame.symbols);
+    frame.data[static_cast<size_t>(b)] = t.data_ptr();
+    host.tensors[static_cast<size_t>(b)] = std::move(t);
+  }
+  {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    executable_->run(frame);
+  }
+  std::vector<at::Tensor> outputs;
+  for (int b : schedule.output_buffers) {
+    bool own = schedule.buffers[static_cast<size_t>(b)].kind != Buffer::Kind::input;
+    outputs.push_back(own ? host.tensors[static_cast<size_t>(b)] : at::Tensor());
+  }
+  return outputs;
+}
+
+}  // namespace broach

@@ -1,0 +1,31 @@
+// Runs an executable on tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/executable.h"
+
+namespace broach {
+
+using WeightPacks = std::vector<std::shared_ptr<const std::byte[]>>;  // by contraction
+
+class Runner {
+ public:
+  Runner(std::shared_ptr<const Executable> executable, size_t inputs);
+
+  // One tensor for each graph output; for those written into inputs, undefined. `mutated`: inputs that are written.
+  // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
+  std::vector<at::Tensor> run(at::TensorList inputs, const WeightPacks* packs, const std::vector<int>& mutated) const;
+  const Executable& executable() const { return *executable_; }
+  // Whether something reads this input besides the contractions that read its packed copies.
+  bool reads_unpacked(int input, const WeightPacks& packs) const;
+
+ private:
+  std::shared_ptr<const Executable> executable_;
+  std::vector<int> input_buffers_;  // by graph input; -1 if nothing touches it
+};
+
+}  // namespace broach
