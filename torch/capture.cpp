@@ -206,6 +206,20 @@ void Capture::add_results(const c10::OperatorHandle& op, const torch::jit::Stack
   }
 }
 
+// An element of an input that nothing has written is a value to guard on, and a constant in the trace.
+bool Capture::guard_read(const torch::jit::Stack& stack, const TraceOp& op) {
+  if (op.schema != "aten::_local_scalar_dense" || stack.back().isComplexDouble()) return false;
+  const auto* read = std::get_if<Arg::Tensor>(&op.args.at(0).value);
+  auto input = read ? std::find(trace_.inputs.begin(), trace_.inputs.end(), read->id) : trace_.inputs.end();
+  if (input == trace_.inputs.end()) return false;
+  int32_t storage = trace_.tensors[static_cast<size_t>(read->id)].storage;
+  for (const TraceOp& before : trace_.ops)
+    for (TensorId m : before.mutated)
+      if (trace_.tensors[static_cast<size_t>(m)].storage == storage) return false;
+  trace_.reads.push_back({static_cast<int>(input - trace_.inputs.begin()), scalar_of(stack.back().toScalar())});
+  return true;
+}
+
 // Indexing has sizes that depend on data only where an index is a mask.
 bool Capture::indexes_by_position(const TraceOp& op) const {
   if (op.schema != "aten::index.Tensor" && op.schema != "aten::_unsafe_index.Tensor") return false;
@@ -252,6 +266,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   op.callBoxed(stack);
   std::lock_guard lock(mutex_);
+  if (guard_read(*stack, out)) return;
   add_results(op, *stack, out);
   trace_.ops.push_back(std::move(out));
 }

@@ -48,6 +48,7 @@ class Capture {
   TensorId add_tensor(const at::Tensor& t);
   Arg arg_of(const c10::IValue& v, const c10::Argument& schema);
   void add_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack, TraceOp& out);
+  bool guard_read(const torch::jit::Stack& stack, const TraceOp& op);
   bool indexes_by_position(const TraceOp& op) const;
   void fail_with(const std::string& why);
 

@@ -39,6 +39,12 @@ std::vector<int64_t> numbers(const Shape& s) {
   return out;
 }
 
+// The exact text of a tensor's only element; NaN equals NaN.
+std::string value_text(const at::Tensor& t) {
+  c10::Scalar s = t.item();
+  return s.isBoolean() ? str(Scalar(s.toBool())) : s.isIntegral(false) ? str(Scalar(s.toLong())) : str(Scalar(s.toDouble()));
+}
+
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
@@ -84,6 +90,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lif
   program_.graph = graph;
   stats_.graph_text += graph->str();
   main_ = compile(graph, program_.requests);
+  reads_ = trace.reads;
   for (size_t i = 0; i < trace.inputs.size(); ++i) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU), numbers(t.type.shape), numbers(t.strides)});
@@ -111,6 +118,11 @@ bool CompiledProgram::accepts(at::TensorList inputs, std::string* why) const {
     if (t.device() != g.device) return differs(i, ": device was ", g.device.str(), ", is ", t.device().str());
     if (t.sizes() != c10::IntArrayRef(g.sizes)) return differs(i, ": sizes were ", c10::IntArrayRef(g.sizes), ", are ", t.sizes());
     if (t.strides() != c10::IntArrayRef(g.strides)) return differs(i, ": strides were ", c10::IntArrayRef(g.strides), ", are ", t.strides());
+  }
+  for (const ValueRead& r : reads_) {
+    auto i = static_cast<size_t>(r.input);
+    std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
+    if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
   }
   for (size_t i = 0; i < lifted_.size(); ++i) {
     const at::Tensor& t = lifted_[i];

@@ -62,6 +62,7 @@ class CompiledProgram {
   std::vector<at::Tensor> lifted_;
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
+  std::vector<ValueRead> reads_;
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
   ProgramStats stats_;

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import torch
 
-from ._backend import _observers, backend, reset_functions
+from ._backend import Collected, _observers, backend, reset_functions
 from ._explain import Explanation
 from ._options import OPTIONS, Options
 
@@ -45,7 +45,7 @@ def compile(
     checked = Options(options, mode)
     if disable:
         return model
-    modules: list = []
+    modules = Collected()
     run = functools.partial(backend, options=checked, collect=modules)
     # Dynamo names backends by this attribute in its logs.
     run.__name__ = "broach"  # type: ignore[attr-defined]

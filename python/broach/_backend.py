@@ -90,6 +90,16 @@ class CompiledModule:
         return self.function.stats()
 
 
+class Collected(list):
+    """What one `compile` led to. A copy of the compiled callable compiles anew and starts with nothing."""
+
+    def __deepcopy__(self, memo: dict) -> "Collected":
+        return Collected()
+
+    def __reduce__(self):
+        return Collected, ()
+
+
 def backend(
     gm: torch.fx.GraphModule,
     example_inputs: list[Any],

@@ -43,11 +43,18 @@ struct TraceOp {
   int32_t line = -1;                    // into Trace::lines
 };
 
+// The program read an element of an input on the host: the trace stands for it only where the element is the same.
+struct ValueRead {
+  int input;  // position in Trace::inputs; a tensor of one element
+  Scalar value;
+};
+
 struct Trace {
   std::vector<TraceTensor> tensors;
   std::vector<TensorId> inputs;         // in the order in which the program was given them
   std::vector<TensorId> outputs;        // kNoTensor for None
   std::vector<TraceOp> ops;
+  std::vector<ValueRead> reads;
   std::vector<std::string> lines;
   std::shared_ptr<Symbols> symbols = std::make_shared<Symbols>();
 
