@@ -111,6 +111,7 @@ Graph separate_outputs(const Graph& graph, const std::vector<OutputRequest>& req
     OpKind k = kind_of(v.node->op);
     // An extern's result can be handed out as it is if it lies as the caller expects.
     bool fits = k != OpKind::external || (v.index < v.node->call().result_strides.size() && v.node->call().result_strides[v.index] == requests[i].strides);
+    if (requests[i].into_input >= 0 && v.node->op == Op::input) v = b.emit(Op::copy, {v}, {{Attr::index, -1 - static_cast<int64_t>(i)}});
     bool own = k != OpKind::source && fits && requests[i].into_input < 0 && taken.insert({v.node, v.index}).second;
     outputs.push_back(own ? v : b.emit(Op::copy, {v}, {{Attr::index, static_cast<int64_t>(i)}}));
   }
@@ -499,7 +500,7 @@ class Scheduler {
       }
     }
     for (const Node& n : g_.nodes())
-      if (unit_of_[n.id] >= 0) visit(unit_of_[n.id], before);
+      if (unit_of_[n.id] >= 0 && !visit(unit_of_[n.id], before)) return untangle();
     for (const Value& v : g_.outputs()) s_.output_buffers.push_back(places_[v.node->id].at(v.index).buffer);
     for (auto& step : s_.steps) {
       s_.kernels += std::holds_alternative<KernelStep>(step.work);
@@ -508,15 +509,29 @@ class Scheduler {
     return true;
   }
 
-  void visit(int unit, const std::vector<std::vector<int>>& before) {
+  // Inputs that are written from each other's old elements: compute all new elements elsewhere first.
+  bool untangle() {
+    check(!untangled_, "schedule: steps depend on each other in a circle");
+    untangled_ = true;
+    for (size_t i = 0; i < requests_.size(); ++i)
+      if (requests_[i].into_input >= 0) {
+        const Node* source = g_.outputs()[i].node->inputs[0].node;
+        must_store_[source->id] = must_split_[source->id] = true;
+      }
+    return false;
+  }
+
+  // False if steps depend on each other in a circle.
+  bool visit(int unit, const std::vector<std::vector<int>>& before) {
     Unit& u = units_[static_cast<size_t>(unit)];
-    if (u.mark == 1) return;
-    check(u.mark != 0, "schedule: steps depend on each other in a circle");
+    if (u.mark == 1) return true;
+    if (u.mark == 0) return false;
     u.mark = 0;
     for (int b : before[static_cast<size_t>(unit)])
-      if (b != unit) visit(b, before);
+      if (b != unit && !visit(b, before)) return false;
     u.mark = 1;
     s_.steps.push_back(std::move(u.step));
+    return true;
   }
 
   const Graph& g_;
@@ -535,6 +550,7 @@ class Scheduler {
   std::vector<int> unit_of_;
   std::vector<Unit> units_;
   Groups groups_;
+  bool untangled_ = false;
 };
 
 std::string text_of(const Place& p) {

@@ -45,10 +45,6 @@ SMALL = {
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-# With dynamic=True, Dynamo passes float attributes of modules as tensors and reads them back by item() in the graph.
-HOST_READ = pytest.mark.xfail(strict=False, raises=AssertionError, reason="float attributes that Dynamo passes as tensors are read on the host")
-
-
 @pytest.fixture(autouse=True)
 def _fresh_dynamo():
     torch._dynamo.reset()
@@ -106,14 +102,13 @@ def test_a_dynamic_cache():
     _agree(program, torch.float32)
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(True, marks=HOST_READ), None], ids=str)
+@pytest.mark.parametrize("dynamic", [True, None], ids=str)
 @pytest.mark.parametrize("name", ["mlp", "bert", "llama", "vit"])
 @torch.no_grad()
 def test_batches_of_several_sizes(name, dynamic):
     _sizes(name, [{"batch": n} for n in (2, 3, 4)], dynamic)
 
 
-@HOST_READ
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 @torch.no_grad()
 def test_sequences_of_several_lengths(name):
