@@ -119,11 +119,11 @@ ProgramOptions options_from(const py::dict& d) {
   flag("freeze", o.freeze);
   flag("fuse", o.fuse);
   flag("lower", o.lower);
-  if (d.contains("compile_threads")) o.compile_threads = d["compile_threads"].cast<int>();
+  if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();
   if (d.contains("disable_passes")) o.disabled_passes = d["disable_passes"].cast<std::vector<std::string>>();
   if (d.contains("progress") && !d["progress"].is_none()) {
     auto callback = std::make_shared<py::object>(d["progress"]);
-    o.progress = [callback](int done, int all) {
+    o.settings.progress = [callback](int done, int all) {
       py::gil_scoped_acquire gil;
       (*callback)(done, all);
     };

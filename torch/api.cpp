@@ -180,7 +180,7 @@ class Compiled::State {
     ProgramOptions o;
     o.strict = options_.is_strict();
     o.freeze = options_.freezes();
-    o.compile_threads = options_.threads();
+    o.settings.threads = options_.threads();
     auto eager = [host = host_, arguments](at::TensorList distinct) {
       Tensors inputs;
       for (int p : arguments) inputs.push_back(p == kUndefined ? at::Tensor() : distinct[static_cast<size_t>(p)]);

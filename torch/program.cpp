@@ -4,12 +4,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
-#include <chrono>
-
 #include "compat.h"
 #include "externs.h"
-#include "passes/freeze.h"
-#include "passes/passes.h"
 #include "runner.h"
 #include "support/error.h"
 #include "weights.h"
@@ -17,21 +13,6 @@
 namespace broach {
 
 namespace {
-
-class Stopwatch {
- public:
-  explicit Stopwatch(ProgramStats& stats) : stats_(stats), start_(std::chrono::steady_clock::now()) {}
-  void lap(const char* name) {
-    auto now = std::chrono::steady_clock::now();
-    stats_.seconds.push_back({name, std::chrono::duration<double>(now - start_).count()});
-    start_ = now;
-  }
-  void skip() { start_ = std::chrono::steady_clock::now(); }
-
- private:
-  ProgramStats& stats_;
-  std::chrono::steady_clock::time_point start_;
-};
 
 std::vector<int64_t> numbers(const Shape& s) {
   std::vector<int64_t> out;
@@ -49,47 +30,19 @@ std::string value_text(const at::Tensor& t) {
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size()) {
-  Stopwatch watch(stats_);
   const Target* target = cpu_target();
   if (!target) unsupported("this build has no CPU target (LLVM)");
-  program_ = functionalize(trace, {[&](DType t) { return target->has_contractions(t); }, options.lower});
-  watch.lap("functionalise");
   size_t inputs = trace.inputs.size();
   std::vector<bool> constant = constant_inputs;
   constant.resize(given_, false);
   constant.resize(inputs, true);  // lifted tensors stay the same
-  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  auto graph = std::make_shared<const Graph>(run_passes(*program_.graph, options.disabled_passes, &stats_.seconds));
-  watch.skip();
-  auto compile = [&](std::shared_ptr<const Graph> g, const std::vector<OutputRequest>& requests) {
-    auto strides = program_.input_strides;
-    for (size_t i = strides.size(); i < g->inputs().size(); ++i) strides.push_back(contiguous_strides(g->inputs()[i].shape()));
-    size_t count = g->inputs().size();
-    Schedule schedule = make_schedule(std::move(g), strides, requests, {options.strict, options.fuse});
-    watch.lap("schedule");
-    stats_.schedule_text += schedule.str();
-    watch.skip();
-    CompileSettings settings{options.strict, options.compile_threads, options.progress};
-    auto runner = std::make_shared<const Runner>(std::make_shared<const Executable>(std::move(schedule), *target, settings, make_extern), count);
-    watch.lap("generate code");
-    return runner;
-  };
-  std::shared_ptr<const Runner> prologue;
-  if (options.freeze) {
-    if (!options.strict) graph = std::make_shared<const Graph>(fold_scales(*graph, constant));
-    Frozen frozen = split_constants(*graph, constant);
-    watch.lap("freeze");
-    if (frozen.main) graph = frozen.main;
-    if (frozen.prologue) {
-      std::vector<OutputRequest> requests;
-      for (const Value& v : frozen.prologue->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-      stats_.graph_text = frozen.prologue->str() + "\n";
-      prologue = compile(frozen.prologue, requests);
-    }
-  }
-  program_.graph = graph;
-  stats_.graph_text += graph->str();
-  main_ = compile(graph, program_.requests);
+  CompiledTrace compiled = compile_trace(trace, constant, *target, make_extern, options);
+  program_ = std::move(compiled.program);
+  stats_.seconds = std::move(compiled.seconds);
+  stats_.graph_text = std::move(compiled.graph_text);
+  stats_.schedule_text = std::move(compiled.schedule_text);
+  main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
+  auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
   reads_ = trace.reads;
   for (size_t i = 0; i < trace.inputs.size(); ++i) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
@@ -99,6 +52,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lif
   stats_.code = executable.stats();
   stats_.picks = executable.picks({});
   stats_.arena_bytes = executable.memory_plan({}).bytes;
+  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
 }
 

@@ -9,20 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "runtime/executable.h"
-#include "trace/functionalize.h"
+#include "compile.h"
 
 namespace broach {
 
-struct ProgramOptions {
-  bool strict = false;
-  bool freeze = true;          // pack and fold weights
-  bool fuse = true;
-  bool lower = true;           // false: every op an extern call
-  int compile_threads = 0;
-  std::vector<std::string> disabled_passes;
-  std::function<void(int, int)> progress;
-};
+using ProgramOptions = PipelineOptions;
 
 struct ProgramStats {
   ExecutableStats code;

@@ -20,8 +20,10 @@ struct Pass {
 // In the order in which they run.
 std::span<const Pass> passes();
 
-// Runs all passes but those named; times each in seconds. In debug builds the verifier runs in between.
-Graph run_passes(const Graph& graph, const std::vector<std::string>& disabled, std::vector<std::pair<std::string, double>>* seconds);
+// Runs all passes but those named; times each in seconds, and shows `observe` what each gave. In debug builds the verifier
+// runs in between.
+Graph run_passes(const Graph& graph, const std::vector<std::string>& disabled, std::vector<std::pair<std::string, double>>* seconds,
+                 const std::function<void(const char*, const Graph&)>& observe);
 
 // Views without effect, casts of casts, constants folded, arithmetic with neutral elements.
 Graph simplify_graph(const Graph& graph);

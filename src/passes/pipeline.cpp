@@ -18,7 +18,8 @@ constexpr Pass kPasses[] = {
 
 std::span<const Pass> passes() { return kPasses; }
 
-Graph run_passes(const Graph& graph, const std::vector<std::string>& disabled, std::vector<std::pair<std::string, double>>* seconds) {
+Graph run_passes(const Graph& graph, const std::vector<std::string>& disabled, std::vector<std::pair<std::string, double>>* seconds,
+                 const std::function<void(const char*, const Graph&)>& observe) {
   Graph current = rewrite(graph, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
   for (const Pass& p : kPasses) {
     if (std::find(disabled.begin(), disabled.end(), p.name) != disabled.end()) continue;
@@ -28,6 +29,7 @@ Graph run_passes(const Graph& graph, const std::vector<std::string>& disabled, s
     current.verify();
 #endif
     if (seconds) seconds->push_back({p.name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()});
+    if (observe) observe(p.name, current);
   }
   return current;
 }

@@ -1,0 +1,94 @@
+#include "compile.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+
+#include "passes/freeze.h"
+#include "passes/passes.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+bool wants_dump(const char* stage) {
+  const char* stages = std::getenv("BROACH_DUMP");
+  return stages && cat(",", stages, ",").find(cat(",", stage, ",")) != std::string::npos;
+}
+
+void dump(const char* stage, const std::string& title, const std::function<std::string()>& text) {
+  if (wants_dump(stage)) std::cerr << cat("# ", title, "\n", text(), "\n");
+}
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(std::vector<std::pair<std::string, double>>& seconds) : seconds_(seconds), start_(now()) {}
+  void lap(const char* stage) {
+    seconds_.push_back({stage, std::chrono::duration<double>(now() - start_).count()});
+    start_ = now();
+  }
+  void skip() { start_ = now(); }
+
+ private:
+  static std::chrono::steady_clock::time_point now() { return std::chrono::steady_clock::now(); }
+  std::vector<std::pair<std::string, double>>& seconds_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+// Inputs keep the caller's strides; those that a prologue makes are contiguous.
+std::vector<Shape> input_strides(const Graph& graph, std::vector<Shape> given) {
+  for (size_t i = given.size(); i < graph.inputs().size(); ++i) given.push_back(contiguous_strides(graph.inputs()[i].shape()));
+  return given;
+}
+
+std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
+  std::vector<OutputRequest> requests;
+  for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
+  return requests;
+}
+
+}  // namespace
+
+CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Target& target, const ExternFactory& externs,
+                            const PipelineOptions& options) {
+  CompiledTrace out;
+  Stopwatch watch(out.seconds);
+  dump("trace", "trace", [&] { return trace.str(); });
+  out.program = functionalize(trace, {[&](DType t) { return target.has_contractions(t); }, options.lower});
+  watch.lap("functionalise");
+  dump("graph", "graph", [&] { return out.program.graph->str(); });
+  auto observe = [](const char* pass, const Graph& g) { dump("passes", cat("after ", pass), [&] { return g.str(); }); };
+  auto graph = std::make_shared<const Graph>(run_passes(*out.program.graph, options.disabled_passes, &out.seconds, observe));
+  watch.skip();
+
+  auto build = [&](std::shared_ptr<const Graph> g, const std::vector<OutputRequest>& requests) {
+    auto strides = input_strides(*g, out.program.input_strides);
+    out.graph_text += g->str();
+    watch.skip();
+    Schedule schedule = make_schedule(std::move(g), strides, requests, {options.strict, options.fuse});
+    watch.lap("schedule");
+    out.schedule_text += schedule.str();
+    dump("schedule", "schedule", [&] { return schedule.str(); });
+    watch.skip();
+    auto executable = std::make_shared<const Executable>(std::move(schedule), target, options.settings, externs);
+    watch.lap("generate code");
+    return executable;
+  };
+
+  if (options.freeze) {
+    for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
+    if (!options.strict) graph = std::make_shared<const Graph>(fold_scales(*graph, constant));
+    Frozen frozen = split_constants(*graph, constant);
+    watch.lap("freeze");
+    if (frozen.prologue) {
+      graph = frozen.main;
+      out.prologue = build(frozen.prologue, contiguous_outputs(*frozen.prologue));
+    }
+  }
+  out.program.graph = graph;
+  out.main = build(graph, out.program.requests);
+  return out;
+}
+
+}  // namespace broach

@@ -1,0 +1,38 @@
+// From a trace to something that runs.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/executable.h"
+#include "trace/functionalize.h"
+
+namespace broach {
+
+struct PipelineOptions {
+  bool strict = false;                        // round and contract as eager does; fold nothing into weights
+  bool freeze = true;                         // compute what depends on constant inputs once
+  bool fuse = true;
+  bool lower = true;                          // false: every op a call of the host's library
+  std::vector<std::string> disabled_passes;   // by name
+  CompileSettings settings;
+};
+
+struct CompiledTrace {
+  Program program;                            // how results are made; its graph is the main one
+  std::shared_ptr<const Executable> main;
+  // Computes, from the same inputs, the inputs that `main` has behind them. Null if there are none.
+  std::shared_ptr<const Executable> prologue;
+  std::vector<std::pair<std::string, double>> seconds;  // by stage, in order
+  std::string graph_text, schedule_text;
+};
+
+// `constant`, by input: its elements are the same from call to call, or a change is noticed and answered by a new prologue.
+// Throws Unsupported where the program, or the target, has something that cannot be compiled.
+// BROACH_DUMP names stages to print on standard error, separated by commas: trace, graph, passes, schedule, llvm.
+CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Target& target, const ExternFactory& externs,
+                            const PipelineOptions& options);
+
+}  // namespace broach
