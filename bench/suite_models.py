@@ -43,10 +43,13 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             continue
         models.rewind(program)
         start = time.perf_counter()
-        actual = attempt(lambda: call(*program.args, **program.kwargs), failed, name)
+        attempt(lambda: call(*program.args, **program.kwargs), failed, name)
         if name in failed:
             continue
         first[name] = time.perf_counter() - start
+        # A first call may be the one that is recorded, with eager's own result: the answer of interest is the next.
+        models.rewind(program)
+        actual = attempt(lambda: call(*program.args, **program.kwargs), failed, name)
         errors[name] = attempt(lambda: models.error(expected, actual).relative, failed, name + " answer")
         calls[name] = lambda call=call: call(*program.args, **program.kwargs)
     for call in calls.values():  # the compilers' own measuring of candidates is over after a few calls
