@@ -100,8 +100,6 @@ std::vector<at::Tensor> Function::capture_and_compile(at::TensorList inputs, con
     return results;
   }
   std::string why = capture.failure();
-  if (why.empty() && modes.grad && std::any_of(results.begin(), results.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
-    why = "gradients flow to tensors that the program holds itself";
   if (why.empty()) {
     try {
       auto program = std::make_shared<const CompiledProgram>(capture.trace(), capture.lifted(), constant_inputs_, options_);

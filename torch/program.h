@@ -46,7 +46,6 @@ class CompiledProgram {
     c10::ScalarType dtype;
     c10::Device device;
     std::vector<int64_t> sizes, strides;
-    bool requires_same_memory = false;  // lifted
   };
 
   Program program_;

@@ -137,8 +137,6 @@ class KernelBuilder {
     return e;
   }
 
-  bool is_root(const Node* n) const { return std::find(roots_now_.begin(), roots_now_.end(), n) != roots_now_.end(); }
-
   int compute(const Value& v, const Index& index, int predicate) {
     const Node& n = *v.node;
     const Place* p = place_(v);
@@ -404,7 +402,6 @@ class KernelBuilder {
   Index full_;
   std::vector<int> buffers_;
   std::vector<Dynamic> dynamic_;
-  std::vector<const Node*> roots_now_;
   std::map<Key, int> done_;
 };
 
