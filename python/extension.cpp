@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include "function.h"
 #include "runtime/memory.h"
@@ -14,10 +15,15 @@ namespace broach {
 
 namespace {
 
-// Where a program's outputs go in the list that Python gets: a tensor, or a constant that the program returned.
+// Where a program's outputs go in the list that Python gets: a tensor, a number that follows from sizes, or a constant that
+// the program returned.
 struct OutputSlot {
-  int tensor = -1;
+  int tensor = -1, integer = -1;
   py::object constant;
+};
+struct OutputForm {
+  std::vector<OutputSlot> slots;
+  bool is_tuple = false;
 };
 
 // A Python callable with flat arguments and results, some of which are tensors. What is no tensor (sizes, flags) is part of
@@ -29,24 +35,26 @@ class PyFunction {
 
   py::object call(const py::args& args) {
     std::vector<at::Tensor> inputs;
+    std::vector<int64_t> ints;
     py::list others;
     for (auto a : args) {
       if (THPVariable_Check(a.ptr())) inputs.push_back(THPVariable_Unpack(a.ptr()));
+      else if (PyLong_CheckExact(a.ptr())) ints.push_back(a.cast<int64_t>());
       else others.append(a);
     }
     Version& version = version_for(py::tuple(others));
     Pending pending{&args, {}};
     Pending* before = std::exchange(pending_, &pending);
-    std::vector<at::Tensor> results;
+    Function::Results results;
     try {
       py::gil_scoped_release release;
-      results = version.function(inputs);
+      results = version.function(inputs, ints);
     } catch (...) {
       pending_ = before;
       throw;
     }
     pending_ = before;
-    return pending.result ? std::move(*pending.result) : version.rebuild(results);
+    return pending.result ? std::move(*pending.result) : Version::rebuild(results);
   }
 
   std::vector<Function*> functions() {
@@ -64,36 +72,63 @@ class PyFunction {
 
   struct Version {
     Version(PyFunction& owner, py::tuple others)
-        : others(std::move(others)), function([this, &owner](at::TensorList) { return eager(owner); }, owner.constant_inputs_, owner.options_) {}
+        : others(std::move(others)), function([&owner](at::TensorList inputs, c10::SymIntArrayRef ints) { return eager(owner, inputs, ints); }, owner.constant_inputs_, owner.options_) {}
 
-    std::vector<at::Tensor> eager(PyFunction& owner) {
-      py::gil_scoped_acquire gil;
-      py::object result = py::reinterpret_steal<py::object>(PyObject_CallObject(owner.callable_.ptr(), pending_->args->ptr()));
-      if (!result) throw py::error_already_set();
-      std::vector<at::Tensor> tensors;
-      std::vector<OutputSlot> found;
-      for (auto o : result) {
-        bool is_tensor = THPVariable_Check(o.ptr());
-        found.push_back(is_tensor ? OutputSlot{static_cast<int>(tensors.size()), {}} : OutputSlot{-1, py::reinterpret_borrow<py::object>(o)});
-        if (is_tensor) tensors.push_back(THPVariable_Unpack(o.ptr()));
+    // The arguments of the call with these tensors and integers in the place of the caller's.
+    static py::tuple with(const py::args& args, at::TensorList inputs, c10::SymIntArrayRef ints) {
+      py::tuple out(args.size());
+      size_t tensor = 0, integer = 0;
+      for (size_t i = 0; i < args.size(); ++i) {
+        py::handle a = args[i];
+        if (THPVariable_Check(a.ptr())) out[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(inputs[tensor++]));
+        else if (PyLong_CheckExact(a.ptr())) out[i] = py::cast(ints[integer++]);
+        else out[i] = py::reinterpret_borrow<py::object>(a);
       }
-      is_tuple = py::isinstance<py::tuple>(result);
-      slots = std::move(found);  // under the GIL, as every reader is
-      pending_->result = std::move(result);
-      return tensors;
+      return out;
     }
 
-    py::object rebuild(const std::vector<at::Tensor>& results) const {
-      py::list out(slots.size());
-      for (size_t i = 0; i < slots.size(); ++i)
-        out[i] = slots[i].tensor < 0 ? slots[i].constant : py::reinterpret_steal<py::object>(THPVariable_Wrap(results[static_cast<size_t>(slots[i].tensor)]));
-      return is_tuple ? py::object(py::tuple(out)) : py::object(out);
+    static Function::Results eager(PyFunction& owner, at::TensorList inputs, c10::SymIntArrayRef ints) {
+      py::gil_scoped_acquire gil;
+      py::object result = py::reinterpret_steal<py::object>(PyObject_CallObject(owner.callable_.ptr(), with(*pending_->args, inputs, ints).ptr()));
+      if (!result) throw py::error_already_set();
+      Function::Results out;
+      auto form = std::shared_ptr<OutputForm>(new OutputForm, [](OutputForm* f) {
+        py::gil_scoped_acquire gil;  // the last version may be dropped on any thread
+        delete f;
+      });
+      for (auto o : result) {
+        OutputSlot slot;
+        if (THPVariable_Check(o.ptr())) {
+          slot.tensor = static_cast<int>(out.tensors.size());
+          out.tensors.push_back(THPVariable_Unpack(o.ptr()));
+        } else if (PyLong_CheckExact(o.ptr()) || torch::is_symint(o)) {
+          slot.integer = static_cast<int>(out.ints.size());
+          out.ints.push_back(o.cast<c10::SymInt>());
+        } else {
+          slot.constant = py::reinterpret_borrow<py::object>(o);
+        }
+        form->slots.push_back(std::move(slot));
+      }
+      form->is_tuple = py::isinstance<py::tuple>(result);
+      out.form = form;
+      pending_->result = std::move(result);
+      return out;
+    }
+
+    static py::object rebuild(const Function::Results& results) {
+      const auto& form = *static_cast<const OutputForm*>(results.form.get());
+      py::list out(form.slots.size());
+      for (size_t i = 0; i < form.slots.size(); ++i) {
+        const OutputSlot& slot = form.slots[i];
+        if (slot.tensor >= 0) out[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(results.tensors[static_cast<size_t>(slot.tensor)]));
+        else if (slot.integer >= 0) out[i] = py::cast(results.ints[static_cast<size_t>(slot.integer)]);
+        else out[i] = slot.constant;
+      }
+      return form.is_tuple ? py::object(py::tuple(out)) : py::object(out);
     }
 
     py::tuple others;
     Function function;
-    std::vector<OutputSlot> slots;
-    bool is_tuple = false;
   };
 
   Version& version_for(py::tuple others) {

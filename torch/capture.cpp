@@ -94,6 +94,11 @@ void Capture::fail_with(const std::string& why) {
   if (failure_.empty()) failure_ = why;
 }
 
+void Capture::reject(std::string why) {
+  std::lock_guard lock(mutex_);
+  fail_with(why);
+}
+
 void Capture::set_line(std::string line) {
   std::lock_guard lock(mutex_);
   if (trace_.lines.empty() || trace_.lines.back() != line) trace_.lines.push_back(std::move(line));

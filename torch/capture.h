@@ -38,6 +38,7 @@ class Capture {
   const std::string& failure() const { return failure_; }
 
   void set_line(std::string line);
+  void reject(std::string why);
 
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);

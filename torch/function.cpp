@@ -29,26 +29,26 @@ constexpr const char* kNeedsGradients = "gradients are needed: the program runs 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, OnFailure on_failure)
     : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), on_failure_(on_failure), entries_(std::make_shared<const Entries>()) {}
 
-std::vector<at::Tensor> Function::operator()(at::TensorList inputs) {
+Function::Results Function::operator()(at::TensorList inputs, at::IntArrayRef ints) {
   ++calls_;
   Modes modes = Modes::now();
   if (modes.grad && std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
-    return run_eager(inputs, kNeedsGradients);
-  if (modes.grad && eager_with_grad_) return run_eager(inputs, kNeedsGradients);
-  if (Capture::current()) return run_eager(inputs, "called while another program is captured: its operations are part of that one");
+    return run_eager(inputs, ints, kNeedsGradients);
+  if (modes.grad && eager_with_grad_) return run_eager(inputs, ints, kNeedsGradients);
+  if (Capture::current()) return run_eager(inputs, ints, "called while another program is captured: its operations are part of that one");
   auto entries = entries_.load(std::memory_order_acquire);
   for (const Entry& e : *entries)
-    if (e.modes == modes && e.program->accepts(inputs, nullptr)) {
+    if (e.modes == modes && ints == e.ints && e.program->accepts(inputs, nullptr)) {
       ++compiled_calls_;
-      return e.program->run(inputs);
+      return {e.program->run(inputs), e.int_results, e.form};
     }
-  if (hopeless_) return run_eager(inputs, "");
-  return capture_and_compile(inputs, modes);
+  if (hopeless_) return run_eager(inputs, ints, "");
+  return capture_and_compile(inputs, ints, modes);
 }
 
-std::vector<at::Tensor> Function::run_eager(at::TensorList inputs, const std::string& why) {
+Function::Results Function::run_eager(at::TensorList inputs, at::IntArrayRef ints, const std::string& why) {
   note_eager(why);
-  return eager_(inputs);
+  return eager_(inputs, c10::fromIntArrayRefSlow(ints));
 }
 
 void Function::note_eager(const std::string& why) {
@@ -64,16 +64,20 @@ void Function::set_line(std::string line) {
   if (Capture* c = Capture::current()) c->set_line(std::move(line));
 }
 
-std::vector<at::Tensor> Function::capture_and_compile(at::TensorList inputs, const Modes& modes) {
+void Function::reject_capture(std::string why) {
+  if (Capture* c = Capture::current()) c->reject(std::move(why));
+}
+
+Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
   std::unique_lock lock(compile_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return run_eager(inputs, "another thread is compiling");
+  if (!lock.owns_lock()) return run_eager(inputs, ints, "another thread is compiling");
   auto entries = entries_.load();
   for (const Entry& e : *entries)
-    if (e.modes == modes && e.program->accepts(inputs, nullptr)) {
+    if (e.modes == modes && ints == e.ints && e.program->accepts(inputs, nullptr)) {
       ++compiled_calls_;
-      return e.program->run(inputs);
+      return {e.program->run(inputs), e.int_results, e.form};
     }
-  if (entries->size() >= limit_) return run_eager(inputs, cat("more than ", limit_, " versions would be needed"));
+  if (entries->size() >= limit_) return run_eager(inputs, ints, cat("more than ", limit_, " versions would be needed"));
   if (!entries->empty()) {
     std::string why = "the grad, autocast or other mode differs";
     for (const Entry& e : *entries)
@@ -90,11 +94,11 @@ std::vector<at::Tensor> Function::capture_and_compile(at::TensorList inputs, con
     return s;
   };
   Capture capture(inputs.vec());
-  std::vector<at::Tensor> results;
-  capture.run([&] { results = eager_(inputs); });
-  capture.finish(results);
+  Results results;
+  capture.run([&] { results = eager_(inputs, c10::fromIntArrayRefSlow(ints)); });
+  capture.finish(results.tensors);
   double captured = seconds();
-  if (modes.grad && std::any_of(results.begin(), results.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) {
+  if (modes.grad && std::any_of(results.tensors.begin(), results.tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) {
     eager_with_grad_ = true;
     note_eager(kNeedsGradients);
     return results;
@@ -104,7 +108,7 @@ std::vector<at::Tensor> Function::capture_and_compile(at::TensorList inputs, con
     try {
       auto program = std::make_shared<const CompiledProgram>(capture.trace(), capture.lifted(), constant_inputs_, options_);
       auto next = std::make_shared<Entries>(*entries);
-      next->push_back({modes, std::move(program)});
+      next->push_back({modes, ints.vec(), results.ints, results.form, std::move(program)});
       entries_.store(std::move(next), std::memory_order_release);
     } catch (const Error& e) {
       why = e.what();

@@ -1,6 +1,8 @@
 // A callable and its compiled versions.
 #pragma once
 
+#include <c10/core/SymIntArrayRef.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -24,7 +26,14 @@ struct FunctionStats {
 // number of threads; one compiles while the others run the program eagerly.
 class Function {
  public:
-  using Eager = std::function<std::vector<at::Tensor>(at::TensorList)>;
+  struct Results {
+    std::vector<at::Tensor> tensors;
+    std::vector<c10::SymInt> ints;     // numbers that follow from sizes; plain in what a call gives back
+    std::shared_ptr<const void> form;  // the front's own: how its results are made of these. Kept with the compiled version
+  };
+  // The program itself. It must run on the tensors and integers it is given: while sizes are captured as symbols, these
+  // stand for the caller's.
+  using Eager = std::function<Results(at::TensorList inputs, c10::SymIntArrayRef ints)>;
 
   // What calls depend on besides their inputs.
   struct Modes {
@@ -41,10 +50,13 @@ class Function {
 
   Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit = 32, OnFailure on_failure = OnFailure::run_eagerly);
 
-  std::vector<at::Tensor> operator()(at::TensorList inputs);
+  // `ints`: numbers that the program is given besides tensors, the same count on each call.
+  Results operator()(at::TensorList inputs, at::IntArrayRef ints = {});
 
   // Sets the source line for what is captured next, if this thread is capturing.
   static void set_line(std::string line);
+  // Says, from within the program, that the recording under way must not be used. Does nothing outside a capture.
+  static void reject_capture(std::string why);
 
   FunctionStats stats() const;
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
@@ -54,12 +66,15 @@ class Function {
  private:
   struct Entry {
     Modes modes;
+    std::vector<int64_t> ints;
+    std::vector<c10::SymInt> int_results;
+    std::shared_ptr<const void> form;
     std::shared_ptr<const CompiledProgram> program;
   };
   using Entries = std::vector<Entry>;
 
-  std::vector<at::Tensor> capture_and_compile(at::TensorList inputs, const Modes& modes);
-  std::vector<at::Tensor> run_eager(at::TensorList inputs, const std::string& why);
+  Results capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
+  Results run_eager(at::TensorList inputs, at::IntArrayRef ints, const std::string& why);
   void note_eager(const std::string& why);
 
   Eager eager_;
