@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from typing import Any, Callable
 
 import torch
 
-from ._backend import Collected, _observers, backend, reset_functions
+from ._backend import Collected, _observers, reset_functions
 from ._explain import Explanation
+from ._front import compile_natively, compile_with_dynamo
+from ._module import CompiledModule
 from ._options import OPTIONS, Options
 
 
@@ -45,11 +48,12 @@ def compile(
     checked = Options(options, mode)
     if disable:
         return model
+    if checked.get("capture", OPTIONS["capture"].default) != "dynamo":
+        if isinstance(model, torch.nn.Module):
+            return CompiledModule(model, (dict(checked), fullgraph, dynamic))
+        return compile_natively(model, checked, fullgraph, dynamic)
     modules = Collected()
-    run = functools.partial(backend, options=checked, collect=modules)
-    # Dynamo names backends by this attribute in its logs.
-    run.__name__ = "broach"  # type: ignore[attr-defined]
-    compiled = torch.compile(model, fullgraph=fullgraph, dynamic=dynamic, backend=run)
+    compiled = compile_with_dynamo(model, checked, fullgraph, dynamic, modules)
     _compiled[compiled] = modules
     return compiled
 
@@ -67,7 +71,8 @@ disable = torch.compiler.disable
 
 def reset() -> None:
     """Forgets everything compiled and gives pooled memory back."""
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     reset_functions()
 
 

@@ -13,8 +13,14 @@ import torch
 from ._native import _C
 from ._options import Options
 
-_functions: "weakref.WeakSet[_C.Function]" = weakref.WeakSet()
+# Everything compiled that is alive, for `reset`.
+_functions: "weakref.WeakSet[_C.Callable]" = weakref.WeakSet()
 _lock = threading.Lock()
+
+
+def register(compiled: Any) -> None:
+    with _lock:
+        _functions.add(compiled)
 
 
 class _Interpreter(torch.fx.Interpreter):
@@ -58,6 +64,11 @@ def _progress(options: dict[str, Any]):
     return show
 
 
+def native_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that the native side reads."""
+    return {**{k: v for k, v in options.items() if k not in ("capture", "verify")}, "progress": _progress(options)}
+
+
 def _is_constant(node: torch.fx.Node, example: Any) -> bool:
     """Parameters and buffers keep their elements from call to call, as a rule; a write to one is noticed."""
     if isinstance(example, torch.nn.Parameter):
@@ -77,11 +88,8 @@ class CompiledModule:
             _is_constant(n, e) for n, e in zip(placeholders, examples) if isinstance(e, torch.Tensor)
         ]
         interpreter = _Interpreter(gm)
-        native = {k: v for k, v in options.items() if k != "progress"}
-        native["progress"] = _progress(options)
-        self.function = _C.Function(interpreter.run, constant, native)
-        with _lock:
-            _functions.add(self.function)
+        self.function = _C.Callable(interpreter.run, None, constant, native_options(options), False)
+        register(self.function)
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from typing import Any, Callable
 
-import torch
+from ._native import _C
 
-from ._backend import CompiledModule
+
+def _graph_breaks() -> Counter[str]:
+    """Dynamo's own count; importing Dynamo takes seconds, so only if somebody did."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return Counter(dynamo.counters["graph_break"]) if dynamo else Counter()
 
 
 class Explanation:
-    def __init__(self, modules: list[CompiledModule], graph_breaks: list[str], seconds: float):
-        self.modules = [m.stats() for m in modules]
+    def __init__(self, modules: list[dict[str, Any]], graph_breaks: list[str], seconds: float, native: dict[str, Any] | None):
+        self.modules = modules
         self.graph_breaks = graph_breaks
         self.seconds = seconds
         programs = [p for m in self.modules for p in m["programs"]]
-        self.graphs = len(modules)
+        self.graphs = sum(bool(m["programs"] or m["calls"]) for m in self.modules)
         self.programs = programs
         self.kernels = sum(p["kernels"] for p in programs)
         self.distinct_kernels = sum(p["distinct_kernels"] for p in programs)
@@ -39,24 +44,36 @@ class Explanation:
         self.eager_reasons = [r for m in self.modules for r in m["eager_reasons"]]
         self.recompilations = [r for m in self.modules for r in m["recompilations"]]
         self.guards = [g for p in programs for g in p["guards"]]
+        # How the program was captured: "native" or "dynamo", and why not natively.
+        self.front = "native" if native and native["front"] == "native" else "dynamo"
+        self.captures = native["captures"] if native else 0
+        self.capture_reasons: list[str] = native["reasons"] if native else []
+        # For each version: the Python state that it holds for.
+        self.state: list[list[str]] = native["state"] if native else []
 
     @classmethod
     def of(cls, fn: Callable, args: tuple, kwargs: dict, known: Any, observers: Any, compile: Callable) -> "Explanation":
-        is_compiled = hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod")
+        is_compiled = isinstance(fn, _C.Callable) or hasattr(fn, "_torchdynamo_orig_callable") or hasattr(fn, "_orig_mod")
         compiled = fn if is_compiled else compile(fn)
+        native = compiled if isinstance(compiled, _C.Callable) else getattr(compiled, "_compiled_call", None)
         before, observers.current = observers.current, []
-        breaks_before = Counter(torch._dynamo.utils.counters["graph_break"])
+        breaks_before = _graph_breaks()
         start = time.perf_counter()
         try:
-            # A second call shows the steady state: what the first one recorded is in use.
+            # A second call shows the steady state: what the first one recorded is in use. Some programs settle later.
+            for _ in range(3):
+                if native is not None and not native.stats()["settled"]:
+                    compiled(*args, **kwargs)
             for _ in range(2):
                 compiled(*args, **kwargs)
             seconds = time.perf_counter() - start
-            modules = known.get(compiled, observers.current)
+            modules = native.policy.collected if native is not None else known.get(compiled, observers.current)
         finally:
             observers.current = before
-        breaks = Counter(torch._dynamo.utils.counters["graph_break"]) - breaks_before
-        return cls(modules, [f"{why} ({n}x)" for why, n in breaks.items()], seconds)
+        breaks = _graph_breaks() - breaks_before
+        stats = native.stats() if native is not None else None
+        told = [m.stats() for m in modules] if stats is None or stats["front"] != "native" else [stats]
+        return cls(told, [f"{why} ({n}x)" for why, n in breaks.items()], seconds, stats)
 
     @property
     def graph_text(self) -> str:
@@ -74,6 +91,7 @@ class Explanation:
             return f"{b / 2**20:.1f} MiB"
 
         out = [
+            ("captured", self.front if not self.captures else f"{self.front}, {self.captures} times"),
             ("graphs", f"{self.graphs}"),
             ("kernels", f"{self.kernels} ({self.distinct_kernels} distinct, {self.code_bytes / 1024:.0f} KiB of code)"),
             ("contractions", f"{self.contractions}"),
@@ -86,6 +104,8 @@ class Explanation:
         out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
+        out += [("not captured natively" if self.front == "dynamo" else "not captured", "it " + why) for why in self.capture_reasons]
+        out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []
         out += [("graph break", why) for why in self.graph_breaks]
         return out
 

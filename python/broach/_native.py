@@ -3,8 +3,9 @@
 import glob
 import os
 import sys
+import sysconfig
 
-import torch  # noqa: F401
+import torch
 
 try:
     from broach_ext import _C
@@ -13,9 +14,26 @@ except ImportError as error:
         "broach's native extension is not built or cannot be loaded (run `make build`): " + str(error)
     ) from error
 
+from . import _pure
+
 # oneDNN comes as a Python package that puts its library under the prefix; the extension opens it by path.
 if "BROACH_ONEDNN_LIBRARY" not in os.environ:
     for found in sorted(glob.glob(os.path.join(sys.prefix, "lib", "libdnnl.so.3"))):
         _C.set_onednn_path(found)
+
+
+def _describe_libraries() -> None:
+    """Says whose code and state is not the user's: torch's, the standard library's and our own."""
+    folders = {os.path.dirname(__file__) + os.sep}
+    for name in ("stdlib", "platstdlib"):
+        path = sysconfig.get_path(name)
+        folders |= {path + os.sep, os.path.realpath(path) + os.sep}
+    modules = {*sys.stdlib_module_names, "builtins", "broach", "broach_ext", "numpy", "torchgen", "_pytest", "pluggy"}
+    modules.discard("__main__")
+    _C.set_library(os.path.dirname(torch.__file__) + os.sep, sorted(folders), modules)
+    _C.set_pure_names(set(_pure.PURE), set(_pure.IMPURE))
+
+
+_describe_libraries()
 
 __all__ = ["_C"]

@@ -21,6 +21,8 @@ class Option:
 OPTIONS = {
     o.name: o
     for o in (
+        Option("capture", "auto", str, "how programs are captured: natively, by Dynamo, or natively where possible (auto)"),
+        Option("verify", 0, int, "compare with eager on this many first calls, and then ever more rarely"),
         Option("strict", False, bool, "results bit-equal to eager's for everything but contractions; slower"),
         Option("freeze", True, bool, "keep weights packed for the kernels that read them; a write to a weight is noticed"),
         Option("fuse", True, bool, "compute several operations in one kernel (off: one kernel each, to find a difference)"),
@@ -42,6 +44,7 @@ FOREIGN = {
     "post_grad_fusion_options", "pre_grad_fusion_options", "graph_partition", "guard_filter_fn",
 }  # fmt: skip
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+CAPTURES = ("auto", "native", "dynamo")
 _noted: set[str] = set()
 
 
@@ -76,6 +79,8 @@ class Options(dict):
             value = list(value)
         elif option.kind is bool and not isinstance(value, bool):
             raise TypeError(f"options: {name!r} must be True or False, not {value!r}")
+        elif name == "capture" and value not in CAPTURES:
+            raise ValueError(f"options: 'capture' must be one of {', '.join(CAPTURES)}, not {value!r}")
         elif option.kind is int and (isinstance(value, bool) or not isinstance(value, int)):
             raise TypeError(f"options: {name!r} must be a whole number, not {value!r}")
         self[name] = value

@@ -25,7 +25,7 @@ class Direct:
             leaves, self._spec = pytree.tree_flatten(fn(*args))
             return tuple(leaves)
 
-        self.function = _C.Function(flat, list(constant), options)
+        self.function = _C.Callable(flat, None, tuple(constant), options, False)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         return pytree.tree_unflatten(list(self.function(*tensors)), self._spec)

@@ -1,0 +1,58 @@
+#include "ambient.h"
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/TracerMode.h>
+#include <ATen/autocast_mode.h>
+
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include "capture.h"
+
+namespace broach {
+
+uint64_t ambient_settings() {
+  const auto& c = at::globalContext();
+  uint64_t word = 0;
+  int at = 0;
+  auto add = [&](uint64_t value, int bits) {
+    word |= (value & ((uint64_t{1} << bits) - 1)) << at;
+    at += bits;
+  };
+  add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 8);
+  add(c10::GradMode::is_enabled(), 1);
+  add(c10::InferenceMode::is_enabled(), 1);
+  add(c.deterministicAlgorithms(), 1);
+  add(c.deterministicAlgorithmsWarnOnly(), 1);
+  add(c.deterministicFillUninitializedMemory(), 1);
+  add(c.userEnabledFlashSDP(), 1);
+  add(c.userEnabledMemEfficientSDP(), 1);
+  add(c.userEnabledMathSDP(), 1);
+  add(c.userEnabledCuDNNSDP(), 1);
+  add(c.userEnabledMkldnn(), 1);
+  add(c.allowTF32CuDNN(), 1);
+  uint64_t precision = 3;
+  try {
+    precision = static_cast<uint64_t>(c.float32MatmulPrecision());
+  } catch (const c10::Error&) {  // mixed settings of torch's old and new interface
+  }
+  add(precision, 3);
+  for (auto device : {c10::kCPU, c10::kCUDA}) {
+    bool on = at::autocast::is_autocast_enabled(device);
+    add(on, 1);
+    add(on ? static_cast<uint64_t>(at::autocast::get_autocast_dtype(device)) : 0, 8);
+  }
+  add(at::autocast::is_autocast_cache_enabled(), 1);
+  return word;
+}
+
+bool must_run_plainly() {
+  return Capture::current() || c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::PythonTorchFunctionTLS::stack_len() > 0 || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         at::tracer::impl::is_dispatch_enabled();
+}
+
+}  // namespace broach

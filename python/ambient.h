@@ -1,0 +1,15 @@
+// The settings of torch that a program depends on without naming them.
+#pragma once
+
+#include <cstdint>
+
+namespace broach {
+
+// One word for everything that may differ between calls; two calls with equal words see equal settings.
+uint64_t ambient_settings();
+
+// Whether a call happens inside something that interprets operations itself (a transform of torch.func, a dispatch or function
+// mode, torch.jit's tracer, another capture): then the program runs as it is, and its operations are seen one by one.
+bool must_run_plainly();
+
+}  // namespace broach

@@ -1,0 +1,77 @@
+"""Decides how a program runs: captured natively, through TorchDynamo, or not compiled; and says why."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from typing import Any, Callable
+
+import torch
+
+from ._backend import Collected, backend, native_options, register
+from ._native import _C
+from ._options import Options
+
+log = logging.getLogger("broach")
+
+
+class CaptureError(RuntimeError):
+    """A program that cannot be captured natively, under ``options={"capture": "native"}``."""
+
+
+class Front:
+    """What the C side asks when it cannot go on with a program. Holds no reference to the compiled callable."""
+
+    def __init__(self, program: Callable, options: Options, fullgraph: bool, dynamic: bool | None):
+        self.program = program
+        self.options = options
+        self.fullgraph = fullgraph
+        self.dynamic = dynamic
+        self.reasons: list[str] = []
+        self.collected = Collected()
+
+    def give_up(self, why: str) -> Callable:
+        """What runs the program from now on."""
+        if why not in self.reasons:
+            self.reasons.append(why)
+        if self.options.get("capture") == "native":
+            raise CaptureError(f"broach cannot capture {describe(self.program)} natively: it {why}")
+        log.info("%s goes through Dynamo: it %s", describe(self.program), why)
+        return compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected)
+
+    def reduce(self, compiled: Any) -> Any:
+        """For pickling: functions by their name where it leads to the compiled one, else compiled anew."""
+        name = getattr(self.program, "__qualname__", None)
+        module = inspect.getmodule(self.program)
+        found: Any = module
+        for part in (name or "").split("."):
+            found = getattr(found, part, None)
+        if name and found is compiled:
+            return name
+        return _again, (self.program, dict(self.options), self.fullgraph, self.dynamic)
+
+
+def _again(program: Callable, options: dict, fullgraph: bool, dynamic: bool | None) -> Any:
+    return compile_natively(program, Options(options), fullgraph, dynamic)
+
+
+def describe(program: Callable) -> str:
+    return getattr(program, "__qualname__", None) or type(program).__qualname__
+
+
+def compile_with_dynamo(
+    program: Callable, options: Options, fullgraph: bool, dynamic: bool | None, collected: Collected
+) -> Callable:
+    run = functools.partial(backend, options=options, collect=collected)
+    # Dynamo names backends by this attribute in its logs.
+    run.__name__ = "broach"  # type: ignore[attr-defined]
+    return torch.compile(program, fullgraph=fullgraph, dynamic=dynamic, backend=run)
+
+
+def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None) -> Any:
+    front = Front(program, options, fullgraph, dynamic)
+    compiled = _C.Callable(program, front, (), native_options(options), True)
+    register(compiled)
+    functools.update_wrapper(compiled, program, updated=("__dict__",) if inspect.isfunction(program) else ())
+    return compiled

@@ -1,0 +1,543 @@
+#include "callable.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/stl.h>
+#include <structmember.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "ambient.h"
+#include "capture.h"
+#include "form.h"
+#include "state.h"
+#include "stats.h"
+#include "support/error.h"
+#include "watch.h"
+
+namespace py = pybind11;
+
+namespace broach {
+
+namespace {
+
+constexpr size_t kMostVersions = 8;   // kept at once
+constexpr int kMostCaptures = 32;     // ever
+constexpr int kMostAttempts = 3;      // of captures that something spoils: what happens once only (a lazily filled cache) then passes
+
+// How results are made of tensors and integers: kept by Function with each compiled version.
+struct ResultForm {
+  Form form;
+};
+std::shared_ptr<ResultForm> new_result_form() {
+  return std::shared_ptr<ResultForm>(new ResultForm, [](ResultForm* f) {
+    py::gil_scoped_acquire gil;  // the last version may be dropped on any thread
+    delete f;
+  });
+}
+
+struct Callable;
+
+// A call under way on this thread.
+struct Pending {
+  Callable* callable;
+  struct Version* version;
+  Arguments arguments;
+  Leaves leaves;
+  Ref result;                // of a run of the program itself on the caller's own arguments
+  bool captured = false;
+  std::string rejected;      // why the capture must not be used
+  bool final = false;        // no other attempt will fare better
+};
+thread_local Pending* pending = nullptr;
+
+// What the arguments of a call look like, the state that the program then read, and its compiled versions by sizes.
+struct Version {
+  Version(const std::vector<bool>& constant, const ProgramOptions& options)
+      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints) { return run_program(inputs, ints); }, constant, options) {}
+
+  Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints);
+
+  ArgumentsForm form;
+  uint64_t ambient = 0;
+  std::unique_ptr<State> state;  // null: nothing but the arguments counts
+  Function function;
+};
+
+struct Callable {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* dict;
+  PyObject* weak;
+  struct Data {
+    Ref program, policy, fallback;
+    bool guarded = true;  // false: a program without state or effects, as Dynamo hands over
+    std::vector<bool> constant;
+    ProgramOptions options;
+    std::vector<std::shared_ptr<Version>> versions;  // the last one used first
+    int captures = 0, attempts = 0;
+    bool busy = false;  // some thread captures
+    int64_t plain_calls = 0, fallback_calls = 0;
+    std::vector<std::string> reasons;
+  }* data;
+};
+
+// torch.compiler.is_compiling() is true while this lives.
+class Compiling {
+ public:
+  Compiling() {
+    module_ = Ref::steal(PyImport_ImportModule("torch.compiler"));
+    if (module_) before_ = Ref::steal(PyObject_GetAttrString(module_.get(), "_is_compiling_flag"));
+    PyErr_Clear();
+    if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", Py_True);
+  }
+  ~Compiling() {
+    if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", before_.get());
+  }
+
+ private:
+  Ref module_, before_;
+};
+
+PyObject* call(PyObject* f, const Arguments& a) { return PyObject_Vectorcall(f, a.values, a.positional, a.names); }
+
+void note(Callable::Data& d, const std::string& why) {
+  if (std::find(d.reasons.begin(), d.reasons.end(), why) == d.reasons.end()) d.reasons.push_back(why);
+}
+
+// Watches torch's own switches that its Python code keeps.
+void watch_torch(State& state) {
+  for (auto [module, name] : {std::pair{"torch.nn.modules.module", "_global_forward_hooks"}, {"torch.nn.modules.module", "_global_forward_pre_hooks"},
+                              {"torch.nn.modules.module", "_global_backward_hooks"}, {"torch.nn.modules.module", "_global_backward_pre_hooks"}}) {
+    Ref m = Ref::steal(PyImport_ImportModule(module));
+    Ref o = m ? Ref::steal(PyObject_GetAttrString(m.get(), name)) : Ref();
+    if (o) state.watch(o.get(), cat(module, ".", name));
+    else PyErr_Clear();
+  }
+  Ref os = Ref::steal(PyImport_ImportModule("os"));
+  Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
+  Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
+  if (data) state.watch(data.get(), "os.environ");
+  else PyErr_Clear();
+}
+
+// ---- a run of the program itself ----
+
+// While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
+class Recorded {
+ public:
+  Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()) {
+    if (p.version->form.form().has_containers()) {
+      arguments_ = std::make_unique<State>();
+      for (PyObject* c : p.leaves.containers) arguments_->watch(c, "an argument");
+    }
+    compiling_.emplace();
+    watch_.emplace(state);
+  }
+
+  void stop() {
+    watch_.reset();
+    compiling_.reset();
+  }
+
+  std::string verdict() {
+    if (!state_.problems().empty()) {
+      p_.final = true;
+      return state_.problems().front();
+    }
+    if (!watch_effects_.empty()) return watch_effects_.front();
+    for (const State* s : {static_cast<const State*>(&state_), static_cast<const State*>(arguments_.get())})
+      if (s)
+        if (auto changed = s->changes(); !changed.empty()) return cat("writes ", changed.front().path);
+    if (ambient_settings() != ambient_) return "changes a setting of torch";
+    return "";
+  }
+
+  void finish() {
+    watch_effects_ = watch_->effects();
+    stop();
+  }
+
+ private:
+  Pending& p_;
+  State& state_;
+  uint64_t ambient_;
+  std::unique_ptr<State> arguments_;
+  std::optional<Compiling> compiling_;
+  std::optional<Watch> watch_;
+  std::vector<std::string> watch_effects_;
+};
+
+bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+}
+
+Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints) {
+  py::gil_scoped_acquire gil;
+  Pending& p = *pending;
+  bool own = are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; });
+  std::vector<Ref> replaced;
+  std::vector<PyObject*> values;
+  Arguments arguments = p.arguments;
+  if (!own) {
+    Leaves given;
+    given.tensors = inputs.vec();
+    given.symbolic.assign(ints.begin(), ints.end());
+    replaced = form.build(given);
+    for (const Ref& r : replaced) values.push_back(r.get());
+    arguments.values = values.data();
+  }
+  PyObject* program = p.callable->data->program.get();
+  auto checked = [](PyObject* o) {
+    if (!o) throw py::error_already_set();
+    return Ref::steal(o);
+  };
+  if (!Capture::current()) {
+    p.result = checked(call(program, arguments));
+    return {};
+  }
+  p.captured = true;
+  Ref result;
+  if (state) {
+    Recorded recorded(p, *state);
+    result = checked(call(program, arguments));
+    recorded.finish();
+    p.rejected = recorded.verdict();
+  } else {
+    result = checked(call(program, arguments));
+  }
+  Function::Results out;
+  auto made = new_result_form();
+  Form::Rules rules;
+  rules.results = true;
+  rules.any_tensor = !state;
+  if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
+  if (own) rules.arguments = &p.leaves.containers;
+  Leaves leaves;
+  if (!made->form.add(result.get(), rules, leaves) && p.rejected.empty()) {
+    p.rejected = cat("returns ", made->form.problem());
+    p.final = true;
+  }
+  out.tensors = std::move(leaves.tensors);
+  out.ints = std::move(leaves.symbolic);
+  out.form = std::move(made);
+  if (!p.rejected.empty()) Function::reject_capture(p.rejected);
+  else if (state) state->stamp();
+  if (own) p.result = std::move(result);
+  return out;
+}
+
+// ---- calls ----
+
+// Runs a version; afterwards `p` says what happened.
+PyObject* run(Pending& p) {
+  Pending* before = std::exchange(pending, &p);
+  Function::Results results;
+  HANDLE_TH_ERRORS
+  try {
+    py::gil_scoped_release release;
+    results = p.version->function(p.leaves.tensors, p.leaves.ints);
+  } catch (const std::out_of_range& e) {
+    pending = before;
+    PyErr_SetString(PyExc_IndexError, e.what());
+    return nullptr;
+  } catch (...) {
+    pending = before;
+    throw;
+  }
+  pending = before;
+  if (p.result) return p.result.release();
+  Leaves leaves;
+  leaves.tensors = std::move(results.tensors);
+  leaves.symbolic = std::move(results.ints);
+  leaves.containers = std::move(p.leaves.containers);
+  size_t at = 0;
+  return static_cast<const ResultForm*>(results.form.get())->form.build(at, leaves);
+  END_HANDLE_TH_ERRORS
+}
+
+// No more attempts: the policy says what runs from now on, or raises.
+bool give_up(Callable& c, const std::string& why) {
+  auto& d = *c.data;
+  note(d, why);
+  PyObject* fallback = PyObject_CallMethod(d.policy.get(), "give_up", "s", why.c_str());
+  if (!fallback) return false;
+  d.fallback = Ref::steal(fallback);
+  d.versions.clear();
+  return true;
+}
+
+PyObject* call_plainly(Callable& c, const Arguments& a) {
+  ++c.data->plain_calls;
+  return call(c.data->program.get(), a);
+}
+
+// What follows from a call that captured. False with a Python error.
+bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
+  auto& d = *c.data;
+  ++d.captures;
+  auto drop = [&] { d.versions.erase(std::remove(d.versions.begin(), d.versions.end(), v), d.versions.end()); };
+  if (!d.guarded) return true;
+  std::string why = p.rejected;
+  bool last = p.final;
+  if (why.empty()) {
+    FunctionStats s = v->function.stats();
+    bool gradients = !s.eager_reasons.empty() && s.eager_reasons.back().starts_with("gradients are needed");
+    if (!s.eager_reasons.empty() && !gradients) {
+      why = s.eager_reasons.back();
+      last = true;
+    }
+  }
+  if (why.empty()) {
+    d.attempts = 0;
+    return true;
+  }
+  drop();
+  note(d, why);
+  if (!last && ++d.attempts < kMostAttempts) return true;
+  return give_up(c, why);
+}
+
+// A call that fits no version.
+PyObject* call_anew(Callable& c, const Arguments& a) {
+  auto& d = *c.data;
+  if (d.busy) return call_plainly(c, a);
+  auto v = std::make_shared<Version>(d.constant, d.options);
+  Pending p;
+  p.callable = &c;
+  p.version = v.get();
+  p.arguments = a;
+  Form::Rules rules;
+  rules.integers = rules.any_tensor = !d.guarded;
+  bool described = v->form.make(a, rules, p.leaves);
+  if (!described && !d.guarded) return call_plainly(c, a);
+  if (!described || (d.guarded && d.captures >= kMostCaptures)) {
+    std::string why = v->form.form().problem().empty() ? cat("more than ", kMostCaptures, " captures would be needed") : cat("is given ", v->form.form().problem());
+    if (!give_up(c, why)) return nullptr;
+    return call(d.fallback.get(), a);
+  }
+  if (d.guarded) {
+    v->ambient = ambient_settings();
+    v->state = std::make_unique<State>();
+    v->state->watch(d.program.get(), PyFunction_Check(d.program.get()) ? "" : "self");
+    for (PyObject* root : v->form.form().roots()) v->state->watch(root, "an argument");
+    watch_torch(*v->state);
+  }
+  d.busy = true;
+  Ref result = Ref::steal(run(p));
+  d.busy = false;
+  if (!result) return nullptr;
+  if (p.captured || !d.guarded) {
+    if (d.versions.size() >= kMostVersions && d.guarded) d.versions.pop_back();
+    d.versions.insert(d.versions.begin(), v);
+    if (!after_capture(c, p, v)) return nullptr;
+  } else if (v->function.stats().eager_reasons.empty() == false) {
+    // Gradients are needed by an argument: nothing was captured, and nothing is to be checked next time but the arguments.
+    if (d.versions.size() >= kMostVersions) d.versions.pop_back();
+    v->state->stamp();
+    d.versions.insert(d.versions.begin(), v);
+  }
+  return result.release();
+}
+
+PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  auto& c = *reinterpret_cast<Callable*>(self);
+  auto& d = *c.data;
+  Arguments a{args, static_cast<size_t>(PyVectorcall_NARGS(flags)), names};
+  if (must_run_plainly()) return call_plainly(c, a);
+  if (d.fallback) {
+    ++d.fallback_calls;
+    return call(d.fallback.get(), a);
+  }
+  uint64_t ambient = d.guarded ? ambient_settings() : 0;
+  Pending p;
+  p.callable = &c;
+  p.arguments = a;
+  for (size_t i = 0; i < d.versions.size(); ++i) {
+    std::shared_ptr<Version> v = d.versions[i];
+    p.leaves.clear();
+    if (v->ambient != ambient || !v->form.match(a, p.leaves)) continue;
+    if (v->state && !v->state->unchanged() && !v->state->holds(nullptr)) continue;
+    if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    p.version = v.get();
+    Ref result = Ref::steal(run(p));
+    if (result && p.captured && !after_capture(c, p, v)) return nullptr;
+    return result.release();
+  }
+  return call_anew(c, a);
+}
+
+// ---- the type ----
+
+PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* keywords[] = {"program", "policy", "constant", "options", "guarded", nullptr};
+  PyObject *program, *policy, *constant, *options;
+  int guarded;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOp", const_cast<char**>(keywords), &program, &policy, &constant, &options, &guarded)) return nullptr;
+  HANDLE_TH_ERRORS
+  auto data = std::make_unique<Callable::Data>();
+  data->program = Ref::borrow(program);
+  data->policy = Ref::borrow(policy);
+  data->guarded = guarded;
+  for (auto each : py::reinterpret_borrow<py::object>(constant)) data->constant.push_back(each.cast<bool>());
+  data->options = options_from(py::reinterpret_borrow<py::dict>(options));
+  auto* c = reinterpret_cast<Callable*>(type->tp_alloc(type, 0));
+  if (!c) return nullptr;
+  c->vectorcall = &call_callable;
+  c->dict = PyDict_New();
+  c->data = data.release();
+  return reinterpret_cast<PyObject*>(c);
+  END_HANDLE_TH_ERRORS
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  auto* c = reinterpret_cast<Callable*>(self);
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(c->dict);
+  if (!c->data) return 0;
+  Py_VISIT(c->data->program.get());
+  Py_VISIT(c->data->policy.get());
+  Py_VISIT(c->data->fallback.get());
+  for (const auto& v : c->data->versions) {
+    if (v->state)
+      if (int stop = v->state->traverse(visit, arg)) return stop;
+    if (int stop = v->form.form().traverse(visit, arg)) return stop;
+  }
+  return 0;
+}
+
+int clear(PyObject* self) {
+  auto* c = reinterpret_cast<Callable*>(self);
+  Py_CLEAR(c->dict);
+  if (c->data) {
+    // What this destroys may come back here.
+    auto versions = std::exchange(c->data->versions, {});
+    Ref program = std::exchange(c->data->program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)), fallback = std::exchange(c->data->fallback, Ref());
+  }
+  return 0;
+}
+
+void deallocate(PyObject* self) {
+  auto* c = reinterpret_cast<Callable*>(self);
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  if (c->weak) PyObject_ClearWeakRefs(self);
+  clear(self);
+  delete std::exchange(c->data, nullptr);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* get_descriptor(PyObject* self, PyObject* object, PyObject*) {
+  if (!object || object == Py_None) return Ref::borrow(self).release();
+  return PyMethod_New(self, object);
+}
+
+Callable::Data& data_of(PyObject* self) { return *reinterpret_cast<Callable*>(self)->data; }
+
+PyObject* stats(PyObject* self, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto& d = data_of(self);
+  std::vector<Function*> functions;
+  py::list state;
+  for (const auto& v : d.versions) {
+    functions.push_back(&v->function);
+    if (v->state) state.append(py::cast(v->state->describe()));
+  }
+  py::dict s = stats_of(functions);
+  s["plain_calls"] = d.plain_calls;
+  s["fallback_calls"] = d.fallback_calls;
+  s["captures"] = d.captures;
+  s["reasons"] = d.reasons;
+  s["state"] = state;
+  s["settled"] = !d.guarded || d.fallback || !d.versions.empty();
+  s["front"] = !d.guarded ? "dynamo" : d.fallback ? "fallback" : "native";
+  return s.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* reset(PyObject* self, PyObject*) {
+  auto& d = data_of(self);
+  auto versions = std::exchange(d.versions, {});
+  Ref fallback = std::exchange(d.fallback, Ref());
+  d.captures = d.attempts = 0;
+  d.reasons.clear();
+  Py_RETURN_NONE;
+}
+
+PyObject* reduce(PyObject* self, PyObject*) { return PyObject_CallMethod(data_of(self).policy.get(), "reduce", "O", self); }
+PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<broach compiled %R>", data_of(self).program.get()); }
+
+PyObject* get_program(PyObject* self, void*) { return Ref(data_of(self).program).release(); }
+PyObject* get_policy(PyObject* self, void*) { return Ref(data_of(self).policy).release(); }
+PyObject* get_fallback(PyObject* self, void*) {
+  auto& f = data_of(self).fallback;
+  return f ? Ref(f).release() : Ref::borrow(Py_None).release();
+}
+
+PyMethodDef kMethods[] = {{"stats", stats, METH_NOARGS, nullptr}, {"reset", reset, METH_NOARGS, nullptr}, {"__reduce__", reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef kFields[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+                         {"program", get_program, nullptr, nullptr, nullptr},
+                         {"policy", get_policy, nullptr, nullptr, nullptr},
+                         {"fallback", get_fallback, nullptr, nullptr, nullptr},
+                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyMemberDef kMembers[] = {{"__dictoffset__", T_PYSSIZET, offsetof(Callable, dict), READONLY, nullptr},
+                          {"__weaklistoffset__", T_PYSSIZET, offsetof(Callable, weak), READONLY, nullptr},
+                          {"__vectorcalloffset__", T_PYSSIZET, offsetof(Callable, vectorcall), READONLY, nullptr},
+                          {nullptr, 0, 0, 0, nullptr}};
+
+// ---- modules ----
+
+// `__call__` of the module that wraps a compiled one: its own hooks, if it has any, are nn.Module's business.
+PyObject* call_module(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
+  static PyObject* call_name = PyUnicode_InternFromString("_compiled_call");
+  static PyObject* hooks[] = {PyUnicode_InternFromString("_forward_hooks"), PyUnicode_InternFromString("_forward_pre_hooks"), PyUnicode_InternFromString("_backward_hooks"), PyUnicode_InternFromString("_backward_pre_hooks")};
+  static PyObject* module_call = [] {
+    py::object m = py::module_::import("torch.nn").attr("Module").attr("__call__");
+    return m.release().ptr();
+  }();
+  PyObject** place = cpython::dict_place(self);
+  bool hooked = false;
+  for (PyObject* h : hooks) {
+    PyObject* found = PyDict_GetItemWithError(*place, h);
+    hooked = hooked || (found && PyDict_Size(found) > 0);
+  }
+  if (hooked) {
+    std::vector<PyObject*> all{self};
+    all.insert(all.end(), args, args + n + (names ? PyTuple_GET_SIZE(names) : 0));
+    return PyObject_Vectorcall(module_call, all.data(), static_cast<size_t>(n) + 1, names);
+  }
+  PyObject* compiled = PyDict_GetItemWithError(*place, call_name);
+  if (!compiled) return PyErr_SetString(PyExc_AttributeError, "_compiled_call"), nullptr;
+  Ref held = Ref::borrow(compiled);
+  return PyObject_Vectorcall(compiled, args, static_cast<size_t>(n), names);
+}
+
+PyMethodDef kModuleCall = {"__call__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_module)), METH_FASTCALL | METH_KEYWORDS, nullptr};
+
+template <class F>
+void* slot(F* f) {
+  return reinterpret_cast<void*>(f);
+}
+
+PyObject* make_type() {
+  static PyType_Slot slots[] = {{Py_tp_new, slot(&new_callable)}, {Py_tp_call, slot(&PyVectorcall_Call)}, {Py_tp_traverse, slot(&traverse)}, {Py_tp_clear, slot(&clear)},
+                                {Py_tp_dealloc, slot(&deallocate)}, {Py_tp_descr_get, slot(&get_descriptor)}, {Py_tp_methods, kMethods}, {Py_tp_getset, kFields},
+                                {Py_tp_members, kMembers}, {Py_tp_repr, slot(&represent)}, {0, nullptr}};
+  static PyType_Spec spec{"broach_ext._C.Callable", sizeof(Callable), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
+  return PyType_FromSpec(&spec);
+}
+
+}  // namespace
+
+void add_callable_type(py::module_& m) {
+  m.attr("Callable") = py::reinterpret_steal<py::object>(make_type());
+  m.def("install_module_call", [](py::type type) { type.attr("__call__") = py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &kModuleCall)); });
+  m.def("set_library", [](std::string torch_folder, std::vector<std::string> folders, std::unordered_set<std::string> modules) { set_library(std::move(torch_folder), std::move(folders), std::move(modules)); });
+  m.def("set_pure_names", [](std::unordered_set<std::string> pure, std::unordered_set<std::string> impure) { set_pure_names({std::move(pure), std::move(impure)}); });
+}
+
+}  // namespace broach

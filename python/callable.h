@@ -1,0 +1,12 @@
+// The type of what `broach.compile` gives for a function, and of what Dynamo's generated code calls: a C type with
+// vectorcall, so that a call passes no Python frame.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace broach {
+
+// Adds `Callable` to the extension module.
+void add_callable_type(pybind11::module_& m);
+
+}  // namespace broach

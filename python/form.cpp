@@ -1,0 +1,409 @@
+#include "form.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_symnode.h>
+
+#include <algorithm>
+
+#include "cpython.h"
+#include "state.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+using Kind = Part::Kind;
+constexpr size_t kMostParts = 20000;
+
+PyObject* imported(const char* module, const char* name) {
+  Ref m = Ref::steal(PyImport_ImportModule(module));
+  PyObject* o = m ? PyObject_GetAttrString(m.get(), name) : nullptr;
+  if (!o) throw py::error_already_set();
+  return o;
+}
+
+bool is_instance(PyObject* o, PyObject* type) { return PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(type)); }
+
+bool is_parameter(PyObject* o) {
+  static PyObject* type = imported("torch.nn", "Parameter");
+  static PyObject* buffer = imported("torch.nn", "Buffer");
+  return reinterpret_cast<PyObject*>(Py_TYPE(o)) == type || reinterpret_cast<PyObject*>(Py_TYPE(o)) == buffer;
+}
+
+bool is_plain_tensor(PyObject* o) { return reinterpret_cast<PyObject*>(Py_TYPE(o)) == THPVariableClass || is_parameter(o); }
+
+bool is_enum_member(PyObject* o) {
+  static PyObject* enumeration = imported("enum", "Enum");
+  return is_instance(o, enumeration);
+}
+
+bool by_identity(PyObject* o) {
+  static PyObject* module = imported("torch.nn", "Module");
+  static PyObject* partial = imported("functools", "partial");
+  return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_instance(o, module) || is_enum_member(o) || is_instance(o, partial);
+}
+
+// The builtin type that lays out an instance of a Python class.
+PyTypeObject* layout_of(PyTypeObject* t) {
+  while (t->tp_base && PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE)) t = t->tp_base;
+  return t;
+}
+
+bool same_key(PyObject* a, PyObject* b) { return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b); }
+
+bool has_instance_dict(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && cpython::dict_place(o); }
+
+}  // namespace
+
+bool Form::fail(PyObject* o) {
+  if (problem_.empty()) problem_ = cat("a value of type ", Py_TYPE(o)->tp_name);
+  return false;
+}
+
+bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
+  if (!rules.any_tensor && !is_plain_tensor(o)) return fail(o);
+  const at::Tensor& t = THPVariable_Unpack(o);
+  auto [it, fresh] = tensors_.emplace(t.unsafeGetTensorImpl(), static_cast<int>(leaves.tensors.size()));
+  Part p{fresh ? Kind::tensor : Kind::same};
+  p.index = it->second;
+  p.requires_grad = t.requires_grad();
+  p.type = Py_TYPE(o);
+  if (fresh) leaves.tensors.push_back(t);
+  parts_.push_back(std::move(p));
+  return true;
+}
+
+bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
+  if (parts_.size() > kMostParts) return fail(o);
+  if (THPVariable_Check(o)) return add_tensor(o, rules, leaves);
+  if (rules.results && (PyLong_CheckExact(o) || torch::is_symint(py::handle(o)))) {
+    Part p{Kind::integer};
+    p.index = static_cast<int>(leaves.symbolic.size());
+    if (PyLong_CheckExact(o)) {
+      int overflow = 0;
+      int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
+      if (overflow) {
+        p.kind = Kind::constant;
+        p.value = Ref::borrow(o);
+      } else {
+        leaves.symbolic.emplace_back(value);
+      }
+    } else {
+      leaves.symbolic.push_back(py::handle(o).cast<c10::SymInt>());
+    }
+    parts_.push_back(std::move(p));
+    return true;
+  }
+  if (rules.integers && PyLong_CheckExact(o)) {
+    int overflow = 0;
+    int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
+    if (!overflow) {
+      Part p{Kind::integer};
+      p.index = static_cast<int>(leaves.ints.size());
+      leaves.ints.push_back(value);
+      parts_.push_back(std::move(p));
+      return true;
+    }
+  }
+  auto whole = [&](Kind kind) {
+    Part p{kind};
+    p.value = Ref::borrow(o);
+    p.type = Py_TYPE(o);
+    parts_.push_back(std::move(p));
+    return true;
+  };
+  if (is_atom(o) && !(PyType_Check(o) && !rules.results)) return whole(Kind::constant);
+  bool made_here = rules.results && !(rules.was_there && rules.was_there(o)) && !PyType_Check(o) && !PyModule_Check(o);
+  if (by_identity(o) && !(made_here && (PyFunction_Check(o) || PyMethod_Check(o) || !is_enum_member(o)))) return whole(Kind::identity);
+  if (rules.results) {
+    if (rules.arguments) {
+      auto found = std::find(rules.arguments->begin(), rules.arguments->end(), o);
+      if (found != rules.arguments->end()) {
+        Part p{Kind::argument};
+        p.index = static_cast<int>(found - rules.arguments->begin());
+        parts_.push_back(std::move(p));
+        return true;
+      }
+    }
+    if (rules.was_there && rules.was_there(o)) return whole(Kind::identity);
+  }
+  if (auto it = containers_.find(o); it != containers_.end()) {
+    Part p{Kind::repeated};
+    p.index = it->second;
+    parts_.push_back(std::move(p));
+    return true;
+  }
+  auto container = [&](Kind kind) -> Part& {
+    containers_.emplace(o, static_cast<int>(leaves.containers.size()));
+    leaves.containers.push_back(o);
+    Part p{kind};
+    p.type = Py_TYPE(o);
+    p.keep = Ref::borrow(reinterpret_cast<PyObject*>(p.type));
+    parts_.push_back(std::move(p));
+    return parts_.back();
+  };
+  if (PyTuple_Check(o)) {
+    container(Kind::tuple).items = static_cast<uint32_t>(PyTuple_GET_SIZE(o));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
+      if (!add(PyTuple_GET_ITEM(o, i), rules, leaves)) return false;
+    return true;
+  }
+  if (PyList_CheckExact(o)) {
+    container(Kind::list).items = static_cast<uint32_t>(PyList_GET_SIZE(o));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(o); ++i)
+      if (!add(PyList_GET_ITEM(o, i), rules, leaves)) return false;
+    return true;
+  }
+  if (PySlice_Check(o)) {
+    auto* s = reinterpret_cast<PySliceObject*>(o);
+    container(Kind::slice);
+    return add(s->start, rules, leaves) && add(s->stop, rules, leaves) && add(s->step, rules, leaves);
+  }
+  if (PyDict_Check(o)) {
+    PyTypeObject* layout = layout_of(Py_TYPE(o));
+    if (layout != &PyDict_Type && layout != &PyODict_Type) return fail(o);  // defaultdict, Counter: with state of their own
+    return add_keyed(o, Kind::dict, rules, leaves);
+  }
+  if (!by_identity(o) && PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && layout_of(Py_TYPE(o)) == &PyBaseObject_Type) return add_keyed(o, Kind::object, rules, leaves);
+  return fail(o);
+}
+
+// A dict by its items, and what has attributes by these.
+bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves) {
+  size_t at = parts_.size();
+  containers_.emplace(o, static_cast<int>(leaves.containers.size()));
+  leaves.containers.push_back(o);
+  Part fresh{kind};
+  fresh.type = Py_TYPE(o);
+  fresh.keep = Ref::borrow(reinterpret_cast<PyObject*>(fresh.type));
+  parts_.push_back(std::move(fresh));
+  Ref keys = Ref::steal(PyList_New(0));
+  std::vector<Ref> values;
+  auto take = [&](PyObject* dict) {
+    PyObject *k, *v;
+    Py_ssize_t position = 0;
+    uint32_t n = 0;
+    while (PyDict_Next(dict, &position, &k, &v)) {
+      if (!is_atom(k) && !PyTuple_Check(k) && !by_identity(k)) return fail(k), n;
+      PyList_Append(keys.get(), k);
+      values.push_back(Ref::borrow(v));
+      ++n;
+    }
+    return n;
+  };
+  uint32_t items = kind == Kind::dict ? take(o) : 0, attributes = 0;
+  if (has_instance_dict(o)) attributes = take(*cpython::dict_place(o));
+  if (!problem_.empty()) return false;
+  Part& p = parts_[at];
+  p.items = items;
+  p.attributes = attributes;
+  p.value = Ref::steal(PyList_AsTuple(keys.get()));
+  if (kind == Kind::object) p.slots = cpython::slots_of(Py_TYPE(o));
+  auto slots = p.slots;
+  for (const Ref& v : values)
+    if (!add(v.get(), rules, leaves)) return false;
+  for (Py_ssize_t offset : slots) {
+    PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
+    if (!v) return fail(o);
+    if (!add(v, rules, leaves)) return false;
+  }
+  return true;
+}
+
+bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
+  const Part& p = parts_[at++];
+  switch (p.kind) {
+    case Kind::tensor: {
+      if (Py_TYPE(o) != p.type) return false;
+      const at::Tensor& t = THPVariable_Unpack(o);
+      for (const at::Tensor& before : leaves.tensors)
+        if (before.is_same(t)) return false;
+      if (t.requires_grad() != p.requires_grad) return false;
+      leaves.tensors.push_back(t);
+      return true;
+    }
+    case Kind::same: return Py_TYPE(o) == p.type && THPVariable_Unpack(o).is_same(leaves.tensors[static_cast<size_t>(p.index)]);
+    case Kind::integer: {
+      if (!PyLong_CheckExact(o)) return false;
+      int overflow = 0;
+      leaves.ints.push_back(PyLong_AsLongLongAndOverflow(o, &overflow));
+      return !overflow;
+    }
+    case Kind::constant: return o == p.value.get() || same_value(p.value.get(), o);
+    case Kind::identity: return o == p.value.get() || (PyMethod_Check(o) && same_value(p.value.get(), o));
+    case Kind::tuple:
+      if (Py_TYPE(o) != p.type || PyTuple_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
+      leaves.containers.push_back(o);
+      for (uint32_t i = 0; i < p.items; ++i)
+        if (!match(at, PyTuple_GET_ITEM(o, i), leaves)) return false;
+      return true;
+    case Kind::list:
+      if (Py_TYPE(o) != p.type || PyList_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
+      leaves.containers.push_back(o);
+      for (uint32_t i = 0; i < p.items; ++i)
+        if (!match(at, PyList_GET_ITEM(o, i), leaves)) return false;
+      return true;
+    case Kind::slice: {
+      if (!PySlice_Check(o)) return false;
+      auto* s = reinterpret_cast<PySliceObject*>(o);
+      leaves.containers.push_back(o);
+      return match(at, s->start, leaves) && match(at, s->stop, leaves) && match(at, s->step, leaves);
+    }
+    case Kind::dict:
+    case Kind::object: {
+      if (Py_TYPE(o) != p.type) return false;
+      leaves.containers.push_back(o);
+      Py_ssize_t key = 0;
+      auto agree = [&](PyObject* dict, uint32_t n) {
+        if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(n)) return false;
+        PyObject *k, *v;
+        Py_ssize_t position = 0;
+        while (PyDict_Next(dict, &position, &k, &v))
+          if (!same_key(PyTuple_GET_ITEM(p.value.get(), key++), k) || !match(at, v, leaves)) return false;
+        return true;
+      };
+      if (p.kind == Kind::dict && !agree(o, p.items)) return false;
+      PyObject** place = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) ? cpython::dict_place(o) : nullptr;
+      if (place && !agree(*place, p.attributes)) return false;
+      for (Py_ssize_t offset : p.slots) {
+        PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
+        if (!v || !match(at, v, leaves)) return false;
+      }
+      return true;
+    }
+    case Kind::repeated: return static_cast<size_t>(p.index) < leaves.containers.size() && leaves.containers[static_cast<size_t>(p.index)] == o;
+    case Kind::argument: return false;
+  }
+  return false;
+}
+
+PyObject* Form::build(size_t& at, const Leaves& leaves) const {
+  const Part& p = parts_[at++];
+  switch (p.kind) {
+    case Kind::tensor:
+    case Kind::same: return THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]);
+    case Kind::integer: {
+      const c10::SymInt& s = leaves.symbolic[static_cast<size_t>(p.index)];
+      if (!s.is_heap_allocated()) return PyLong_FromLongLong(s.as_int_unchecked());
+      return py::cast(s).release().ptr();
+    }
+    case Kind::constant:
+    case Kind::identity: return Ref(p.value).release();
+    case Kind::argument: return Ref::borrow(leaves.containers[static_cast<size_t>(p.index)]).release();
+    case Kind::tuple: {
+      Ref tuple = Ref::steal(PyTuple_New(p.items));
+      for (uint32_t i = 0; i < p.items; ++i) {
+        PyObject* v = build(at, leaves);
+        if (!v) return nullptr;
+        PyTuple_SET_ITEM(tuple.get(), i, v);
+      }
+      if (p.type == &PyTuple_Type) return tuple.release();
+      Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
+      // A named tuple's own constructor takes its fields one by one; a struct sequence's takes them all.
+      bool named = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) && p.type->tp_base == &PyTuple_Type && p.type->tp_dictoffset == 0 && PyObject_HasAttrString(reinterpret_cast<PyObject*>(p.type), "_fields");
+      return named ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr);
+    }
+    case Kind::list: {
+      Ref list = Ref::steal(PyList_New(p.items));
+      for (uint32_t i = 0; i < p.items; ++i) {
+        PyObject* v = build(at, leaves);
+        if (!v) return nullptr;
+        PyList_SET_ITEM(list.get(), i, v);
+      }
+      return list.release();
+    }
+    case Kind::slice: {
+      Ref a = Ref::steal(build(at, leaves)), b = Ref::steal(build(at, leaves)), c = Ref::steal(build(at, leaves));
+      return a && b && c ? PySlice_New(a.get(), b.get(), c.get()) : nullptr;
+    }
+    case Kind::dict:
+    case Kind::object: return build_keyed(p, at, leaves);
+    case Kind::repeated: break;
+  }
+  PyErr_SetString(PyExc_RuntimeError, "broach: one container occurs twice in a result");
+  return nullptr;
+}
+
+PyObject* Form::build_keyed(const Part& p, size_t& at, const Leaves& leaves) const {
+  Ref made;
+  if (p.type == &PyDict_Type) {
+    made = Ref::steal(PyDict_New());
+  } else {
+    // As unpickling does: the class's own constructor does not run, its attributes are set.
+    static PyObject* none = PyTuple_New(0);
+    newfunc make = p.kind == Kind::object ? PyBaseObject_Type.tp_new : layout_of(p.type)->tp_new;
+    made = Ref::steal(make(p.type, none, nullptr));
+  }
+  if (!made) return nullptr;
+  Py_ssize_t key = 0;
+  for (uint32_t i = 0; i < p.items; ++i) {
+    Ref v = Ref::steal(build(at, leaves));
+    PyObject* k = PyTuple_GET_ITEM(p.value.get(), key++);
+    if (!v || (PyODict_Check(made.get()) ? PyODict_SetItem(made.get(), k, v.get()) : PyDict_SetItem(made.get(), k, v.get())) < 0) return nullptr;
+  }
+  PyObject** place = p.attributes ? cpython::dict_place(made.get()) : nullptr;
+  for (uint32_t i = 0; i < p.attributes; ++i) {
+    Ref v = Ref::steal(build(at, leaves));
+    if (!v || PyDict_SetItem(*place, PyTuple_GET_ITEM(p.value.get(), key++), v.get()) < 0) return nullptr;
+  }
+  for (Py_ssize_t offset : p.slots) {
+    PyObject* v = build(at, leaves);
+    if (!v) return nullptr;
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(made.get()) + offset) = v;
+  }
+  return made.release();
+}
+
+std::vector<PyObject*> Form::roots() const {
+  std::vector<PyObject*> out;
+  for (const Part& p : parts_)
+    if (p.kind == Kind::identity) out.push_back(p.value.get());
+    else if (p.type && (p.kind == Kind::object || p.kind == Kind::dict)) out.push_back(reinterpret_cast<PyObject*>(p.type));
+  return out;
+}
+
+bool Form::has_containers() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& p) { return p.kind == Kind::list || p.kind == Kind::dict || p.kind == Kind::object; });
+}
+
+int Form::traverse(visitproc visit, void* arg) const {
+  for (const Part& p : parts_) {
+    Py_VISIT(p.value.get());
+    Py_VISIT(p.keep.get());
+  }
+  return 0;
+}
+
+// ---- arguments ----
+
+bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& leaves) {
+  positional_ = a.positional;
+  names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
+  for (size_t i = 0; i < a.all(); ++i)
+    if (!form_.add(a.values[i], rules, leaves)) return false;
+  return true;
+}
+
+bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
+  if (a.positional != positional_) return false;
+  PyObject* names = a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr;
+  if (names != names_.get() && (!names || !names_ || !same_value(names, names_.get()))) return false;
+  size_t at = 0;
+  for (size_t i = 0; i < a.all(); ++i)
+    if (!form_.match(at, a.values[i], leaves)) return false;
+  return true;
+}
+
+std::vector<Ref> ArgumentsForm::build(const Leaves& leaves) const {
+  std::vector<Ref> out;
+  for (size_t at = 0; at < form_.parts().size();) {
+    Ref v = Ref::steal(form_.build(at, leaves));
+    if (!v) throw py::error_already_set();
+    out.push_back(std::move(v));
+  }
+  return out;
+}
+
+}  // namespace broach

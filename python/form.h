@@ -1,0 +1,115 @@
+// How Python values are made of tensors, integers and constants: what a call's arguments must look like for a compiled
+// version, and how its results are put together again.
+#pragma once
+
+#include "reference.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace broach {
+
+// One value in preorder, its parts behind it.
+struct Part {
+  enum class Kind : uint8_t {
+    tensor,    // number `index`
+    same,      // tensor number `index` once more
+    integer,   // number `index`: may differ from call to call
+    constant,  // `value` or one equal to it
+    identity,  // exactly `value`; what it holds is watched
+    tuple,
+    list,
+    dict,
+    object,    // an instance of a Python class, by its attributes
+    slice,
+    argument,  // in results: container number `index` of the arguments
+    repeated,  // container number `index` once more
+  };
+  explicit Part(Kind kind) : kind(kind) {}
+
+  Kind kind;
+  bool requires_grad = false;
+  int index = -1;
+  uint32_t items = 0, attributes = 0;
+  PyTypeObject* type = nullptr;  // kept alive by `value` or by `keep`
+  Ref value;                     // constant, or the keys of items and then attributes
+  std::vector<Py_ssize_t> slots;
+  Ref keep;
+};
+
+// What matching or flattening collects.
+struct Leaves {
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> ints;
+  std::vector<c10::SymInt> symbolic;       // results only
+  std::vector<PyObject*> containers;       // borrowed
+  void clear() { tensors.clear(), ints.clear(), symbolic.clear(), containers.clear(); }
+};
+
+class Form {
+ public:
+  // How flattening decides about what it cannot know itself.
+  struct Rules {
+    bool integers = false;                               // ints become `integer` parts
+    bool any_tensor = false;                             // tensors of every Python type
+    bool results = false;                                // symbolic integers too; whole objects by the maps below
+    std::function<bool(PyObject*)> was_there;            // results: an object that exists independently of the call
+    const std::vector<PyObject*>* arguments = nullptr;   // results: the containers of the arguments
+  };
+
+  // Adds a value. False if it has a part that cannot be described; `problem` says which.
+  bool add(PyObject* o, const Rules& rules, Leaves& leaves);
+  bool match(size_t& at, PyObject* o, Leaves& leaves) const;
+  // A new reference, or null with a Python error.
+  PyObject* build(size_t& at, const Leaves& leaves) const;
+
+  const std::vector<Part>& parts() const { return parts_; }
+  const std::string& problem() const { return problem_; }
+  // Objects matched by identity: what they hold is part of the state.
+  std::vector<PyObject*> roots() const;
+  bool has_containers() const;
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  bool add_tensor(PyObject* o, const Rules& rules, Leaves& leaves);
+  bool add_keyed(PyObject* o, Part::Kind kind, const Rules& rules, Leaves& leaves);
+  bool fail(PyObject* o);
+  PyObject* build_keyed(const Part& p, size_t& at, const Leaves& leaves) const;
+
+  std::vector<Part> parts_;
+  std::unordered_map<PyObject*, int> containers_;
+  std::unordered_map<const void*, int> tensors_;
+  std::string problem_;
+};
+
+// The arguments of a call as vectorcall gives them.
+struct Arguments {
+  PyObject* const* values;
+  size_t positional;
+  PyObject* names;  // null or a tuple
+
+  size_t all() const { return positional + (names ? static_cast<size_t>(PyTuple_GET_SIZE(names)) : 0); }
+};
+
+class ArgumentsForm {
+ public:
+  bool make(const Arguments& a, const Form::Rules& rules, Leaves& leaves);
+  bool match(const Arguments& a, Leaves& leaves) const;
+  // The arguments made of other tensors and integers: values to call with, in order.
+  std::vector<Ref> build(const Leaves& leaves) const;
+  const Form& form() const { return form_; }
+  PyObject* names() const { return names_.get(); }
+  size_t positional() const { return positional_; }
+
+ private:
+  Form form_;
+  size_t positional_ = 0;
+  Ref names_;
+};
+
+}  // namespace broach

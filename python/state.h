@@ -1,0 +1,121 @@
+// What a captured program read of Python's state, and whether it is still so.
+//
+// A State holds a snapshot of every mutable object that the program could reach by names that its code mentions: module
+// trees, plain objects, dicts, lists, closures, globals, defaults, classes. On a call, one pass over a flat array of words
+// (dict versions, list lengths and elements, cells) says whether anything was touched; only what was touched is compared
+// with the snapshot. All members need the GIL.
+#pragma once
+
+#include "cpython.h"
+#include "reference.h"
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace broach {
+
+// Whose code or class something is: only users' state is watched.
+enum class Owner { user, torch, library };
+Owner owner_of_file(PyObject* filename);
+Owner owner_of_module(std::string_view name);
+Owner owner_of_type(PyTypeObject* type);
+// Folders and module names that are not the user's; set once by the package.
+void set_library(std::string torch_folder, std::vector<std::string> library_folders, std::unordered_set<std::string> library_modules);
+
+// Whether a value can never change: numbers, strings, types of elements and the like, and tuples of them are not included.
+bool is_atom(PyObject* o);
+// Identical, or equal atoms, tuples or bound methods of such.
+bool same_value(PyObject* a, PyObject* b);
+
+class State {
+ public:
+  State() = default;
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  void watch(PyObject* root, const std::string& name);
+  // To be called before a user's code runs: watches the globals that it names, its closure and its defaults.
+  void enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function);
+
+  // One value that differs from the snapshot. `key` is null where there is none.
+  struct Change {
+    int node;
+    Ref key, now;
+    std::string path;
+  };
+  // Everything that changed since it was watched: what the program wrote.
+  std::vector<Change> changes() const;
+  // Takes the present as the snapshot's: after this, `unchanged` says yes until something is touched.
+  void stamp();
+
+  bool unchanged() const;
+  // The same, comparing values where something was touched.
+  bool holds(std::string* why);
+
+  // What was met that cannot be watched; empty if the snapshot is complete.
+  const std::vector<std::string>& problems() const { return problems_; }
+  std::vector<std::string> describe() const;
+  bool knows(PyObject* o) const { return known_.contains(o); }
+  size_t size() const { return nodes_.size(); }
+  const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
+
+  int traverse(visitproc visit, void* arg) const;
+  void touched(PyObject* dict) { (void)dict, touched_ = true; }
+
+ private:
+  enum class Kind { dict, names, ordered, list, set, sequence, cell, function, instance, mro, weak, buffer };
+  struct Node {
+    Kind kind;
+    Ref object;
+    int parent;
+    std::string label;
+    bool module_dict = false;  // the instance dict of an nn.Module
+    bool class_dict = false;
+    std::vector<Ref> keys, values;
+    std::vector<Py_ssize_t> slots;   // instance: offsets of the slots
+    PyObject** place = nullptr;      // instance: where its dict is
+    uint32_t first = 0, words = 0;
+    bool every_call = false;
+  };
+  struct Word {
+    const void* at;
+    uint64_t expected;
+  };
+
+  void visit(PyObject* value, int parent, const std::string& label);
+  void visit_type(PyTypeObject* type, int parent);
+  void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
+  void visit_function(PyObject* f, int parent, const std::string& label);
+  void visit_module_names(PyObject* module, PyCodeObject* code);
+  void watch_names(PyObject* dict, PyCodeObject* code, const std::string& label);
+  int add(Kind kind, PyObject* o, int parent, std::string label);
+  void fill(int node);
+  void children(int node);
+  bool read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const;
+  bool same(Node& n, bool take, std::string* why) const;
+  void add_words(Node& n);
+  bool words_hold(const Node& n) const;
+  std::string path(int node) const;
+  std::string path(const Node& n, size_t position) const;
+
+  std::vector<Node> nodes_;
+  std::vector<int> queue_;
+  std::unordered_map<PyObject*, int> known_;      // by object; instance dicts and class dicts too
+  std::unordered_map<PyObject*, int> names_;      // by dict of globals
+  std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
+  std::unordered_set<PyCodeObject*> codes_, made_here_;
+  std::vector<PyObject*> modules_;
+  std::vector<Ref> keep_;
+  std::vector<Word> words_;
+  std::vector<int> every_call_;
+  std::vector<std::string> problems_;
+  bool touched_ = false;
+  bool draining_ = false;
+};
+
+}  // namespace broach

@@ -1,0 +1,76 @@
+#include "stats.h"
+
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+namespace broach {
+
+ProgramOptions options_from(const py::dict& d) {
+  ProgramOptions o;
+  auto flag = [&](const char* name, bool& into) { if (d.contains(name)) into = d[name].cast<bool>(); };
+  flag("strict", o.strict);
+  flag("freeze", o.freeze);
+  flag("fuse", o.fuse);
+  flag("lower", o.lower);
+  if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();
+  if (d.contains("disable_passes")) o.disabled_passes = d["disable_passes"].cast<std::vector<std::string>>();
+  if (d.contains("progress") && !d["progress"].is_none()) {
+    auto callback = std::make_shared<py::object>(d["progress"]);
+    o.settings.progress = [callback](int done, int all) {
+      py::gil_scoped_acquire gil;
+      (*callback)(done, all);
+    };
+  }
+  return o;
+}
+
+namespace {
+
+py::dict dict_of(const ProgramStats& x) {
+  py::dict e;
+  e["kernels"] = x.code.kernels;
+  e["distinct_kernels"] = x.code.distinct_kernels;
+  e["contractions"] = x.code.contractions;
+  e["externs"] = x.code.externs;
+  e["code_bytes"] = x.code.code_bytes;
+  e["seconds"] = x.seconds;
+  e["picks"] = x.picks;
+  e["guards"] = x.guards;
+  e["packed_bytes"] = x.packed_bytes;
+  e["arena_bytes"] = x.arena_bytes;
+  e["graph"] = x.graph_text;
+  e["schedule"] = x.schedule_text;
+  return e;
+}
+
+}  // namespace
+
+py::dict stats_of(const std::vector<Function*>& functions) {
+  FunctionStats s;
+  py::list programs;
+  for (Function* each : functions) {
+    FunctionStats one = each->stats();
+    s.calls += one.calls;
+    s.compiled_calls += one.compiled_calls;
+    s.eager_calls += one.eager_calls;
+    auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(s.recompilations, one.recompilations);
+    append(s.eager_reasons, one.eager_reasons);
+    append(s.capture_seconds, one.capture_seconds);
+    append(s.compile_seconds, one.compile_seconds);
+    for (const auto& p : each->programs()) programs.append(dict_of(p->stats()));
+  }
+  py::dict d;
+  d["calls"] = s.calls;
+  d["compiled_calls"] = s.compiled_calls;
+  d["eager_calls"] = s.eager_calls;
+  d["recompilations"] = s.recompilations;
+  d["eager_reasons"] = s.eager_reasons;
+  d["capture_seconds"] = s.capture_seconds;
+  d["compile_seconds"] = s.compile_seconds;
+  d["programs"] = programs;
+  return d;
+}
+
+}  // namespace broach

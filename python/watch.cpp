@@ -1,0 +1,157 @@
+#include "watch.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "function.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+PureNames& names() {
+  static PureNames n;
+  return n;
+}
+
+std::string attribute(PyObject* o, const char* name) {
+  Ref v = Ref::steal(PyObject_GetAttrString(o, name));
+  if (!v || !PyUnicode_Check(v.get())) return PyErr_Clear(), "";
+  const char* text = PyUnicode_AsUTF8(v.get());
+  return text ? text : (PyErr_Clear(), "");
+}
+
+std::string place(PyFrameObject* frame) {
+  Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  const char* file = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code.get())->co_filename);
+  return cat(file ? file : "?", ":", PyFrame_GetLineNumber(frame));
+}
+
+// The nearest frame of the user's, from here outwards.
+std::string users_place(PyFrameObject* frame) {
+  Ref f = Ref::borrow(reinterpret_cast<PyObject*>(frame));
+  while (f) {
+    auto* at = reinterpret_cast<PyFrameObject*>(f.get());
+    Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(at)));
+    if (owner_of_file(reinterpret_cast<PyCodeObject*>(code.get())->co_filename) == Owner::user) return place(at);
+    f = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(at)));
+  }
+  return place(frame);
+}
+
+bool is_container(PyObject* o) {
+  return PyList_Check(o) || PyDict_Check(o) || PyTuple_Check(o) || PyUnicode_Check(o) || PyLong_Check(o) || PyFloat_Check(o) || PyBytes_Check(o) || PyAnySet_Check(o) || PySlice_Check(o) || PyRange_Check(o);
+}
+
+}  // namespace
+
+void set_pure_names(PureNames n) { names() = std::move(n); }
+
+Watch::Watch(State& state) : state_(state) {
+  auto before = cpython::current_profiler();
+  before_ = before.function;
+  before_argument_ = Ref::steal(before.argument);
+  Ref self = Ref::steal(PyCapsule_New(this, "broach.Watch", nullptr));
+  PyEval_SetProfile(&on_event, self.get());
+}
+
+Watch::~Watch() { PyEval_SetProfile(before_, before_argument_.get()); }
+
+int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+  auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  if (what == PyTrace_CALL) w->on_call(frame);
+  else if (what == PyTrace_C_CALL) w->on_builtin(frame, argument, false);
+  else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
+  PyErr_Restore(type, value, trace);
+  return 0;
+}
+
+Owner Watch::owner(PyCodeObject* code) {
+  auto [it, fresh] = owners_.emplace(code, Owner::user);
+  if (fresh) {
+    keep_.push_back(Ref::borrow(reinterpret_cast<PyObject*>(code)));
+    it->second = owner_of_file(code->co_filename);
+  }
+  return it->second;
+}
+
+void Watch::on_call(PyFrameObject* frame) {
+  Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  auto* code = reinterpret_cast<PyCodeObject*>(held.get());
+  if (owner(code) != Owner::user) return;
+  Ref globals = Ref::steal(cpython::globals_of(frame));
+  state_.enter(code, globals.get(), cpython::function_of(frame));
+}
+
+bool Watch::is_pure(PyObject* function, std::string* name, bool* of_torch) {
+  PyMethodDef* method = cpython::method_of(function);
+  auto it = verdicts_.find(method);
+  if (it == verdicts_.end()) {
+    Verdict v{false, false, ""};
+    keep_.push_back(Ref::borrow(function));
+    PyObject* self = cpython::self_of(function);
+    std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
+    const auto& n = names();
+    auto listed = [&](const std::unordered_set<std::string>& set) {
+      for (std::string key = v.name;;) {
+        if (set.contains(key)) return true;
+        size_t dot = key.rfind('.');
+        if (dot == key.npos) return false;
+        key.resize(dot);
+      }
+    };
+    if (self && THPVariable_Check(self)) {
+      v.name = cat("Tensor.", method->ml_name);
+      v.torch = true;
+      v.pure = !listed(n.impure);
+    } else if (self && !PyModule_Check(self) && !PyType_Check(self) && module.empty()) {
+      v.name = cat(Py_TYPE(self)->tp_name, ".", method->ml_name);
+      v.torch = owner_of_type(Py_TYPE(self)) == Owner::torch;
+      v.pure = is_container(self) || (listed(n.pure) && !listed(n.impure));
+    } else {
+      v.name = module.empty() ? qualified : cat(module, ".", qualified);
+      v.torch = owner_of_module(module) == Owner::torch;
+      v.pure = listed(n.pure) && !listed(n.impure);
+    }
+    it = verdicts_.emplace(method, std::move(v)).first;
+  }
+  *name = it->second.name;
+  *of_torch = it->second.torch;
+  return it->second.pure;
+}
+
+void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
+  if (!PyCFunction_Check(function)) return;
+  Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  auto* code = reinterpret_cast<PyCodeObject*>(held.get());
+  Owner whose = owner(code);
+  if (!raised && whose == Owner::user) {
+    int line = PyFrame_GetLineNumber(frame);
+    if (code != line_code_ || line != line_) {
+      line_code_ = code;
+      line_ = line;
+      Function::set_line(place(frame));
+    }
+  }
+  std::string name;
+  bool torch = false;
+  bool pure = is_pure(function, &name, &torch);
+  if (raised) {
+    if (torch) effect(frame, cat("an error in ", name, " is caught"));
+    return;
+  }
+  if (pure) return;
+  // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
+  bool listed = names().impure.contains(name);
+  if (whose == Owner::torch && !listed) return;
+  effect(frame, cat("calls ", name));
+}
+
+void Watch::effect(PyFrameObject* frame, const std::string& what) {
+  std::string text = cat(what, " at ", users_place(frame));
+  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.push_back(std::move(text));
+}
+
+}  // namespace broach
