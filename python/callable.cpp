@@ -17,6 +17,7 @@
 #include "stats.h"
 #include "support/error.h"
 #include "watch.h"
+#include "writes.h"
 
 namespace py = pybind11;
 
@@ -31,6 +32,7 @@ constexpr int kMostAttempts = 3;      // of captures that something spoils: what
 // How results are made of tensors and integers: kept by Function with each compiled version.
 struct ResultForm {
   Form form;
+  Writes writes;
 };
 std::shared_ptr<ResultForm> new_result_form() {
   return std::shared_ptr<ResultForm>(new ResultForm, [](ResultForm* f) {
@@ -60,6 +62,7 @@ struct Version {
       : function([this](at::TensorList inputs, c10::SymIntArrayRef ints) { return run_program(inputs, ints); }, constant, options) {}
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints);
+  Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p);
 
   ArgumentsForm form;
   uint64_t ambient = 0;
@@ -74,6 +77,7 @@ struct Callable {
   PyObject* weak;
   struct Data {
     Ref program, policy, fallback;
+    bool strict = false;  // one attempt only
     bool guarded = true;  // false: a program without state or effects, as Dynamo hands over
     std::vector<bool> constant;
     ProgramOptions options;
@@ -130,10 +134,6 @@ void watch_torch(State& state) {
 class Recorded {
  public:
   Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()) {
-    if (p.version->form.form().has_containers()) {
-      arguments_ = std::make_unique<State>();
-      for (PyObject* c : p.leaves.containers) arguments_->watch(c, "an argument");
-    }
     compiling_.emplace();
     watch_.emplace(state);
   }
@@ -149,9 +149,7 @@ class Recorded {
       return state_.problems().front();
     }
     if (!watch_effects_.empty()) return watch_effects_.front();
-    for (const State* s : {static_cast<const State*>(&state_), static_cast<const State*>(arguments_.get())})
-      if (s)
-        if (auto changed = s->changes(); !changed.empty()) return cat("writes ", changed.front().path);
+    if (auto changed = state_.changes(); !changed.empty()) return cat("writes ", changed.front().path);
     if (ambient_settings() != ambient_) return "changes a setting of torch";
     return "";
   }
@@ -165,11 +163,21 @@ class Recorded {
   Pending& p_;
   State& state_;
   uint64_t ambient_;
-  std::unique_ptr<State> arguments_;
   std::optional<Compiling> compiling_;
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
 };
+
+Ref checked(PyObject* o) {
+  if (!o) throw py::error_already_set();
+  return Ref::steal(o);
+}
+
+// No other attempt will fare better.
+void reject(Pending& p, std::string why) {
+  if (p.rejected.empty()) p.rejected = std::move(why);
+  p.final = true;
+}
 
 bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
@@ -180,7 +188,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Pending& p = *pending;
   bool own = are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; });
   std::vector<Ref> replaced;
-  std::vector<PyObject*> values;
+  std::vector<PyObject*> values, containers = p.leaves.containers;
   Arguments arguments = p.arguments;
   if (!own) {
     Leaves given;
@@ -189,17 +197,15 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     replaced = form.build(given);
     for (const Ref& r : replaced) values.push_back(r.get());
     arguments.values = values.data();
+    containers = given.made;
   }
   PyObject* program = p.callable->data->program.get();
-  auto checked = [](PyObject* o) {
-    if (!o) throw py::error_already_set();
-    return Ref::steal(o);
-  };
   if (!Capture::current()) {
     p.result = checked(call(program, arguments));
     return {};
   }
   p.captured = true;
+  std::vector<Shallow> before(containers.begin(), containers.end());
   Ref result;
   if (state) {
     Recorded recorded(p, *state);
@@ -209,24 +215,31 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   } else {
     result = checked(call(program, arguments));
   }
+  Function::Results out = described(result.get(), before, containers, p);
+  if (!p.rejected.empty()) Function::reject_capture(p.rejected);
+  else if (state) state->stamp();
+  if (own) p.result = std::move(result);
+  return out;
+}
+
+// The program's results, and what it wrote into its arguments, as tensors and integers with their form.
+Function::Results Version::described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p) {
   Function::Results out;
   auto made = new_result_form();
   Form::Rules rules;
   rules.results = true;
   rules.any_tensor = !state;
   if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
-  if (own) rules.arguments = &p.leaves.containers;
+  rules.arguments = &containers;
   Leaves leaves;
-  if (!made->form.add(result.get(), rules, leaves) && p.rejected.empty()) {
-    p.rejected = cat("returns ", made->form.problem());
-    p.final = true;
+  if (!made->form.add(result, rules, leaves)) {
+    reject(p, cat("returns ", made->form.problem()));
+  } else if (!made->writes.find(before, made->form, rules, leaves)) {
+    reject(p, cat("writes ", made->form.problem(), " into an argument"));
   }
   out.tensors = std::move(leaves.tensors);
   out.ints = std::move(leaves.symbolic);
   out.form = std::move(made);
-  if (!p.rejected.empty()) Function::reject_capture(p.rejected);
-  else if (state) state->stamp();
-  if (own) p.result = std::move(result);
   return out;
 }
 
@@ -255,7 +268,10 @@ PyObject* run(Pending& p) {
   leaves.symbolic = std::move(results.ints);
   leaves.containers = std::move(p.leaves.containers);
   size_t at = 0;
-  return static_cast<const ResultForm*>(results.form.get())->form.build(at, leaves);
+  const auto& made = *static_cast<const ResultForm*>(results.form.get());
+  Ref result = Ref::steal(made.form.build(at, leaves));
+  if (!result || !made.writes.apply(made.form, at, leaves, leaves.containers)) return nullptr;
+  return result.release();
   END_HANDLE_TH_ERRORS
 }
 
@@ -283,13 +299,10 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   if (!d.guarded) return true;
   std::string why = p.rejected;
   bool last = p.final;
-  if (why.empty()) {
-    FunctionStats s = v->function.stats();
-    bool gradients = !s.eager_reasons.empty() && s.eager_reasons.back().starts_with("gradients are needed");
-    if (!s.eager_reasons.empty() && !gradients) {
-      why = s.eager_reasons.back();
-      last = true;
-    }
+  FunctionStats s = v->function.stats();
+  if (!s.eager_reasons.empty() && !s.eager_reasons.back().starts_with("gradients are needed") && s.eager_reasons.back() != why) {
+    why = s.eager_reasons.back();
+    last = true;
   }
   if (why.empty()) {
     d.attempts = 0;
@@ -297,7 +310,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   }
   drop();
   note(d, why);
-  if (!last && ++d.attempts < kMostAttempts) return true;
+  if (!last && !d.strict && ++d.attempts < kMostAttempts) return true;
   return give_up(c, why);
 }
 
@@ -382,6 +395,9 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   data->program = Ref::borrow(program);
   data->policy = Ref::borrow(policy);
   data->guarded = guarded;
+  Ref full = Ref::steal(PyObject_GetAttrString(policy, "fullgraph"));
+  PyErr_Clear();
+  data->strict = full && full.get() == Py_True;
   for (auto each : py::reinterpret_borrow<py::object>(constant)) data->constant.push_back(each.cast<bool>());
   data->options = options_from(py::reinterpret_borrow<py::dict>(options));
   auto* c = reinterpret_cast<Callable*>(type->tp_alloc(type, 0));

@@ -293,20 +293,23 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
     case Kind::identity: return Ref(p.value).release();
     case Kind::argument: return Ref::borrow(leaves.containers[static_cast<size_t>(p.index)]).release();
     case Kind::tuple: {
+      size_t place = leaves.made.size();
+      leaves.made.push_back(nullptr);
       Ref tuple = Ref::steal(PyTuple_New(p.items));
       for (uint32_t i = 0; i < p.items; ++i) {
         PyObject* v = build(at, leaves);
         if (!v) return nullptr;
         PyTuple_SET_ITEM(tuple.get(), i, v);
       }
-      if (p.type == &PyTuple_Type) return tuple.release();
+      if (p.type == &PyTuple_Type) return leaves.made[place] = tuple.release();
       Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
       // A named tuple's own constructor takes its fields one by one; a struct sequence's takes them all.
       bool named = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) && p.type->tp_base == &PyTuple_Type && p.type->tp_dictoffset == 0 && PyObject_HasAttrString(reinterpret_cast<PyObject*>(p.type), "_fields");
-      return named ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr);
+      return leaves.made[place] = named ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr);
     }
     case Kind::list: {
       Ref list = Ref::steal(PyList_New(p.items));
+      leaves.made.push_back(list.get());
       for (uint32_t i = 0; i < p.items; ++i) {
         PyObject* v = build(at, leaves);
         if (!v) return nullptr;
@@ -315,14 +318,19 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
       return list.release();
     }
     case Kind::slice: {
+      size_t place = leaves.made.size();
+      leaves.made.push_back(nullptr);
       Ref a = Ref::steal(build(at, leaves)), b = Ref::steal(build(at, leaves)), c = Ref::steal(build(at, leaves));
-      return a && b && c ? PySlice_New(a.get(), b.get(), c.get()) : nullptr;
+      return leaves.made[place] = a && b && c ? PySlice_New(a.get(), b.get(), c.get()) : nullptr;
     }
     case Kind::dict:
     case Kind::object: return build_keyed(p, at, leaves);
-    case Kind::repeated: break;
+    case Kind::repeated:
+      // Null while the container is being made: a tuple that holds itself.
+      if (PyObject* made = leaves.made[static_cast<size_t>(p.index)]) return Ref::borrow(made).release();
+      break;
   }
-  PyErr_SetString(PyExc_RuntimeError, "broach: one container occurs twice in a result");
+  PyErr_SetString(PyExc_RuntimeError, "broach: a tuple holds itself");
   return nullptr;
 }
 
@@ -337,6 +345,7 @@ PyObject* Form::build_keyed(const Part& p, size_t& at, const Leaves& leaves) con
     made = Ref::steal(make(p.type, none, nullptr));
   }
   if (!made) return nullptr;
+  leaves.made.push_back(made.get());
   Py_ssize_t key = 0;
   for (uint32_t i = 0; i < p.items; ++i) {
     Ref v = Ref::steal(build(at, leaves));

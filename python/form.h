@@ -48,6 +48,7 @@ struct Leaves {
   std::vector<int64_t> ints;
   std::vector<c10::SymInt> symbolic;       // results only
   std::vector<PyObject*> containers;       // borrowed
+  mutable std::vector<PyObject*> made;     // by `build`, borrowed, in the order of `containers`
   void clear() { tensors.clear(), ints.clear(), symbolic.clear(), containers.clear(); }
 };
 

@@ -6,7 +6,8 @@ is the same compiler behind an unchanged call.
 
 from ._api import compile, disable, explain, list_options, reset
 from ._backend import backend
+from ._front import CaptureError
 from ._options import Options
 
-__all__ = ["Options", "backend", "compile", "disable", "explain", "list_options", "reset"]
+__all__ = ["CaptureError", "Options", "backend", "compile", "disable", "explain", "list_options", "reset"]
 __version__ = "0.1.0"

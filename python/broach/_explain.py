@@ -104,7 +104,7 @@ class Explanation:
         out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
-        out += [("not captured natively" if self.front == "dynamo" else "not captured", "it " + why) for why in self.capture_reasons]
+        out += [("not captured natively" if self.front == "dynamo" else "not captured", why) for why in self.capture_reasons]
         out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []
         out += [("graph break", why) for why in self.graph_breaks]
         return out

@@ -17,7 +17,7 @@ log = logging.getLogger("broach")
 
 
 class CaptureError(RuntimeError):
-    """A program that cannot be captured natively, under ``options={"capture": "native"}``."""
+    """A program that cannot be captured, where something else is not allowed (``capture="native"``, ``fullgraph=True``)."""
 
 
 class Front:
@@ -36,8 +36,10 @@ class Front:
         if why not in self.reasons:
             self.reasons.append(why)
         if self.options.get("capture") == "native":
-            raise CaptureError(f"broach cannot capture {describe(self.program)} natively: it {why}")
-        log.info("%s goes through Dynamo: it %s", describe(self.program), why)
+            raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
+        if self.fullgraph and "read on the host" in why:
+            raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
+        log.info("%s goes through Dynamo: %s", describe(self.program), why)
         return compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected)
 
     def reduce(self, compiled: Any) -> Any:

@@ -1,0 +1,106 @@
+#include "writes.h"
+
+#include "cpython.h"
+#include "state.h"
+
+namespace broach {
+
+namespace {
+
+PyObject* instance_dict(PyObject* o) {
+  if (!PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE)) return nullptr;
+  PyObject** place = cpython::dict_place(o);
+  return place ? *place : nullptr;
+}
+
+PyObject*& slot_at(PyObject* o, Py_ssize_t offset) { return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset); }
+
+bool is_object(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && !PyTuple_Check(o); }
+
+}  // namespace
+
+Shallow::Shallow(PyObject* o) : object(o) {
+  if (PyList_Check(o)) items = Ref::steal(PyList_GetSlice(o, 0, PyList_GET_SIZE(o)));
+  if (PyDict_Check(o)) items = Ref::steal(PyDict_Copy(o));
+  if (PyObject* dict = instance_dict(o)) attributes = Ref::steal(PyDict_Copy(dict));
+  if (is_object(o))
+    for (Py_ssize_t offset : cpython::slots_of(Py_TYPE(o))) slots.push_back(Ref::borrow(slot_at(o, offset)));
+}
+
+bool Writes::find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form, const Form::Rules& rules, Leaves& leaves) {
+  PyObject *k, *v;
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &k, &v);)
+    if (!PyDict_Contains(now, k)) writes_.push_back({remove, container, Ref::borrow(k)});
+  for (Py_ssize_t at = 0; PyDict_Next(now, &at, &k, &v);) {
+    PyObject* old = PyDict_GetItemWithError(before, k);
+    if (old && same_value(old, v)) continue;
+    writes_.push_back({set, container, Ref::borrow(k)});
+    if (!form.add(v, rules, leaves)) return false;
+  }
+  return true;
+}
+
+bool Writes::find(const std::vector<Shallow>& before, Form& form, const Form::Rules& rules, Leaves& leaves) {
+  for (size_t i = 0; i < before.size(); ++i) {
+    const Shallow& b = before[i];
+    auto container = static_cast<int>(i);
+    if (PyList_Check(b.object)) {
+      Py_ssize_t n = PyList_GET_SIZE(b.object);
+      bool same = n == PyList_GET_SIZE(b.items.get());
+      for (Py_ssize_t k = 0; same && k < n; ++k) same = same_value(PyList_GET_ITEM(b.object, k), PyList_GET_ITEM(b.items.get(), k));
+      if (same) continue;
+      writes_.push_back({Write::Kind::elements, container, {}, n});
+      for (Py_ssize_t k = 0; k < n; ++k)
+        if (!form.add(PyList_GET_ITEM(b.object, k), rules, leaves)) return false;
+      continue;
+    }
+    if (PyDict_Check(b.object) && !find_in_dict(b.object, b.items.get(), container, Write::Kind::item, Write::Kind::no_item, form, rules, leaves)) return false;
+    if (b.attributes && !find_in_dict(instance_dict(b.object), b.attributes.get(), container, Write::Kind::attribute, Write::Kind::no_attribute, form, rules, leaves)) return false;
+    if (b.slots.empty()) continue;
+    auto offsets = cpython::slots_of(Py_TYPE(b.object));
+    for (size_t k = 0; k < offsets.size(); ++k) {
+      PyObject* v = slot_at(b.object, offsets[k]);
+      if (same_value(b.slots[k].get(), v)) continue;
+      writes_.push_back({Write::Kind::slot, container, {}, offsets[k]});
+      if (!form.add(v ? v : Py_None, rules, leaves)) return false;
+    }
+  }
+  return true;
+}
+
+bool Writes::apply(const Form& form, size_t& at, const Leaves& leaves, const std::vector<PyObject*>& containers) const {
+  for (const Write& w : writes_) {
+    PyObject* o = containers[static_cast<size_t>(w.container)];
+    if (w.kind == Write::Kind::elements) {
+      Ref list = Ref::steal(PyList_New(w.at));
+      for (Py_ssize_t k = 0; k < w.at; ++k) {
+        PyObject* v = form.build(at, leaves);
+        if (!v) return false;
+        PyList_SET_ITEM(list.get(), k, v);
+      }
+      if (PyList_SetSlice(o, 0, PyList_GET_SIZE(o), list.get()) < 0) return false;
+      continue;
+    }
+    if (w.kind == Write::Kind::no_item) {
+      if ((PyODict_Check(o) ? PyODict_DelItem(o, w.key.get()) : PyDict_DelItem(o, w.key.get())) < 0) return false;
+      continue;
+    }
+    if (w.kind == Write::Kind::no_attribute) {
+      if (PyDict_DelItem(instance_dict(o), w.key.get()) < 0) return false;
+      continue;
+    }
+    Ref v = Ref::steal(form.build(at, leaves));
+    if (!v) return false;
+    if (w.kind == Write::Kind::slot) {
+      Ref old = Ref::steal(slot_at(o, w.at));
+      slot_at(o, w.at) = v.release();
+    } else if (w.kind == Write::Kind::attribute) {
+      if (PyDict_SetItem(instance_dict(o), w.key.get(), v.get()) < 0) return false;
+    } else if ((PyODict_Check(o) ? PyODict_SetItem(o, w.key.get(), v.get()) : PyDict_SetItem(o, w.key.get(), v.get())) < 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace broach
