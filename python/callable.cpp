@@ -130,6 +130,11 @@ void watch_torch(State& state) {
 
 // ---- a run of the program itself ----
 
+Ref checked(PyObject* o) {
+  if (!o) throw py::error_already_set();
+  return Ref::steal(o);
+}
+
 // While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
 class Recorded {
  public:
@@ -151,6 +156,16 @@ class Recorded {
     if (!watch_effects_.empty()) return watch_effects_.front();
     if (auto changed = state_.changes(); !changed.empty()) return cat("writes ", changed.front().path);
     if (ambient_settings() != ambient_) return "changes a setting of torch";
+    return invisible_work();
+  }
+
+  // What the bytecode that ran does to tensors without an operation's showing it.
+  std::string invisible_work() const {
+    static PyObject* find = py::module_::import("broach._codes").attr("invisible").release().ptr();
+    for (PyCodeObject* code : state_.codes()) {
+      Ref found = checked(PyObject_CallFunctionObjArgs(find, code, nullptr));
+      if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
+    }
     return "";
   }
 
@@ -167,11 +182,6 @@ class Recorded {
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
 };
-
-Ref checked(PyObject* o) {
-  if (!o) throw py::error_already_set();
-  return Ref::steal(o);
-}
 
 // No other attempt will fare better.
 void reject(Pending& p, std::string why) {

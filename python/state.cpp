@@ -398,10 +398,9 @@ void State::watch_names(PyObject* dict, PyCodeObject* code, const std::string& l
   PyObject* names = cpython::names_of(code);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
-    auto& keys = nodes_[static_cast<size_t>(id)].keys;
-    if (std::any_of(keys.begin(), keys.end(), [&](const Ref& k) { return k.get() == name; })) continue;
+    if (!named_.emplace(dict, name).second) continue;  // names are interned
     PyObject* value = PyDict_GetItemWithError(dict, name);
-    keys.push_back(Ref::borrow(name));
+    nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
     if (value) visit(value, id, cat(" ", text_of(name)));
   }
@@ -530,6 +529,7 @@ std::vector<State::Change> State::changes() const {
   std::vector<Change> out;
   for (size_t id = 0; id < nodes_.size(); ++id) {
     const Node& n = nodes_[id];
+    if (same(const_cast<Node&>(n), false, nullptr)) continue;
     std::vector<Ref> keys, values;
     if (!read(n, keys, values)) continue;
     auto changed = [&](Ref key, Ref now, std::string where) { out.push_back({static_cast<int>(id), std::move(key), std::move(now), std::move(where)}); };

@@ -107,6 +107,10 @@ class State {
   std::vector<int> queue_;
   std::unordered_map<PyObject*, int> known_;      // by object; instance dicts and class dicts too
   std::unordered_map<PyObject*, int> names_;      // by dict of globals
+  struct PairHash {
+    size_t operator()(const std::pair<PyObject*, PyObject*>& p) const { return std::hash<PyObject*>()(p.first) * 31 + std::hash<PyObject*>()(p.second); }
+  };
+  std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
   std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> codes_, made_here_;
   std::vector<PyObject*> modules_;

@@ -43,6 +43,13 @@ bool is_container(PyObject* o) {
   return PyList_Check(o) || PyDict_Check(o) || PyTuple_Check(o) || PyUnicode_Check(o) || PyLong_Check(o) || PyFloat_Check(o) || PyBytes_Check(o) || PyAnySet_Check(o) || PySlice_Check(o) || PyRange_Check(o);
 }
 
+// What every object has: __reduce_ex__, __dir__, __format__ and the like.
+bool is_object_method(const PyMethodDef* method) {
+  for (const PyMethodDef* m = PyBaseObject_Type.tp_methods; m->ml_name; ++m)
+    if (m == method) return true;
+  return false;
+}
+
 }  // namespace
 
 void set_pure_names(PureNames n) { names() = std::move(n); }
@@ -80,12 +87,23 @@ Owner Watch::owner(PyCodeObject* code) {
 void Watch::on_call(PyFrameObject* frame) {
   Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   auto* code = reinterpret_cast<PyCodeObject*>(held.get());
-  if (owner(code) != Owner::user) return;
+  Owner whose = owner(code);
+  if (whose == Owner::torch) return on_torch_call(frame, code);
+  if (whose != Owner::user) return;
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
 }
 
-bool Watch::is_pure(PyObject* function, std::string* name, bool* of_torch) {
+// Of torch's own Python code, what works on attributes of tensors that no operation shows.
+void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
+  if (!torch_codes_.insert(code).second) return;
+  const char* file = PyUnicode_AsUTF8(code->co_filename);
+  std::string_view name = file ? file : "";
+  for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
+    if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+}
+
+const Watch::Verdict& Watch::judge(PyObject* function) {
   PyMethodDef* method = cpython::method_of(function);
   auto it = verdicts_.find(method);
   if (it == verdicts_.end()) {
@@ -109,7 +127,7 @@ bool Watch::is_pure(PyObject* function, std::string* name, bool* of_torch) {
     } else if (self && !PyModule_Check(self) && !PyType_Check(self) && module.empty()) {
       v.name = cat(Py_TYPE(self)->tp_name, ".", method->ml_name);
       v.torch = owner_of_type(Py_TYPE(self)) == Owner::torch;
-      v.pure = is_container(self) || (listed(n.pure) && !listed(n.impure));
+      v.pure = is_container(self) || is_object_method(method) || (listed(n.pure) && !listed(n.impure));
     } else {
       v.name = module.empty() ? qualified : cat(module, ".", qualified);
       v.torch = owner_of_module(module) == Owner::torch;
@@ -117,9 +135,7 @@ bool Watch::is_pure(PyObject* function, std::string* name, bool* of_torch) {
     }
     it = verdicts_.emplace(method, std::move(v)).first;
   }
-  *name = it->second.name;
-  *of_torch = it->second.torch;
-  return it->second.pure;
+  return it->second;
 }
 
 void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
@@ -135,18 +151,15 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
       Function::set_line(place(frame));
     }
   }
-  std::string name;
-  bool torch = false;
-  bool pure = is_pure(function, &name, &torch);
+  const Verdict& v = judge(function);
   if (raised) {
-    if (torch) effect(frame, cat("an error in ", name, " is caught"));
+    if (v.torch) effect(frame, cat("an error in ", v.name, " is caught"));
     return;
   }
-  if (pure) return;
+  if (v.pure) return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
-  bool listed = names().impure.contains(name);
-  if (whose == Owner::torch && !listed) return;
-  effect(frame, cat("calls ", name));
+  if (whose == Owner::torch && !names().impure.contains(v.name)) return;
+  effect(frame, cat("calls ", v.name));
 }
 
 void Watch::effect(PyFrameObject* frame, const std::string& what) {

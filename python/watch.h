@@ -33,18 +33,20 @@ class Watch {
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
+  void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
   Owner owner(PyCodeObject* code);
-  bool is_pure(PyObject* function, std::string* name, bool* of_torch);
-  void effect(PyFrameObject* frame, const std::string& what);
-
   struct Verdict {
     bool pure, torch;
     std::string name;
   };
+  const Verdict& judge(PyObject* function);
+  void effect(PyFrameObject* frame, const std::string& what);
+
   State& state_;
   std::unordered_map<PyCodeObject*, Owner> owners_;
   std::unordered_map<PyMethodDef*, Verdict> verdicts_;
+  std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<std::string> effects_;
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;
