@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include "capture.h"
 #include "function.h"
 #include "runtime/memory.h"
 #include "target/target.h"
@@ -111,7 +112,7 @@ class PyFunction {
       }
       form->is_tuple = py::isinstance<py::tuple>(result);
       out.form = form;
-      pending_->result = std::move(result);
+      if (!Function::is_capturing_symbols()) pending_->result = std::move(result);
       return out;
     }
 
@@ -154,6 +155,8 @@ ProgramOptions options_from(const py::dict& d) {
   flag("freeze", o.freeze);
   flag("fuse", o.fuse);
   flag("lower", o.lower);
+  if (d.contains("dynamic") && !d["dynamic"].is_none()) o.dynamic = d["dynamic"].cast<bool>() ? ProgramOptions::Dynamic::always : ProgramOptions::Dynamic::never;
+  if (d.contains("symbolic_dims")) o.symbolic_dims = d["symbolic_dims"].cast<std::vector<uint64_t>>();
   if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();
   if (d.contains("disable_passes")) o.disabled_passes = d["disable_passes"].cast<std::vector<std::string>>();
   if (d.contains("progress") && !d["progress"].is_none()) {
@@ -212,7 +215,19 @@ py::dict stats_of(PyFunction& f) {
 
 }  // namespace
 
+// torch's argument parser passes a symbolic integer in a tensor's position as a placeholder with this attribute.
+std::optional<c10::Scalar> symbol_in_number(const at::Tensor& t) {
+  py::gil_scoped_acquire gil;
+  py::object o = py::reinterpret_steal<py::object>(THPVariable_Wrap(t));
+  if (!py::hasattr(o, "_wrapped_number")) return std::nullopt;
+  py::object number = o.attr("_wrapped_number");
+  if (torch::is_symint(number)) return c10::Scalar(number.cast<c10::SymInt>());
+  if (torch::is_symfloat(number)) return c10::Scalar(number.cast<c10::SymFloat>().guard_float(__FILE__, __LINE__));
+  return c10::Scalar(number.cast<bool>());
+}
+
 PYBIND11_MODULE(_C, m) {
+  Capture::symbol_in_number = symbol_in_number;
   py::class_<PyFunction>(m, "Function")
       .def(py::init([](py::object callable, std::vector<bool> constant_inputs, const py::dict& options) {
         return std::make_unique<PyFunction>(std::move(callable), std::move(constant_inputs), options_from(options));
@@ -221,6 +236,7 @@ PYBIND11_MODULE(_C, m) {
       .def("stats", &stats_of)
       .def("reset", [](PyFunction& f) { for (Function* each : f.functions()) each->reset(); });
   m.def("set_line", &Function::set_line);
+  m.def("is_capturing", &Function::is_capturing);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });

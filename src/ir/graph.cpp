@@ -76,6 +76,7 @@ std::string Guard::str() const { return cat(lhs, " ", name_of(relation), " ", rh
 // ---- symbols ----
 
 SymInt Symbols::fresh(SymbolInfo info) {
+  if (info.input >= 0 && info.source == SymbolInfo::Source::run_time) info.source = SymbolInfo::Source::size;
   infos_.push_back(info);
   return SymInt::symbol(static_cast<SymbolId>(infos_.size() - 1));
 }
@@ -90,13 +91,45 @@ Ranges Symbols::ranges() const {
   return r;
 }
 
+bool Symbols::declares(const SymInt& a) const {
+  std::vector<SymbolId> symbols;
+  a.collect_symbols(symbols);
+  return std::all_of(symbols.begin(), symbols.end(), [this](SymbolId id) { return id < infos_.size(); });
+}
+
 void Symbols::add_guard(Guard g) {
   bool symmetric = g.relation == Relation::eq || g.relation == Relation::ne;
   if (symmetric && std::find(guards_.begin(), guards_.end(), Guard{g.rhs, g.relation, g.lhs}) != guards_.end()) return;
-  if (std::find(guards_.begin(), guards_.end(), g) == guards_.end()) guards_.push_back(std::move(g));
+  if (std::find(guards_.begin(), guards_.end(), g) != guards_.end()) return;
+  if (g.relation == Relation::eq) solve(g.lhs - g.rhs);
+  guards_.push_back(std::move(g));
 }
 
-namespace {
+// From expression == 0: the newest symbol that stands alone with coefficient 1 or -1.
+void Symbols::solve(const SymInt& expression) {
+  SymInt e = resolved(expression);
+  std::vector<SymbolId> symbols;
+  e.collect_symbols(symbols);
+  std::sort(symbols.rbegin(), symbols.rend());
+  for (SymbolId id : symbols) {
+    auto parts = e.linear_in(id);
+    auto c = parts ? parts->first.maybe_constant() : std::nullopt;
+    if (c != 1 && c != -1) continue;
+    SymInt value = *c == 1 ? SymInt(0) - parts->second : parts->second;
+    auto replace = [&](SymbolId s) { return s == id ? std::optional(value) : std::nullopt; };
+    for (auto& [other, known] : solved_) known = known.substitute(replace);
+    solved_[id] = value;
+    return;
+  }
+}
+
+SymInt Symbols::resolved(const SymInt& a) const {
+  if (a.is_constant() || solved_.empty()) return a;
+  return a.substitute([this](SymbolId id) -> std::optional<SymInt> {
+    auto it = solved_.find(id);
+    return it == solved_.end() ? std::nullopt : std::optional(it->second);
+  });
+}
 
 bool holds(int64_t a, Relation r, int64_t b) {
   switch (r) {
@@ -106,6 +139,8 @@ bool holds(int64_t a, Relation r, int64_t b) {
     default: return a <= b;
   }
 }
+
+namespace {
 
 std::optional<bool> known(const SymInt& a, Relation r, const SymInt& b, const Ranges& ranges) {
   SymInt d = b - a;
@@ -136,16 +171,18 @@ Guard negate(const Guard& g) {
 
 bool Symbols::ask(const SymInt& a, Relation relation, const SymInt& b) {
   if (a.is_constant() && b.is_constant()) return holds(a.constant(), relation, b.constant());
-  if (auto answer = known(a, relation, b, ranges())) return *answer;
+  if (auto answer = known(resolved(a), relation, resolved(b), ranges())) return *answer;
+  Guard asked{a, relation, b};
+  if (std::find(guards_.begin(), guards_.end(), asked) != guards_.end()) return true;
+  if (std::find(guards_.begin(), guards_.end(), negate(asked)) != guards_.end()) return false;
   bool answer = holds(hint(a), relation, hint(b));
-  Guard g{a, relation, b};
-  add_guard(answer ? g : negate(g));
+  add_guard(answer ? asked : negate(asked));
   return answer;
 }
 
 int64_t Symbols::specialize(const SymInt& a) {
   int64_t value = hint(a);
-  if (!a.is_constant()) add_guard({a, Relation::eq, value});
+  if (!resolved(a).is_constant()) add_guard({a, Relation::eq, value});
   return value;
 }
 

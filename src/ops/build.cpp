@@ -103,6 +103,8 @@ bool has_foreign(const OpCall& c) {
 Value spelled(GraphBuilder& b, Value v, const Type& expected) {
   if (!v || expected.dtype == DType::opaque || v.shape() == expected.shape || v.rank() != expected.rank()) return v;
   Symbols& s = b.symbols();
+  auto declared = [&](const SymInt& e) { return s.declares(e); };
+  if (!std::all_of(expected.shape.begin(), expected.shape.end(), declared)) return v;  // the caller wants to know them
   for (size_t i = 0; i < v.shape().size(); ++i)
     if (s.hint(v.shape()[i]) != s.hint(expected.shape[i]) || !s.equal(v.shape()[i], expected.shape[i])) return v;
   return with_sizes(b, v, expected.shape);

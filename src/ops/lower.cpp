@@ -9,6 +9,7 @@ namespace broach {
 Value OpCall::tensor(size_t i) const {
   check(is_tensor(i), schema, ": argument ", i, " is not a tensor");
   if (auto n = std::get_if<Arg::Number>(&args_[i].value)) {
+    if (n->symbol && !n->symbol->is_constant()) return b.emit(Op::size, {}, {{Attr::expr, *n->symbol}});
     static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
     DType t = types[n->value.index()];
     // A number has all its digits where it meets f64.

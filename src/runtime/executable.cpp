@@ -121,8 +121,9 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
   size_t n = 0;
   for (const Epilogue& e : c.epilogue)
     if (e.operand) epilogue[n++] = address(*e.operand, frame);
-  const void* packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)].get() : nullptr;
-  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed, frame.symbols});
+  static const PackedWeight none;
+  const PackedWeight& packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)] : none;
+  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols});
 }
 
 void Executable::run(Frame& frame) const {
@@ -137,16 +138,16 @@ void Executable::run(Frame& frame) const {
   }
 }
 
-std::shared_ptr<const std::byte[]> Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols, size_t* bytes) const {
+PackedWeight Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols) const {
   const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
-  *bytes = s.contraction->packed_bytes(symbols);
-  if (*bytes == 0) return nullptr;
+  size_t bytes = s.contraction->packed_bytes(symbols);
+  if (bytes == 0) return {};
   const Operand& w = s.contraction_step->operands[1];
   const auto* from = static_cast<const std::byte*>(data) + w.place.offset.eval(symbols) * size_of(w.type.dtype);
-  std::shared_ptr<std::byte[]> memory(static_cast<std::byte*>(std::aligned_alloc(64, (*bytes + 63) / 64 * 64)), std::free);
+  std::shared_ptr<std::byte[]> memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free);
   if (!memory) throw std::bad_alloc();
   s.contraction->pack(symbols, from, memory.get());
-  return memory;
+  return {std::move(memory), bytes, s.contraction->packed_layout(symbols)};
 }
 
 std::vector<std::string> Executable::picks(std::span<const int64_t> symbols) const {

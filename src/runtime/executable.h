@@ -17,6 +17,12 @@ namespace broach {
 
 class Executable;
 
+// A weight rearranged for a contraction; no data where that brings nothing.
+struct PackedWeight {
+  std::shared_ptr<const std::byte[]> data;
+  size_t bytes = 0, layout = 0;
+};
+
 // The state of one run.
 struct Frame {
   const Executable* executable = nullptr;
@@ -25,7 +31,7 @@ struct Frame {
   const Threads* threads = nullptr;
   void* host = nullptr;                // the front's own state, for extern calls
   void (*release)(Frame&, int buffer) = nullptr;  // an extern's result is not needed any more
-  const std::vector<std::shared_ptr<const std::byte[]>>* packs = nullptr;  // by contraction; null: pack on the fly
+  const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
 };
 
 // A call of the host's library, made by the front.
@@ -60,8 +66,8 @@ class Executable {
   };
   const std::vector<Packable>& packables() const { return packables_; }
   int contractions() const { return static_cast<int>(contraction_steps_.size()); }
-  // Null if packing brings nothing at these sizes. `data`: address of the input's element 0.
-  std::shared_ptr<const std::byte[]> pack(int contraction, const void* data, std::span<const int64_t> symbols, size_t* bytes) const;
+  // For these sizes; at others it is used if they want the same arrangement. `data`: address of the input's element 0.
+  PackedWeight pack(int contraction, const void* data, std::span<const int64_t> symbols) const;
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
 
   MemoryPlan memory_plan(std::span<const int64_t> symbols) const;

@@ -27,6 +27,7 @@ struct ContractionArgs {
   std::span<void* const> epilogue;      // one for each epilogue with an operand
   void* result = nullptr;
   const void* packed_weight = nullptr;  // from pack(), or null
+  size_t packed_layout = 0;             // what it was packed for: packed_layout() of then
   std::span<const int64_t> symbols;
 };
 
@@ -37,6 +38,8 @@ class CompiledContraction {
   virtual void run(const ContractionArgs& args) const = 0;
   // Bytes of the weight rearranged for this contraction; 0 where packing brings nothing.
   virtual size_t packed_bytes(std::span<const int64_t> symbols) const = 0;
+  // Stands for the arrangement; weights packed for other sizes are used where it is the same.
+  virtual size_t packed_layout(std::span<const int64_t> symbols) const = 0;
   virtual void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const = 0;
   // Which implementation runs, for `explain`.
   virtual std::string pick(std::span<const int64_t> symbols) const = 0;

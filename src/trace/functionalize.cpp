@@ -297,7 +297,7 @@ class Functionalizer {
       for (TensorId id : many->ids) list.indices.push_back(id == kNoTensor ? -1 : static_cast<int64_t>(position(id)));
       return {list};
     }
-    if (auto n = std::get_if<Arg::Number>(&a.value)) return {n->value};
+    if (auto n = std::get_if<Arg::Number>(&a.value)) return n->symbol ? ExternArg{*n->symbol} : ExternArg{n->value};
     ExternArg out;
     std::visit([&](const auto& v) {
       using T = std::decay_t<decltype(v)>;

@@ -192,12 +192,15 @@ TEST_CASE("graph: asking about symbols answers, or records what was assumed") {
   auto last = [&] { return s.guards().empty() ? "" : s.guards().back().str(); };
   CHECK(!s.ask(a, Relation::eq, b));
   CHECK(last() == "s0 != s1");
-  CHECK(s.ask(a, Relation::eq, b + 2));
-  CHECK(last() == "s0 == s1 + 2");
   CHECK(!s.ask(a, Relation::lt, b));
   CHECK(last() == "s1 <= s0");
   CHECK(!s.ask(a, Relation::le, b));
   CHECK(last() == "s1 < s0");
+  CHECK(s.ask(a, Relation::eq, b + 2));
+  CHECK(last() == "s0 == s1 + 2");
+  CHECK(s.resolved(b * 3) == a * 3 - 6);
+  CHECK(s.ask(a, Relation::lt, b + 3));  // follows from the equation
+  CHECK(last() == "s0 == s1 + 2");
   CHECK(!s.ask(a, Relation::ne, 5));
   CHECK(last() == "s0 == 5");
   CHECK(s.ask(b, Relation::lt, a));

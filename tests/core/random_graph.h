@@ -101,6 +101,7 @@ class Generator {
     int input = static_cast<int>(b_.graph().inputs().size());
     for (size_t d = 0; d < shape.size(); ++d)
       if (auto s = shape[d].as_symbol(); s && b_.symbols().infos()[*s].input < 0) {
+        b_.symbols().infos()[*s].source = SymbolInfo::Source::size;
         b_.symbols().infos()[*s].input = input;
         b_.symbols().infos()[*s].dim = static_cast<int>(d);
       }
