@@ -117,7 +117,9 @@ void KernelEmitter::store(const KernelStore& s) {
   V all = llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty()));
   if ((step && *step == SymInt(1)) || plan_.vector().extent == SymInt(1)) {
     V p = element(s.access.buffer, integer(s.access.index, false));
+    bool stream = streaming_ && !mask_ && plan_.streams[static_cast<size_t>(&s - k_.stores.data())];
     if (mask_) b_.CreateMaskedStore(v, p, align, mask_);
+    else if (stream) b_.CreateAlignedStore(v, p, llvm::Align(align.value() * lanes_))->setMetadata(llvm::LLVMContext::MD_nontemporal, llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
     else b_.CreateAlignedStore(v, p, align);
     return;
   }

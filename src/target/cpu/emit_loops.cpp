@@ -1,4 +1,5 @@
 #include <llvm/IR/Intrinsics.h>
+#include <llvm/IR/IntrinsicsX86.h>
 
 #include "target/cpu/kernel_emitter.h"
 
@@ -22,12 +23,34 @@ KernelEmitter::KernelEmitter(KernelPlan plan, llvm::Module& module, const std::s
 KernelShape KernelEmitter::run() {
   b_.SetInsertPoint(entry_);
   load_arguments();
-  auto* begin = fn_->getArg(2);
-  auto* end = fn_->getArg(3);
-  loop("unit", begin, end, b_.getInt64(1), [&](V unit) { emit_unit(unit); });
+  if (V aligned = streamed_buffers_aligned()) {
+    when(aligned, [&] {
+      streaming_ = true;
+      emit_units();
+      b_.CreateIntrinsic(llvm::Intrinsic::x86_sse_sfence, {}, {});  // before another thread is told that this one is done
+      streaming_ = false;
+    }, [&] { emit_units(); });
+  } else {
+    emit_units();
+  }
   b_.CreateStore(b_.CreateOr(b_.CreateLoad(b_.getInt32Ty(), fn_->getArg(5)), b_.CreateLoad(b_.getInt32Ty(), error_)), fn_->getArg(5));
   b_.CreateRetVoid();
   return plan_.shape;
+}
+
+void KernelEmitter::emit_units() {
+  loop("unit", fn_->getArg(2), fn_->getArg(3), i64(1), [&](V unit) { emit_unit(unit); });
+}
+
+// Null if no store is to be streamed.
+llvm::Value* KernelEmitter::streamed_buffers_aligned() {
+  V address = nullptr;
+  for (size_t i = 0; i < k_.stores.size(); ++i) {
+    if (!plan_.streams[i]) continue;
+    V a = b_.CreatePtrToInt(buffers_[static_cast<size_t>(k_.stores[i].access.buffer)], b_.getInt64Ty());
+    address = address ? b_.CreateOr(address, a) : a;
+  }
+  return address ? b_.CreateICmpEQ(b_.CreateAnd(address, i64(63)), i64(0)) : nullptr;
 }
 
 llvm::AllocaInst* KernelEmitter::local(Type* t, const char* name) {
@@ -55,13 +78,19 @@ void KernelEmitter::loop(const char* name, V begin, V end, V step, const std::fu
   b_.SetInsertPoint(after);
 }
 
-void KernelEmitter::when(V condition, const std::function<void()>& body) {
-  auto* inside = BasicBlock::Create(context_, "tail", fn_);
+void KernelEmitter::when(V condition, const std::function<void()>& body, const std::function<void()>& otherwise) {
+  auto* inside = BasicBlock::Create(context_, "then", fn_);
+  auto* other = otherwise ? BasicBlock::Create(context_, "else", fn_) : nullptr;
   auto* after = BasicBlock::Create(context_, "after", fn_);
-  b_.CreateCondBr(condition, inside, after);
+  b_.CreateCondBr(condition, inside, other ? other : after);
   b_.SetInsertPoint(inside);
   body();
   b_.CreateBr(after);
+  if (other) {
+    b_.SetInsertPoint(other);
+    otherwise();
+    b_.CreateBr(after);
+  }
   b_.SetInsertPoint(after);
 }
 

@@ -50,8 +50,10 @@ class KernelEmitter : ScalarEmitter {
   // ---- emit_loops.cpp ----
   llvm::AllocaInst* local(Type* t, const char* name);
   void loop(const char* name, V begin, V end, V step, const std::function<void(V)>& body);
-  void when(V condition, const std::function<void()>& body);
+  void when(V condition, const std::function<void()>& body, const std::function<void()>& otherwise = nullptr);
   void load_arguments();
+  void emit_units();
+  V streamed_buffers_aligned();
   void emit_unit(V unit);
   void vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body);
   void fresh_values();
@@ -69,6 +71,7 @@ class KernelEmitter : ScalarEmitter {
   std::vector<V> buffers_, symbols_;
   llvm::AllocaInst* error_ = nullptr;
   std::map<SymbolId, V> point_;      // of each axis, the current position; of the vector axis that of lane 0
+  bool streaming_ = false;           // write results that are to be streamed past the caches
   V mask_ = nullptr;                 // lanes that exist; null for all
   std::map<int, V> values_;          // of expressions at the current point
   std::map<int, V> finished_;        // reductions of earlier stages

@@ -39,6 +39,7 @@ class Planner {
     find_stages();
     find_cached();
     plan_units();
+    for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
   }
 
@@ -115,6 +116,27 @@ class Planner {
       p_.cached[static_cast<int>(i)] = row++;
     }
     p_.shape.scratch_bytes = SymInt(row * 8) * (p_.vector().extent + 64);
+  }
+
+  // A large result that this kernel does not read is written without first fetching its lines, which would cost as much as
+  // reading them. Half of a usual last-level cache: nobody will find such a result there anyway. Whole vectors must be
+  // aligned wherever the other axes stand.
+  bool is_streaming(const KernelStore& s) const {
+    constexpr int64_t kLarge = int64_t{16} << 20;
+    if (!stride(s.access.index, p_.vector().id) || !(*stride(s.access.index, p_.vector().id) == SymInt(1))) return false;
+    int64_t bytes = size_of(k_.buffers[static_cast<size_t>(s.access.buffer)]);
+    SymInt rest = s.access.index;
+    for (const auto& axis : k_.axes) {
+      auto linear = rest.linear_in(axis.id);
+      auto extent = axis.extent.maybe_constant(), step = linear ? linear->first.maybe_constant() : std::nullopt;
+      if (!extent || !step) return false;
+      if (*step == 0) continue;
+      if (axis.id != p_.vector().id && *step % p_.lanes != 0) return false;
+      bytes *= *extent;
+      rest = linear->second;
+    }
+    if (bytes < kLarge || !rest.is_constant() || rest.constant() % p_.lanes != 0) return false;
+    return std::none_of(k_.exprs.begin(), k_.exprs.end(), [&](const KernelExpr& e) { return e.kind == Kind::load && e.access.buffer == s.access.buffer; });
   }
 
   void plan_units() {
