@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "passes/passes.h"
 #include "random_graph.h"
 #include "runtime/executable.h"
 #include "target/reference/interpreter.h"
@@ -104,6 +105,28 @@ TEST_CASE("large results") {
       CHECK(std::memcmp(actual[1].bytes.data(), less.data(), count * 4) == 0);
     }
   }
+}
+
+// Integers, so that the order of summation cannot matter.
+TEST_CASE("large reductions are cut into parts") {
+  struct Case {
+    std::vector<int64_t> shape, dims;
+    int reductions;  // after the pass
+  };
+  for (const Case& c : {Case{{262147}, {0}, 3}, {{1 << 18}, {0}, 2}, {{4099, 70}, {0}, 3}, {{2, 2560, 3, 70}, {1, 3}, 2}, {{1024, 256}, {1}, 1}, {{100, 1000}, {0}, 1}})
+    for (Op op : {Op::reduce_sum, Op::reduce_max, Op::reduce_min, Op::reduce_argmax}) {
+      if (op == Op::reduce_argmax && c.dims.size() > 1) continue;
+      GraphBuilder b;
+      Value x = b.input({DType::i64, Shape(c.shape.begin(), c.shape.end())});
+      Graph g = b.finish({b.reduce(op, x, c.dims)});
+      Graph split = split_reductions(g);
+      auto is_reduction = [](const Node& n) { return is_reduce(n.op); };
+      CHECK(std::count_if(split.nodes().begin(), split.nodes().end(), is_reduction) == (op == Op::reduce_argmax ? 1 : c.reductions));
+      auto inputs = testing::random_inputs(g, 3);
+      auto expected = interpret(g, inputs);
+      CHECK(run_compiled(split, inputs, {})[0].bytes == expected[0].bytes);
+      CHECK(run_compiled(g, inputs, {})[0].bytes == expected[0].bytes);
+    }
 }
 
 }  // namespace broach

@@ -161,11 +161,15 @@ llvm::Value* KernelEmitter::compute(int at) {
   return v;
 }
 
-// Element `axis position` of row `row` of the scratch memory: stores v, or loads.
+// A whole vector always fits: a row has room beyond its end.
+llvm::Value* KernelEmitter::scratch_address(int64_t row, const SymInt& length, V position, DType t) {
+  V start = b_.CreateMul(i64(row * 8), b_.CreateAdd(integer(length, false), i64(64)));
+  return b_.CreateGEP(scalar_type(t), b_.CreateGEP(b_.getInt8Ty(), fn_->getArg(4), start), position);
+}
+
+// The element at the current point of row `row` of the scratch memory: stores v, or loads.
 llvm::Value* KernelEmitter::scratch(int64_t row, DType t, V v) {
-  V start = b_.CreateMul(i64(row * 8), b_.CreateAdd(integer(plan_.vector().extent, false), i64(64)));
-  V p = b_.CreateGEP(scalar_type(t), b_.CreateGEP(b_.getInt8Ty(), fn_->getArg(4), start), point_.at(plan_.vector().id));
-  // A whole vector always fits: a row has room beyond its end.
+  V p = scratch_address(row, plan_.vector().extent, point_.at(plan_.vector().id), t);
   if (!v) return b_.CreateAlignedLoad(vector_of(scalar_type(t)), p, llvm::Align(4));
   return b_.CreateAlignedStore(v, p, llvm::Align(4));
 }

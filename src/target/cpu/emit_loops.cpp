@@ -121,6 +121,7 @@ void KernelEmitter::emit_unit(V unit) {
   if (plan_.vector_reduced) return emit_stages();
   V extent = integer(plan_.vector().extent, false), begin = b_.CreateMul(block, i64(plan_.block));
   V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
+  if (plan_.tall) return emit_tall(begin, end);
   vector_loop(begin, end, plan_.has_reduced ? 4 : 1, [&](unsigned n) { emit_columns(n); });
 }
 
@@ -160,12 +161,12 @@ void KernelEmitter::fresh_values() {
   for (const auto& [r, v] : finished_) values_[r] = v;
 }
 
-void KernelEmitter::for_reduced_axes(size_t from, const std::function<void()>& body) {
-  for (size_t a = from; a < k_.axes.size(); ++a) {
+void KernelEmitter::for_reduced_axes(size_t from, size_t to, const std::function<void()>& body) {
+  for (size_t a = from; a < to; ++a) {
     if (!k_.axes[a].reduced || a == plan_.vector_axis) continue;
     loop("reduce", i64(0), integer(k_.axes[a].extent, false), i64(1), [&](V i) {
       point_[k_.axes[a].id] = i;
-      for_reduced_axes(a + 1, body);
+      for_reduced_axes(a + 1, to, body);
     });
     return;
   }
@@ -183,7 +184,7 @@ void KernelEmitter::emit_stages() {
     unsigned unroll = index ? 1 : kUnroll;
     for (int r : stage)
       for (unsigned s = 0; s < unroll; ++s) reset(r, s);
-    for_reduced_axes(0, [&] {
+    for_reduced_axes(0, k_.axes.size(), [&] {
       vector_loop(i64(0), integer(plan_.vector().extent, false), unroll, [&](unsigned n) { for_vectors(n, [&](unsigned s) {
         for (int r : stage) accumulate(r, s);
       }); });
@@ -201,7 +202,7 @@ void KernelEmitter::store_rows() {
   bool any_inner = false;
   for (const auto& s : k_.stores) any_inner |= plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index);
   if (any_inner)
-    for_reduced_axes(0, [&] {
+    for_reduced_axes(0, k_.axes.size(), [&] {
       vector_loop(i64(0), integer(plan_.vector().extent, false), 1, [&](unsigned) {
         for (const auto& s : k_.stores)
           if (plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index)) store(s);
@@ -233,7 +234,7 @@ void KernelEmitter::emit_columns(unsigned n) {
   for (const auto& stage : plan_.stages) {
     for (int r : stage)
       for (unsigned s = 0; s < n; ++s) reset(r, s);
-    for_reduced_axes(0, [&] { for_vectors(n, [&](unsigned s) { for (int r : stage) accumulate(r, s); }); });
+    for_reduced_axes(0, k_.axes.size(), [&] { for_vectors(n, [&](unsigned s) { for (int r : stage) accumulate(r, s); }); });
     for (unsigned s = 0; s < n; ++s)
       for (int r : stage) {
         const auto& e = plan_.expr(r);
@@ -244,13 +245,53 @@ void KernelEmitter::emit_columns(unsigned n) {
   bool any_inner = false;
   auto is_inner = [&](const KernelStore& s) { return plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index); };
   for (const auto& s : k_.stores) any_inner |= is_inner(s);
-  if (any_inner) for_reduced_axes(0, [&] { for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (is_inner(s)) store(s); }); });
+  if (any_inner) for_reduced_axes(0, k_.axes.size(), [&] { for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (is_inner(s)) store(s); }); });
   for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (!is_inner(s)) store(s); });
   column_values_.clear();
 }
 
 Kernel k_;
 CodegenOptions options_;
+
+// Columns [begin, end) of many rows: a row of partial results in scratch memory, and a few rows at a time added to it.
+void KernelEmitter::emit_tall(V begin, V end) {
+  constexpr unsigned kRows = 4;
+  const auto& reductions = plan_.stages[0];
+  auto place = [&](size_t i) {
+    V column = b_.CreateSub(point_.at(plan_.vector().id), begin);
+    return scratch_address(static_cast<int64_t>(i), plan_.block, column, plan_.expr(reductions[i]).dtype);
+  };
+  auto each = [&](const std::function<void()>& body) { vector_loop(begin, end, 1, [&](unsigned) { body(); }); };
+  finished_.clear();
+  each([&] { for (size_t i = 0; i < reductions.size(); ++i) b_.CreateAlignedStore(splat(identity(plan_.expr(reductions[i]))), place(i), llvm::Align(4)); });
+  size_t innermost = 0;
+  for (size_t a = 0; a < k_.axes.size(); ++a)
+    if (k_.axes[a].reduced) innermost = a;
+  SymbolId row_axis = k_.axes[innermost].id;
+  auto add_rows = [&](V first, unsigned rows) {
+    each([&] {
+      for (size_t i = 0; i < reductions.size(); ++i) {
+        const auto& r = plan_.expr(reductions[i]);
+        V sum = b_.CreateAlignedLoad(vector_of(accumulator_type(r)), place(i), llvm::Align(4));
+        for (unsigned row = 0; row < rows; ++row) {
+          point_[row_axis] = b_.CreateAdd(first, i64(row));
+          fresh_values();
+          sum = combine(r, sum, splat(value(r.args[0])));
+        }
+        b_.CreateAlignedStore(sum, place(i), llvm::Align(4));
+      }
+    });
+  };
+  for_reduced_axes(0, innermost, [&] {
+    V rows = integer(plan_.kernel.axes[innermost].extent, false), whole = b_.CreateSub(rows, b_.CreateURem(rows, i64(kRows)));
+    loop("rows", i64(0), whole, i64(kRows), [&](V first) { add_rows(first, kRows); });
+    loop("row", whole, rows, i64(1), [&](V row) { add_rows(row, 1); });
+  });
+  each([&] {
+    for (size_t i = 0; i < reductions.size(); ++i) values_[reductions[i]] = b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+    for (const auto& s : k_.stores) store(s);
+  });
+}
 
 KernelShape emit_kernel(const Kernel& kernel, llvm::Module& module, const std::string& name, const CodegenOptions& options) {
   return KernelEmitter(plan_kernel(kernel, options), module, name, options).run();

@@ -27,6 +27,7 @@ class KernelEmitter : ScalarEmitter {
   void store(const KernelStore& s);
   V value(int e);
   V compute(int at);
+  V scratch_address(int64_t row, const SymInt& length, V position, DType t);
   V scratch(int64_t row, DType t, V v);
   V bounds(const KernelExpr& e);
 
@@ -57,11 +58,12 @@ class KernelEmitter : ScalarEmitter {
   void emit_unit(V unit);
   void vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body);
   void fresh_values();
-  void for_reduced_axes(size_t from, const std::function<void()>& body);
+  void for_reduced_axes(size_t from, size_t to, const std::function<void()>& body);
   void emit_stages();
   void store_rows();
   void for_vectors(unsigned n, const std::function<void(unsigned)>& body);
   void emit_columns(unsigned n);
+  void emit_tall(V begin, V end);
 
   KernelPlan plan_;
   const Kernel& k_ = plan_.kernel;

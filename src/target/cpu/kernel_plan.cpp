@@ -139,6 +139,17 @@ class Planner {
     return std::none_of(k_.exprs.begin(), k_.exprs.end(), [&](const KernelExpr& e) { return e.kind == Kind::load && e.access.buffer == s.access.buffer; });
   }
 
+  // Simple reductions over so many rows that a few columns at a time would touch a page of memory for every row.
+  bool is_tall() const {
+    if (!p_.has_reduced || p_.stages.size() != 1) return false;
+    int64_t rows = 1;
+    for (const auto& a : k_.axes)
+      if (a.reduced) rows *= a.extent.eval([](SymbolId) { return int64_t{1000}; });
+    bool simple = std::none_of(p_.stages[0].begin(), p_.stages[0].end(), [&](int r) { return is_index_reduction(p_.expr(r).op); });
+    bool inner = std::any_of(k_.stores.begin(), k_.stores.end(), [&](const KernelStore& s) { return p_.inner(s.expr) || p_.moves_with_reduced(s.access.index); });
+    return simple && !inner && rows >= 32;
+  }
+
   void plan_units() {
     p_.shape.units = 1;
     p_.shape.work_per_unit = 1;
@@ -150,7 +161,9 @@ class Planner {
     for (const auto& a : k_.axes)
       if (a.reduced) p_.shape.work_per_unit = p_.shape.work_per_unit * a.extent;
     if (!p_.vector_reduced) {
-      p_.block = p_.has_reduced ? static_cast<int64_t>(p_.lanes) * 4 : 4096;
+      p_.tall = is_tall();
+      p_.block = p_.tall ? 2048 : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * 4 : 4096;
+      if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);
       p_.shape.units = p_.shape.units * p_.blocks;
       auto extent = p_.vector().extent.maybe_constant();

@@ -17,6 +17,7 @@ struct KernelPlan {
   size_t vector_axis = 0;               // the axis that is vectorised
   bool vector_reduced = false, has_reduced = false;
   unsigned lanes = 16;
+  bool tall = false;                    // rows are read whole, several at a time, into a row of sums in scratch memory
   int64_t block = 0;                    // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;            // axes that units count
