@@ -80,3 +80,77 @@ def test_empty():
     for sizes in ((0,), (0, 3), (3, 0)):
         x = torch.rand(sizes)
         native(lambda a: (a.sort(), a.cumsum(0), a.cummax(0), a.topk(0, 0)), x)
+
+
+@pytest.mark.parametrize("dtype", REAL, ids=ids)
+def test_scatter(dtype):
+    x, source = numbers(dtype, 12, 20), numbers(dtype, 9, 20)
+    index, rows = torch.randint(0, 12, (9, 15)), torch.randint(0, 12, (9,))
+    native(lambda a, i, s: (a.scatter(0, i, s), a.scatter(0, i, 1), a.scatter_add(0, i, s)), x, index, source)
+    native(lambda a, i, s: (a.index_copy(0, i, s), a.index_fill(0, i, 1)), x, torch.randperm(12)[:9], source)
+    for how in ("sum", "amin", "amax", "prod") + (() if dtype == torch.bool else ("mean",)):
+        for include in (True, False):
+            tame = source.nan_to_num() if how in ("prod", "mean", "sum") and dtype.is_floating_point else source
+            native(lambda a, i, s: a.scatter_reduce(0, i, s, how, include_self=include), x.t().contiguous().t(), index, tame)
+            if dtype != torch.bool and how != "sum":
+                native(lambda a, i, s: a.index_reduce(0, i, s, how, include_self=include), x, rows, tame)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool], ids=ids)
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_put(dtype, accumulate):
+    x = numbers(dtype, 6, 7, 8)
+    # Positions in rows and columns, negative ones too; without accumulation none twice, since eager orders such writes as it likes.
+    flat = torch.randint(0, 48, (2, 20)) if accumulate else torch.randperm(48)[:40].view(2, 20)
+    i, j = flat // 8 - 6 * (flat % 2), flat % 8 - 8 * (flat % 3 == 0)
+    put = torch.ops.aten.index_put
+    native(lambda a, p, q, s: put(a, [p, None, q], s, accumulate), x, i, j, numbers(dtype, 2, 20, 7))
+    native(lambda a, p, q, s: put(a, [None, p, q], s, accumulate), x, torch.arange(6).view(2, 3), flat[:, :3] % 8, numbers(dtype, 1, 3))
+    native(lambda a, p, s: put(a, [p], s, accumulate), x, torch.arange(-6, 6 if accumulate else 0), numbers(dtype, 7, 8))
+    native(lambda a, p, s: a.put(p, s, accumulate), x, torch.randperm(336)[:50] - 100, numbers(dtype, 50))
+
+
+@pytest.mark.parametrize("dtype", REAL, ids=ids)
+def test_positions_counted_by_a_mask(dtype):
+    x = numbers(dtype, 6, 7, 8)
+    native(lambda a, m, s: a.masked_scatter(m, s), x, torch.rand(6, 7, 8) < 0.4, numbers(dtype, 400))
+    native(lambda a, m, s: a.masked_scatter(m, s), x, torch.rand(7, 1) < 0.4, numbers(dtype, 400))
+    native(lambda a: (torch.nonzero_static(a, size=30), torch.nonzero_static(a, size=500, fill_value=7)), x)
+
+
+def test_embedding_backward():
+    grad, index = torch.rand(4, 30, 16), torch.randint(0, 50, (4, 30))
+    for scale in (False, True):
+        native(lambda g, i: torch.ops.aten.embedding_dense_backward(g, i, 50, 3, scale), grad, index)
+
+
+def test_unpool():
+    x, index = torch.nn.functional.max_pool2d(torch.rand(2, 3, 8, 10), 2, return_indices=True)
+    native(lambda a, i: torch.nn.functional.max_unpool2d(a, i, 2), x, index)
+
+
+def test_in_place_into_an_input():
+    def fn(a, i, s, rows):
+        a.scatter_add_(0, i, s)
+        a.t().index_copy_(1, rows, s[:4].t() * 2)
+        return a.sum()
+
+    native(fn, torch.rand(12, 20), torch.randint(0, 12, (9, 20)), torch.rand(9, 20), torch.tensor([3, 0, 11, 5]))
+
+
+def test_an_index_outside_is_an_error():
+    x, index, source = torch.rand(40, 50), torch.randint(0, 40, (20, 50)), torch.rand(20, 50)
+    programs = {
+        "scatter": lambda a, i, s: a.scatter(0, i, s),
+        "scatter_add": lambda a, i, s: a.scatter_add(0, i, s),
+        "put": lambda a, i, s: a.put(i, s),
+        "index_put": lambda a, i, s: a.index_put((i,), s[0, 0], True),
+        "index_add": lambda a, i, s: a.index_add(0, i[:, 0], s),
+    }
+    for name, program in programs.items():
+        compiled = direct.compile_direct(program, x, index, source)
+        assert compiled.way == "native", (name, compiled.externs)
+        bad = index.clone()
+        bad[3, 0] = 5000
+        with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+            compiled(x, bad, source)
