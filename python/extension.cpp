@@ -174,6 +174,7 @@ py::dict dict_of(const ProgramStats& x) {
   e["kernels"] = x.code.kernels;
   e["distinct_kernels"] = x.code.distinct_kernels;
   e["contractions"] = x.code.contractions;
+  e["routines"] = x.code.routines;
   e["externs"] = x.code.externs;
   e["code_bytes"] = x.code.code_bytes;
   e["seconds"] = x.seconds;

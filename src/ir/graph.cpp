@@ -40,7 +40,9 @@ const AttrRow& row(Attr a) {
       {"dim", int64_t{}},     {"dims", Ints{}},          {"expr", SymInt{}},          {"starts", Shape{}},
       {"steps", Ints{}},      {"low", Shape{}},          {"high", Shape{}},           {"batch", int64_t{}},
       {"stride", Ints{}},     {"padding", Shape{}},      {"dilation", Ints{}},        {"transposed", int64_t{}},
-      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"call", std::shared_ptr<const ExternCall>{}},
+      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"descending", int64_t{}},   {"stable", int64_t{}},
+      {"sorted", int64_t{}},  {"k", SymInt{}},           {"skip_nan", int64_t{}},     {"right", int64_t{}},
+      {"call", std::shared_ptr<const ExternCall>{}},
   };
   static_assert(std::size(rows) == static_cast<size_t>(Attr::call) + 1);
   return rows[static_cast<size_t>(a)];
@@ -351,6 +353,40 @@ struct Inference {
     return like(in[0], out);
   }
 
+  // ---- routines ----
+
+  Shape search_shape() const {
+    const Shape &x = in[0].shape(), &values = in[1].shape();
+    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", in[1].type().str(), " in ",
+          in[0].type().str());
+    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d) check(x[d] == values[d], "search: ", in[1].type().str(), " in ", in[0].type().str());
+    return values;
+  }
+
+  Type scatter() const {
+    check(is_integral(in[1].dtype()) && in[1].shape() == in[2].shape() && in[1].rank() == in[0].rank() && in[0].dtype() == in[2].dtype(), name_of(op),
+          ": ", in[2].type().str(), " at ", in[1].type().str(), " does not fit ", in[0].type().str());
+    return like(in[0], in[0].shape());
+  }
+
+  std::vector<Type> routine() const {
+    if (op == Op::search) return (void)get<int64_t>(Attr::right), std::vector<Type>{{DType::i64, search_shape(), device()}};
+    const int64_t dim = get<int64_t>(Attr::dim);
+    distinct({dim}, in[0]);
+    for (Attr flag : {Attr::descending, Attr::stable, Attr::sorted, Attr::skip_nan})
+      if (has_attr(op, flag)) (void)get<int64_t>(flag);
+    Shape shape = in[0].shape();
+    switch (op) {
+      case Op::scan_sum: case Op::scan_prod: case Op::scan_logsumexp: return {like(in[0], shape)};
+      case Op::scan_max: case Op::scan_min: case Op::sort: break;
+      case Op::topk: shape[static_cast<size_t>(dim)] = get<SymInt>(Attr::k); break;
+      case Op::kth: (void)get<SymInt>(Attr::k); [[fallthrough]];
+      case Op::median: case Op::mode: shape = without(shape, {dim}); break;
+      default: return {scatter()};
+    }
+    return {like(in[0], shape), {DType::i64, shape, device()}};
+  }
+
   std::vector<Type> infer() const {
     const OpRow& r = row(op);
     check(r.inputs < 0 || in.size() == static_cast<size_t>(r.inputs), name_of(op), ": ", in.size(), " operands, expected ", r.inputs);
@@ -360,6 +396,7 @@ struct Inference {
       case OpKind::heavy_view: return {take()};
       case OpKind::reduce: return {reduction()};
       case OpKind::heavy: return {op == Op::dot ? dot() : conv()};
+      case OpKind::routine: return routine();
       case OpKind::external: return get<std::shared_ptr<const ExternCall>>(Attr::call)->results;
       default: return {elementwise()};
     }

@@ -24,7 +24,7 @@ enum class Op : uint8_t {
 #undef OP
 };
 
-enum class OpKind : uint8_t { source, unary, binary, compare, ternary, cast, view, heavy_view, reduce, heavy, external };
+enum class OpKind : uint8_t { source, unary, binary, compare, ternary, cast, view, heavy_view, reduce, heavy, routine, external };
 
 struct OpRow {
   const char* name;
@@ -72,7 +72,8 @@ struct ExternCall {
 
 enum class Attr : uint8_t {
   index, value, dtype, shape, dim, dims, expr, starts, steps, low, high, batch,
-  stride, padding, dilation, transposed, output_padding, groups, call,
+  stride, padding, dilation, transposed, output_padding, groups,
+  descending, stable, sorted, k, skip_nan, right, call,
 };
 const char* name_of(Attr a);
 

@@ -89,6 +89,7 @@ OpTable::OpTable() {
   add_movement_ops(*this);
   add_creation_ops(*this);
   add_indexing_ops(*this);
+  add_ordering_ops(*this);
   add_normalization_ops(*this);
   add_contraction_ops(*this);
   add_pooling_ops(*this);

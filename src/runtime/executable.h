@@ -44,7 +44,7 @@ class ExternRunner {
 using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
 
 struct ExecutableStats {
-  int kernels = 0, distinct_kernels = 0, contractions = 0;
+  int kernels = 0, distinct_kernels = 0, contractions = 0, routines = 0;
   std::map<std::string, int> externs;  // by schema
   size_t code_bytes = 0;
 };
@@ -73,6 +73,9 @@ class Executable {
   MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
 
  private:
+  // A routine with the sizes and strides of its tensors, where those are the same on every call.
+  struct PreparedRoutine;
+
   struct CompiledStep {
     std::shared_ptr<const CompiledKernel> kernel;
     std::vector<int> buffers;
@@ -80,6 +83,7 @@ class Executable {
     std::shared_ptr<const CompiledContraction> contraction;
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
+    std::shared_ptr<const PreparedRoutine> routine;
     std::unique_ptr<ExternRunner> external;
     std::vector<int> releases;  // results of externs that no later step reads
   };
@@ -87,6 +91,7 @@ class Executable {
   void find_lifetimes();
   void run_kernel(const CompiledStep& step, Frame& frame) const;
   void run_contraction(const CompiledStep& step, Frame& frame) const;
+  void run_routine(const PreparedRoutine& routine, Frame& frame) const;
   std::shared_ptr<const MemoryPlan> plan_for(std::span<const int64_t> symbols) const;
   void place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
 

@@ -255,6 +255,7 @@ class Functionalizer {
     const auto& nodes = b_.graph().nodes();
     for (size_t i = before; i < nodes.size(); ++i) {
       if (kind_of(nodes[i].op) == OpKind::heavy && !options_.has_contractions(nodes[i].results[0].dtype)) return false;
+      if (kind_of(nodes[i].op) == OpKind::routine && !options_.has_routine(nodes[i])) return false;
       if (is_complex(nodes[i].results[0].dtype) && nodes[i].op != Op::input && nodes[i].op != Op::extern_call) return false;
     }
     return true;

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 
 #include "passes/passes.h"
 #include "random_graph.h"
-#include "runtime/executable.h"
-#include "target/reference/interpreter.h"
+#include "run_compiled.h"
 
 namespace broach {
 
@@ -76,6 +74,10 @@ TEST_CASE("random graphs, fused") {
 
 TEST_CASE("random graphs, one kernel an operation") {
   for (int seed = 0; seed < count() / 3; ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false}, {.strict = false, .fuse = false});
+}
+
+TEST_CASE("random graphs with routines") {
+  for (int seed = 2000; seed < 2000 + count(); ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false, .routines = true}, {});
 }
 
 TEST_CASE("random graphs of low precision, strict") {
