@@ -47,6 +47,7 @@ class Capture {
  private:
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
+  TensorId twin_of(TensorId id) const;
   Arg arg_of(const c10::IValue& v, const c10::Argument& schema);
   void add_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack, TraceOp& out);
   bool guard_read(const torch::jit::Stack& stack, const TraceOp& op);

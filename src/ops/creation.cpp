@@ -24,7 +24,7 @@ Value filled_with_argument(OpCall& c, const Shape& shape, size_t i) {
 
 // Entries whose sizes are argument `size` (or those of tensor 0, where it is a tensor).
 void add_full(OpTable& t, const char* names, size_t size, size_t layout, double number) {
-  add_single(t, names, [=](OpCall& c) {
+  add_single_moving(t, names, [=](OpCall& c) {
     if (!is_dense(c, layout)) return Value{};
     return filled(c, c.is_tensor(size) ? c.tensor(size).shape() : c.ints(size), number);
   });
@@ -38,12 +38,12 @@ void add_constants(OpTable& t) {
   add_full(t, "new_empty_strided", 1, 4, 0);
   add_full(t, "ones ones_like", 0, 2, 1);
   add_full(t, "new_ones", 1, 3, 1);
-  add_single(t, "full", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.ints(0), 1) : Value{}; });
-  add_single(t, "full_like", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.tensor(0).shape(), 1) : Value{}; });
-  add_single(t, "new_full", [](OpCall& c) { return is_dense(c, 4) ? filled_with_argument(c, c.ints(1), 2) : Value{}; });
-  add_single(t, "scalar_tensor", [](OpCall& c) { return is_dense(c, 2) ? filled_with_argument(c, {}, 0) : Value{}; });
-  add_single(t, "fill.Scalar fill.Tensor", [](OpCall& c) { return filled_with_argument(c, c.tensor(0).shape(), 1); });
-  add_single(t, "zero", [](OpCall& c) { return filled(c, c.tensor(0).shape(), 0); });
+  add_single_moving(t, "full", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.ints(0), 1) : Value{}; });
+  add_single_moving(t, "full_like", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.tensor(0).shape(), 1) : Value{}; });
+  add_single_moving(t, "new_full", [](OpCall& c) { return is_dense(c, 4) ? filled_with_argument(c, c.ints(1), 2) : Value{}; });
+  add_single_moving(t, "scalar_tensor", [](OpCall& c) { return is_dense(c, 2) ? filled_with_argument(c, {}, 0) : Value{}; });
+  add_single_moving(t, "fill.Scalar fill.Tensor", [](OpCall& c) { return filled_with_argument(c, c.tensor(0).shape(), 1); });
+  add_single_moving(t, "zero", [](OpCall& c) { return filled(c, c.tensor(0).shape(), 0); });
 }
 
 // ---- sequences ----
@@ -90,7 +90,7 @@ Value floating_range(OpCall& c, const Sequence& s) {
 }
 
 void add_range(OpTable& t, const char* name, Sequence s) {
-  add_single(t, name, [s](OpCall& c) {
+  add_single_moving(t, name, [s](OpCall& c) {
     if (!is_dense(c, s.layout)) return Value{};
     bool integers = is_integer(c, s.start) && is_integer(c, s.end) && (s.step < 0 || c.is_none(static_cast<size_t>(s.step)) || is_integer(c, s.step));
     return integers && !is_low_precision(c.result().dtype) ? integer_range(c, s) : floating_range(c, s);
@@ -137,12 +137,12 @@ void add_sequences(OpTable& t) {
   add_range(t, "arange", {-1, 0, -1, 2});
   add_range(t, "arange.start", {0, 1, -1, 3});
   add_range(t, "arange.start_step", {0, 1, 2, 4});
-  add_single(t, "linspace", [](OpCall& c) { return evenly_spaced(c, 4); });
-  add_single(t, "logspace", log_spaced);
-  add_single(t, "eye", [](OpCall& c) { return is_dense(c, 2) ? eye(c, c.integer(0), c.integer(0)) : Value{}; });
-  add_single(t, "eye.m", [](OpCall& c) { return is_dense(c, 3) ? eye(c, c.integer(0), c.integer(1)) : Value{}; });
-  add_single(t, "tril", [](OpCall& c) { return triangle(c, Op::le); });
-  add_single(t, "triu", [](OpCall& c) { return triangle(c, Op::ge); });
+  add_single_moving(t, "linspace", [](OpCall& c) { return evenly_spaced(c, 4); });
+  add_single_moving(t, "logspace", log_spaced);
+  add_single_moving(t, "eye", [](OpCall& c) { return is_dense(c, 2) ? eye(c, c.integer(0), c.integer(0)) : Value{}; });
+  add_single_moving(t, "eye.m", [](OpCall& c) { return is_dense(c, 3) ? eye(c, c.integer(0), c.integer(1)) : Value{}; });
+  add_single_moving(t, "tril", [](OpCall& c) { return triangle(c, Op::le); });
+  add_single_moving(t, "triu", [](OpCall& c) { return triangle(c, Op::ge); });
 }
 
 // ---- copies and composites ----

@@ -241,7 +241,6 @@ Result index_fill(OpCall& c) {
   auto w = index_write(c, true);
   if (!w) return std::nullopt;
   if (auto v = c.maybe_tensor(3)) w->source = always(c.b.reshape(c.b.cast(*v, w->x.dtype()), {}));
-  else if (is_complex(c.scalar(3))) return std::nullopt;
   else w->source = always(c.b.constant(c.scalar(3), w->x.dtype()));
   return write(c, *w);
 }
@@ -283,7 +282,6 @@ Result scatter(OpCall& c, Update update) {
     for (int64_t k = 0; k < x.rank(); ++k) source = narrow(b, at_least_1d(b, *source), k, 0, shape[static_cast<size_t>(k)]);
     w.source = slices(b, *source, dim);
   } else {
-    if (is_complex(c.scalar(3))) return std::nullopt;
     w.source = always(b.constant(c.scalar(3), x.dtype()));
   }
   return write(c, w);
@@ -343,17 +341,17 @@ Result one_hot(OpCall& c) {
 }  // namespace
 
 void add_indexing_ops(OpTable& t) {
-  add_real(t, "index.Tensor _unsafe_index.Tensor", index);
-  add_real(t, "index_select", index_select);
-  add_real(t, "gather", gather_op);
-  add_real(t, "take", [](OpCall& c) -> Result {
+  add_moving(t, "index.Tensor _unsafe_index.Tensor", index);
+  add_moving(t, "index_select", index_select);
+  add_moving(t, "gather", gather_op);
+  add_moving(t, "take", [](OpCall& c) -> Result {
     Value x = c.tensor(0), i = c.tensor(1);
     if (!is_index(i)) return std::nullopt;
     SymInt n = x.type().numel();
     return as_result(c, take(c.b, c.b.reshape(x, {n}), wrapped(c.b, i, n), 0));
   });
-  add_real(t, "take_along_dim", take_along_dim);
-  add_real(t, "embedding", [](OpCall& c) -> Result {
+  add_moving(t, "take_along_dim", take_along_dim);
+  add_moving(t, "embedding", [](OpCall& c) -> Result {
     return is_index(c.tensor(1)) ? as_result(c, take(c.b, c.tensor(0), c.tensor(1), 0)) : std::nullopt;
   });
 
@@ -361,14 +359,14 @@ void add_indexing_ops(OpTable& t) {
   add_real(t, "isin.Tensor_Scalar", isin_number);
   add_real(t, "one_hot", one_hot);
 
-  add_real(t, "index_fill.int_Scalar index_fill.int_Tensor", index_fill);
-  add_real(t, "index_copy", [](OpCall& c) { return index_from(c, Update::replace); });
+  add_moving(t, "index_fill.int_Scalar index_fill.int_Tensor", index_fill);
+  add_moving(t, "index_copy", [](OpCall& c) { return index_from(c, Update::replace); });
   add_real(t, "index_add", [](OpCall& c) { return index_from(c, Update::add, c.is_none(4) ? Scalar(int64_t{1}) : c.scalar(4)); });
   add_real(t, "index_reduce", index_reduce);
-  add_real(t, "scatter.src scatter.value", [](OpCall& c) { return scatter(c, Update::replace); });
+  add_moving(t, "scatter.src scatter.value", [](OpCall& c) { return scatter(c, Update::replace); });
   add_real(t, "scatter_add", [](OpCall& c) { return scatter(c, Update::add); });
   add_real(t, "scatter.reduce scatter.value_reduce scatter_reduce.two", scatter_named);
-  add_real(t, "index_put _unsafe_index_put", index_put);
+  add_moving(t, "index_put _unsafe_index_put", index_put);
 }
 
 }  // namespace broach

@@ -81,7 +81,7 @@ void add_unary(OpTable& t) {
       Value x = c.tensor(0);
       return row.identity(x.dtype()) ? x : c.b.unary(row.op, x);
     });
-  add_single(t, "positive real conj resolve_conj resolve_neg conj_physical", [](OpCall& c) { return c.tensor(0); });
+  add_single(t, "positive conj_physical", [](OpCall& c) { return c.tensor(0); });
   add_single(t, "logical_not", [](OpCall& c) { return c.b.unary(Op::bit_not, c.b.cast(c.tensor(0), DType::b1)); });
 }
 

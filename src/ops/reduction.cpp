@@ -33,6 +33,16 @@ Expr reshaped(const Expr& x, Shape shape) { return {x.builder(), x.builder().res
 
 Expr number(GraphBuilder& b, const SymInt& n, DType t) { return {b, size_number(b, n, t)}; }
 
+Expr p_norm(const Expr& x, double p, const Axes& axes) {
+  // One element is its own norm, which its square might overflow.
+  if (axes.count(x) == SymInt(1)) return sum(p == 0 ? unequal(x, 0.0).to(x.dtype()) : abs(x), axes);
+  if (p == 0) return sum(unequal(x, 0.0).to(x.dtype()), axes);
+  if (p == 1) return sum(abs(x), axes);
+  if (p == 2) return apply(Op::sqrt, sum(x * x, axes));
+  if (std::isinf(p)) return reduce(p > 0 ? Op::reduce_max : Op::reduce_min, abs(x), axes);
+  return apply(Op::pow, sum(apply(Op::pow, abs(x), p), axes), 1 / p);
+}
+
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -158,16 +168,6 @@ void add_variance(OpTable& t, std::string name, bool root, bool with_mean) {
 }
 
 // ---- norms ----
-
-Expr p_norm(const Expr& x, double p, const Axes& axes) {
-  // One element is its own norm, which its square might overflow.
-  if (axes.count(x) == SymInt(1)) return sum(p == 0 ? unequal(x, 0.0).to(x.dtype()) : abs(x), axes);
-  if (p == 0) return sum(unequal(x, 0.0).to(x.dtype()), axes);
-  if (p == 1) return sum(abs(x), axes);
-  if (p == 2) return apply(Op::sqrt, sum(x * x, axes));
-  if (std::isinf(p)) return reduce(p > 0 ? Op::reduce_max : Op::reduce_min, abs(x), axes);
-  return apply(Op::pow, sum(apply(Op::pow, abs(x), p), axes), 1 / p);
-}
 
 Value norm(OpCall& c, double p, const Axes& axes) {
   Expr x(c.b, c.tensor(0));
