@@ -308,6 +308,20 @@ void add_arithmetic(OpTable& t) {
     Expr near = magnitude(weight) < 0.5;
     return result(c, choose(near, start + weight * span, end - span * (number(weight, 1) - weight)));
   });
+  add_one(t, "ldexp.Tensor", [](OpCall& c) {
+    return c.tensor(1).dtype() == DType::c64 ? Value{} : result(c, argument(c, 0) * apply(Op::exp2, parts(c.b, c.tensor(1)).re));
+  });
+  add_one(t, "linalg_cross", [](OpCall& c) {
+    Shape shape = c.b.broadcast(c.tensor(0).shape(), c.tensor(1).shape());
+    int64_t dim = c.is_none(2) ? static_cast<int64_t>(shape.size()) - 1 : c.dim(2, static_cast<int>(shape.size()));
+    auto component = [&](size_t i, int64_t k) { return parts(c.b, narrow(c.b, broadcast_to(c.b, c.tensor(i), shape), dim, k, 1)); };
+    std::vector<Value> out;
+    for (int64_t k = 0; k < 3; ++k) {
+      int64_t u = (k + 1) % 3, v = (k + 2) % 3;
+      out.push_back(packed(component(0, u) * component(1, v) - component(0, v) * component(1, u)));
+    }
+    return concat(c.b, out, dim);
+  });
   add_one(t, "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar", [](OpCall& c) {
     bool square = !c.is_tensor(1) && !is_complex(c.scalar(1)) && c.number(1) == 2;
     Complex x = argument(c, 0);
@@ -406,6 +420,11 @@ Value norm(OpCall& c, double p, const Axes& axes) {
 void add_reductions(OpTable& t) {
   add_reduction(t, "sum", "sum.dim_IntList", [](OpCall& c, const Complex& z, const Axes& axes) { return result(c, sum_over(z, axes)); });
   add_reduction(t, "mean", "mean.dim", [](OpCall& c, const Complex& z, const Axes& axes) { return result(c, mean_over(z, axes)); });
+  add_one(t, "all.dims any.dims", [](OpCall& c) {
+    bool all = c.schema == "aten::all.dims", none = !c.is_none(1) && c.ints(1).empty();
+    Axes axes = none ? Axes{} : Axes::of(c, 1, 2, c.tensor(0).rank());
+    return reduce(all ? Op::reduce_min : Op::reduce_max, not_zero(argument(c, 0)), axes).value();
+  });
   add_reduction(t, "any", "any.dim", [](OpCall&, const Complex& z, const Axes& axes) { return reduce(Op::reduce_max, not_zero(z), axes).value(); });
   add_reduction(t, "all", "all.dim", [](OpCall&, const Complex& z, const Axes& axes) { return reduce(Op::reduce_min, not_zero(z), axes).value(); });
   add_one(t, "count_nonzero count_nonzero.dim_IntList", [](OpCall& c) {
@@ -416,6 +435,17 @@ void add_reductions(OpTable& t) {
   add_one(t, "norm.Scalar norm.ScalarOpt_dtype", [](OpCall& c) { return norm(c, c.number_or(1, 2), Axes::all(c.tensor(0).rank())); });
   add_one(t, "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype linalg_vector_norm",
           [](OpCall& c) { return norm(c, c.number_or(1, 2), Axes::of(c, 2, 3, c.tensor(0).rank())); });
+  add_one(t, "renorm", [](OpCall& c) {
+    Complex z = argument(c, 0);
+    Axes others = Axes::all(z.re.value().rank(), true);
+    std::erase(others.dims, c.dim(2, z.re.value().rank()));
+    Expr length = p_norm(magnitude(z), c.number(1), others);
+    return result(c, z * select(length > c.number(3), c.number(3) / (length + 1e-7), 1.0));
+  });
+  add_one(t, "dist", [](OpCall& c) {
+    Expr d = magnitude(argument(c, 0) - argument(c, 1));
+    return c.result().dtype == DType::f32 ? p_norm(d, c.number(2), Axes::all(d.value().rank())).value() : Value{};
+  });
   add_one(t, "trace", [](OpCall& c) {
     Complex z = parts(c.b, diagonal(c.b, c.tensor(0), 0, 0, 1));
     return result(c, sum_over(z, Axes::all(1)));
@@ -475,6 +505,13 @@ void add_products(OpTable& t) {
     return result(c, product({x.re, -x.im}, argument(c, 1), matrix_product));
   });
   add_one(t, "addmm baddbmm addmv", plus_product);
+  add_one(t, "addr", [](OpCall& c) {
+    Complex p = parts(c.b, unsqueeze(c.b, c.tensor(1), 1)) * parts(c.b, unsqueeze(c.b, c.tensor(2), 0));
+    if (!c.is_none(4)) p = p * argument(c, 4);
+    bool none = !c.is_none(3) && !is_complex(c.scalar(3)) && c.number(3) == 0;
+    if (none) return result(c, p);
+    return result(c, (c.is_none(3) ? argument(c, 0) : argument(c, 0) * argument(c, 3)) + p);
+  });
   add_one(t, "outer ger", [](OpCall& c) {
     Complex x = parts(c.b, unsqueeze(c.b, c.tensor(0), 1)), y = parts(c.b, unsqueeze(c.b, c.tensor(1), 0));
     return result(c, x * y);

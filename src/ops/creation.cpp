@@ -97,23 +97,33 @@ void add_range(OpTable& t, const char* name, Sequence s) {
   });
 }
 
-// The first half counts from the start, the second from the end, as eager does; null for types that eager rounds at each step.
+// The type in which points between two numbers are computed.
+DType spacing_dtype(DType t) { return is_integral(t) ? DType::f64 : compute_dtype(t); }
+
+// An end of the interval: argument i, a number or a tensor without dimensions, as an element of the result would be.
+Expr interval_end(OpCall& c, size_t i) {
+  DType t = c.result().dtype, wide = spacing_dtype(t);
+  if (c.is_tensor(i)) return {c.b, c.b.cast(c.b.cast(c.tensor(i), t), wide)};
+  return {c.b, c.b.constant(stored(c.number(i), t), wide)};
+}
+
+// The first half counts from the start, the second from the end, as eager does.
 Value evenly_spaced(OpCall& c, size_t layout) {
-  DType t = c.result().dtype;
+  DType t = spacing_dtype(c.result().dtype);
   int64_t steps = c.constant(2);
-  if (!is_dense(c, layout) || (t != DType::f32 && t != DType::f64)) return {};
-  if (steps == 1) return filled(c, {SymInt(1)}, c.number(0));
-  double start = as_double(stored(c.number(0), t)), end = as_double(stored(c.number(1), t));
+  if (!is_dense(c, layout) || c.result().dtype == DType::b1) return {};
+  Expr start = interval_end(c, 0), end = interval_end(c, 1);
+  if (steps == 1) return c.b.expand(start.value(), {SymInt(1)});
   Expr i{c.b, positions(c.b, steps, t)};
-  double step = as_double(stored((end - start) / static_cast<double>(steps - 1), t));
-  return select(i < static_cast<double>(steps / 2), i * step + start, end - (static_cast<double>(steps - 1) - i) * step).value();
+  Expr step = (end - start) / static_cast<double>(steps - 1);
+  return select(i < static_cast<double>(steps / 2), start + i * step, end - (static_cast<double>(steps - 1) - i) * step).value();
 }
 
 Value log_spaced(OpCall& c) {
-  Value exponent = evenly_spaced(c, 5);
+  Value exponent = is_floating(c.result().dtype) ? evenly_spaced(c, 5) : Value{};
   if (!exponent) return {};
   Expr base = Expr{c.b, exponent}.number(c.number_or(3, 10));
-  return apply(Op::pow, base, {c.b, exponent}).value();
+  return c.b.cast(apply(Op::pow, base, {c.b, exponent}).value(), c.result().dtype);
 }
 
 // ---- matrices ----
@@ -137,8 +147,9 @@ void add_sequences(OpTable& t) {
   add_range(t, "arange", {-1, 0, -1, 2});
   add_range(t, "arange.start", {0, 1, -1, 3});
   add_range(t, "arange.start_step", {0, 1, 2, 4});
-  add_single_moving(t, "linspace", [](OpCall& c) { return evenly_spaced(c, 4); });
-  add_single_moving(t, "logspace", log_spaced);
+  add_single(t, "linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor",
+             [](OpCall& c) { return c.b.cast(evenly_spaced(c, 4), c.result().dtype); });
+  add_single(t, "logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", log_spaced);
   add_single_moving(t, "eye", [](OpCall& c) { return is_dense(c, 2) ? eye(c, c.integer(0), c.integer(0)) : Value{}; });
   add_single_moving(t, "eye.m", [](OpCall& c) { return is_dense(c, 3) ? eye(c, c.integer(0), c.integer(1)) : Value{}; });
   add_single_moving(t, "tril", [](OpCall& c) { return triangle(c, Op::le); });

@@ -59,10 +59,9 @@ Value merged(GraphBuilder& b, Value x, const std::vector<int64_t>& dims, int64_t
 }
 
 // x[i, :, j, ..]: masks have no lowering, the size of their result is data.
-Result index(OpCall& c) {
+Result index_by(OpCall& c, const std::vector<std::optional<Value>>& given) {
   GraphBuilder& b = c.b;
   Value x = c.tensor(0);
-  auto given = c.tensors(1);
   std::vector<int64_t> dims;
   Shape shape;
   for (size_t d = 0; d < given.size(); ++d) {
@@ -80,6 +79,25 @@ Result index(OpCall& c) {
   int64_t at = 0;
   Value rows = merged(b, x, dims, at);
   return as_result(c, take(b, rows, dims.size() == 1 ? coordinates[0].index : linear_index(b, coordinates), at));
+}
+
+Result index(OpCall& c) { return index_by(c, c.tensors(1)); }
+
+// self, mask, indices, number: indices are cut to what the tensor has, and the number stands where the mask is not set.
+Result masked_index(OpCall& c) {
+  GraphBuilder& b = c.b;
+  auto given = c.tensors(2);
+  for (size_t d = 0; d < given.size(); ++d) {
+    if (!given[d]) continue;
+    if (!is_index(*given[d])) return std::nullopt;
+    SymInt n = c.tensor(0).shape().at(d);
+    Value low = b.binary(Op::max, b.cast(*given[d], DType::i64), size_value(b, SymInt(0) - n));
+    given[d] = b.binary(Op::min, low, size_value(b, n - 1));
+  }
+  auto r = b.symbols().ask(c.tensor(0).type().numel(), Relation::ne, 0) ? index_by(c, given) : std::nullopt;
+  if (!r) return r;
+  Value x = r->at(0);
+  return as_result(c, b.where(c.tensor(1), x, b.constant(c.scalar(3), x.dtype())));
 }
 
 Result index_select(OpCall& c) {
@@ -342,6 +360,7 @@ Result one_hot(OpCall& c) {
 
 void add_indexing_ops(OpTable& t) {
   add_moving(t, "index.Tensor _unsafe_index.Tensor", index);
+  add_moving(t, "_unsafe_masked_index", masked_index);
   add_moving(t, "index_select", index_select);
   add_moving(t, "gather", gather_op);
   add_moving(t, "take", [](OpCall& c) -> Result {

@@ -376,6 +376,22 @@ Value rot90(OpCall& c) {
   return transpose(c.b, flip(c.b, x, {dims.at(turns == 1 ? 1 : 0)}), dims[0], dims[1]);
 }
 
+// The elements of `dim`, `by` places further on.
+Value rotated(GraphBuilder& b, Value x, int64_t dim, int64_t by) {
+  int64_t n = b.symbols().specialize(size_of(x, dim));
+  return concat(b, {narrow(b, x, dim, by, n - by), narrow(b, x, dim, 0, by)}, dim);
+}
+
+// x y' - x' y with the components one and two places further on, and two and one.
+Value cross(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Shape shape = b.broadcast(c.tensor(0).shape(), c.tensor(1).shape());
+  int64_t dim = c.is_none(2) ? static_cast<int64_t>(shape.size()) - 1 : c.dim(2, static_cast<int>(shape.size()));
+  Value x = broadcast_to(b, b.cast(c.tensor(0), c.result().dtype), shape), y = broadcast_to(b, b.cast(c.tensor(1), c.result().dtype), shape);
+  auto term = [&](int64_t i, int64_t j) { return b.binary(Op::mul, rotated(b, x, dim, i), rotated(b, y, dim, j)); };
+  return b.binary(Op::sub, term(1, 2), term(2, 1));
+}
+
 // ---- rearranging blocks ----
 
 // Reshaped to `split`, with the last `order.size()` dimensions permuted, reshaped to `merged`; leading dimensions stay.
@@ -487,6 +503,7 @@ void add_join_ops(OpTable& t) {
   add_single_moving(t, "flipud", [](OpCall& c) { return flip_dim(c.b, c.tensor(0), 0); });
   add_single_moving(t, "roll", roll);
   add_single_moving(t, "rot90", rot90);
+  add_single(t, "linalg_cross", cross);
   add_single_moving(t, "pixel_shuffle", pixel_shuffle);
   add_single_moving(t, "pixel_unshuffle", pixel_unshuffle);
   add_single_moving(t, "channel_shuffle native_channel_shuffle", channel_shuffle);

@@ -98,6 +98,25 @@ Value pad_mode(OpCall& c) {
   return pad_by(c.b, m, c.tensor(0), c.ints(1));
 }
 
+// Each tensor in `chunks` pieces along `dim`, the last filled up with zeros, and what follows `dim` flattened; then side by side.
+Value chunk_cat(OpCall& c) {
+  GraphBuilder& b = c.b;
+  int64_t chunks = c.constant(2), dim = 0;
+  std::vector<Value> parts;
+  for (const auto& given : c.tensors(0)) {
+    Value x = b.cast(given.value(), c.result().dtype);
+    dim = c.dim(1, x.rank());
+    SymInt size = size_of(x, dim), each = ceildiv(size, chunks);
+    x = pad_dim(b, x, dim, 0, each * SymInt(chunks) - size);
+    Shape shape(x.shape().begin(), x.shape().begin() + dim);
+    shape.insert(shape.end(), {SymInt(chunks), each * product(std::span(x.shape()).subspan(at(dim) + 1))});
+    x = reshape_guarded(b, x, shape);
+    if (!x) return {};
+    parts.push_back(x);
+  }
+  return concat(b, parts, dim + 1);
+}
+
 // ---- writing a part ----
 
 // The elements with step - 1 zeros after each, cropped or filled up to `length`.
@@ -298,6 +317,7 @@ Value col2im(OpCall& c) {
 void add_padding_ops(OpTable& t) {
   add_single_moving(t, "constant_pad_nd", [](OpCall& c) { return pad_constant(c.b, c.tensor(0), c.ints(1), c.scalar(2)); });
   add_single_moving(t, "pad", pad_mode);
+  add_single_moving(t, "_chunk_cat", chunk_cat);
   add_single_moving(t, "_pad_circular", [](OpCall& c) { return pad_by(c.b, PadMode::circular, c.tensor(0), c.ints(1)); });
   for (auto [name, mode] : {std::pair("reflection", PadMode::reflect), std::pair("replication", PadMode::replicate)})
     for (const char* rank : {"1d", "2d", "3d"}) {

@@ -229,9 +229,28 @@ class Functionalizer {
 
   // The results of an operation as if it had no effect on its operands.
   std::vector<Value> compute(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
+    if (options_.lower && schema.starts_with("aten::as_strided_"))
+      if (auto v = strided_copy(op)) return {*v};
     if (!op.effect && options_.lower)
       if (auto values = lower(op, schema, args)) return std::move(*values);
     return call_extern(op, schema, args, {});
+  }
+
+  // as_strided_copy (self, sizes, strides, offset) reads a window of the storage, as_strided_scatter (self, source, sizes, ..)
+  // gives self with it replaced.
+  std::optional<Value> strided_copy(const TraceOp& op) {
+    bool scatter = op.schema == "aten::as_strided_scatter";
+    if (!scatter && op.schema != "aten::as_strided_copy") return std::nullopt;
+    size_t first = scatter ? 2 : 1;
+    TensorId self = std::get<Arg::Tensor>(op.args[0].value).id;
+    const TraceTensor& t = info(self);
+    auto sizes = std::get_if<Shape>(&op.args[first].value), strides = std::get_if<Shape>(&op.args[first + 1].value);
+    if (!sizes || !strides || t.storage < 0) return std::nullopt;
+    auto offset = std::get_if<SymInt>(&op.args[first + 2].value);
+    auto view = strided_view(b_.symbols(), {t.type.shape, t.strides, 0}, {*sizes, *strides, offset ? *offset - t.offset : SymInt(0)});
+    if (!view || (scatter && !view->put)) return std::nullopt;
+    Value x = value(self);
+    return scatter ? view->put(b_, x, value(std::get<Arg::Tensor>(op.args[1].value).id)) : view->get(b_, x);
   }
 
   std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
@@ -429,13 +448,37 @@ class Functionalizer {
         return;
       }
     }
-    auto values = call_extern(op, op.schema, op.args, op.mutated);
+    auto values = functional_results(op).value_or(std::vector<Value>());
+    if (values.empty()) values = call_extern(op, op.schema, op.args, op.mutated);
     size_t fresh = op.results.size();
     for (size_t i = 0; i < op.mutated.size(); ++i) write(op.mutated[i], values[fresh + i]);
     TraceOp rest = op;
     for (TensorId& r : rest.results)
       if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) != op.mutated.end()) r = kNoTensor;
     define(rest, values);
+  }
+
+  // Operations whose arguments are those of another that gives the operands' new elements as its last results.
+  static const char* form_with_results(const std::string& schema) {
+    static const std::pair<const char*, const char*> forms[] = {
+        {"aten::native_batch_norm", "aten::_native_batch_norm_legit_functional"},
+        {"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional"},
+        {"aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional"},
+        {"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"},
+    };
+    for (auto [name, form] : forms)
+      if (schema == name) return form;
+    return nullptr;
+  }
+
+  // The operation's results and then the new elements of what it wrote.
+  std::optional<std::vector<Value>> functional_results(const TraceOp& op) {
+    const char* form = form_with_results(op.schema);
+    if (!form || !options_.lower) return std::nullopt;
+    TraceOp with_results = op;
+    with_results.effect = false;
+    with_results.results.insert(with_results.results.end(), op.mutated.begin(), op.mutated.end());
+    return lower(with_results, form, op.args);
   }
 
   // The new elements of `target`: the functional operation's result, in the target's own type.

@@ -131,6 +131,19 @@ def assert_same_tensor(have: torch.Tensor, want: torch.Tensor, where: str = "res
     assert not wrong.any(), f"{where}: {int(wrong.sum())} of {want.numel()} elements differ: {_first(have, want, wrong)}"
 
 
+def assert_no_worse(have: Any, want: Any, exact: Any, factor: float = 4.0) -> None:
+    """No tensor is further from `exact`, the same in float64, than eager's is, by more than the factor."""
+    for i, (h, w, e) in enumerate(zip(*(pytree.tree_leaves(x) for x in (have, want, exact)))):
+        if not isinstance(w, torch.Tensor) or not w.is_floating_point() or not isinstance(e, torch.Tensor):
+            assert_same(h, w, f"result {i}")
+            continue
+        assert h.dtype == w.dtype and h.shape == w.shape == e.shape
+        known = e.isfinite()
+        ours, theirs = ((t.double() - e)[known].abs().nan_to_num(torch.inf) for t in (h, w))
+        assert not ours.numel() or ours.max() <= factor * theirs.max(), f"result {i}: {ours.max()} from float64, eager {theirs.max()}"
+        assert torch.equal(h.isnan()[~known], w.isnan()[~known]), f"result {i}: other elements are NaN"
+
+
 def _first(have: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
     at = tuple(int(i) for i in wrong.nonzero()[0])
     return f"{have[at].item()!r} at {list(at)}, eager has {want[at].item()!r}"

@@ -108,7 +108,19 @@ def run(op, dtype, sample) -> str | None:
     ours = direct.fresh(tensors)
     have = compiled(*ours)
     direct.note_share("op_db", group_of(op), name_of(op), dtype, compiled)
-    direct.assert_same(have, want)
+    try:
+        direct.assert_same(have, want)
+    except AssertionError:
+        # Where terms cancel or a step overflows, eager's own rounding may be the larger error.
+        if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise
+        try:
+            exact = program(*(t.double() if t.is_floating_point() else t for t in direct.fresh(tensors)))
+        except Exception:
+            exact = None
+        if exact is None:
+            raise
+        direct.assert_no_worse(have, want, exact)
     direct.assert_same(ours, theirs, "input")
     assert direct.aliasing(have, ours) == direct.aliasing(want, theirs), "aliasing differs"
     return None
