@@ -48,6 +48,8 @@ bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
 
+constexpr const char* kLazyInput = "an input is a lazy conjugate or negative of another tensor";
+
 std::string full_name(const c10::OperatorHandle& op) {
   const auto& n = op.operator_name();
   return n.overload_name.empty() ? n.name : n.name + "." + n.overload_name;
@@ -75,6 +77,7 @@ Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* siz
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
     trace_.inputs.push_back(known ? id_of(t) : add_tensor(t));
     if (known) fail_with("one tensor is given twice");
+    if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
   }
   if (!symbolic_) return;
   trace_.symbols = sizes->symbols;
@@ -235,9 +238,9 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
   tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
-  bool plain = t.layout() == c10::kStrided && !t.is_quantized() && t.has_storage() && !t.is_conj() && !t.is_neg() && !t.unsafeGetTensorImpl()->is_python_dispatch();
+  bool plain = t.layout() == c10::kStrided && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch();
   if (!plain) {
-    fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString(), t.is_conj() ? " (conjugate view)" : "", t.is_neg() ? " (negative view)" : ""));
+    fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString()));
     info.type = {DType::opaque, {SymInt(0)}, device_of(t.device())};
     info.strides = {SymInt(1)};
     info.storage = -1 - id;
@@ -248,6 +251,8 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   info.type = {dtype_of(t.scalar_type()), shape_of(t.sizes()), device_of(t.device())};
   info.strides = shape_of(t.strides());
   info.offset = t.storage_offset();
+  info.conj = t.is_conj();
+  info.neg = t.is_neg();
   auto* storage = t.storage().unsafeGetStorageImpl();
   auto [it, fresh] = storages_.emplace(storage, SeenStorage{c10::weak_intrusive_ptr<c10::StorageImpl>(t.storage().getWeakStorageImpl().lock()), static_cast<int32_t>(storages_.size())});
   info.storage = it->second.id;
@@ -255,10 +260,32 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   return id;
 }
 
+// Torch hands the program a copy of the tensor that `view.dtype` made, which no operation reports: the two lie alike in one
+// storage, and the first is gone.
+TensorId Capture::twin_of(TensorId id) const {
+  const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
+  for (auto op = trace_.ops.rbegin(); op != trace_.ops.rend(); ++op) {
+    if (op->schema != "aten::view.dtype") continue;
+    const TraceTensor& made = trace_.tensors[static_cast<size_t>(op->results[0])];
+    if (made.storage == t.storage && made.type == t.type && made.strides == t.strides && made.offset == t.offset) return op->results[0];
+  }
+  return kNoTensor;
+}
+
 TensorId Capture::id_of(const at::Tensor& t) {
   auto it = tensors_.find(t.unsafeGetTensorImpl());
   if (it != tensors_.end()) return it->second.id;
-  TensorId id = add_tensor(t);
+  TensorId id = add_tensor(t), twin = twin_of(id);
+  if (twin != kNoTensor) {
+    TraceOp alias;
+    alias.schema = "aten::alias";
+    alias.args.push_back({Arg::Tensor{twin}});
+    alias.results.push_back(id);
+    alias.is_view = true;
+    trace_.ops.push_back(std::move(alias));
+    return id;
+  }
+  if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
   trace_.inputs.push_back(id);
   lifted_.push_back(t);
   return id;

@@ -62,6 +62,7 @@ class Capture {
  private:
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
+  TensorId twin_of(TensorId id) const;
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
   Arg arg_of(c10::IValue& v);
   Arg number_of(const at::Tensor& t, c10::IValue& v);

@@ -53,6 +53,7 @@ class AtenCall : public ExternRunner {
     auto& host = *static_cast<HostState*>(frame.host);
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
+    for (int64_t i : call_.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
     for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
     torch::jit::Stack stack;
     stack.reserve(call_.args.size());
@@ -143,7 +144,7 @@ class AtenCall : public ExternRunner {
     auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
     check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype,
           "extern ", call_.schema, " gave sizes ", t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
-    at::Tensor held = t;
+    at::Tensor held = t.resolve_conj().resolve_neg();
     if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) {
       held = at::empty_strided(sizes, strides, t.options());
       held.copy_(t);

@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -21,6 +22,22 @@ namespace {
 std::string value_text(const at::Tensor& t) {
   c10::Scalar s = t.item();
   return s.isBoolean() ? str(Scalar(s.toBool())) : s.isIntegral(false) ? str(Scalar(s.toLong())) : str(Scalar(s.toDouble()));
+}
+
+// The storage from the tensor's first element on, as elements of another type.
+at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
+  auto bytes = static_cast<int64_t>(t.storage().nbytes()), own = t.storage_offset() * static_cast<int64_t>(t.itemsize());
+  auto size = static_cast<int64_t>(c10::elementSize(type)), n = (bytes - own) / size * size / static_cast<int64_t>(t.itemsize());
+  return t.as_strided({n}, {1}, t.storage_offset()).view(type);
+}
+
+// The window of `base` that a result is.
+at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
+  bool other = scalar_type(r.type.dtype) != base.scalar_type();
+  at::Tensor whole = other ? with_elements(base, scalar_type(r.type.dtype)) : base;
+  at::Tensor t = whole.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), whole.storage_offset() + r.offset.eval(symbols));
+  if (r.conj) t = t.conj();
+  return r.neg ? t._neg_view() : t;
 }
 
 }  // namespace
@@ -121,13 +138,9 @@ std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs, const Symbol
     using K = ResultSpec::Kind;
     if (r.kind == K::none) results.emplace_back();
     else if (r.kind == K::input) results.push_back(inputs[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) {
-      const at::Tensor& base = inputs[static_cast<size_t>(r.index)];
-      results.push_back(base.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), base.storage_offset() + r.offset.eval(symbols)));
-    } else {
-      const at::Tensor& base = fresh[static_cast<size_t>(r.index)];
-      results.push_back(r.kind == K::fresh ? base : base.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), r.offset.eval(symbols)));
-    }
+    else if (r.kind == K::view_of_input) results.push_back(window(inputs[static_cast<size_t>(r.index)], r, symbols));
+    else if (r.kind == K::fresh) results.push_back(fresh[static_cast<size_t>(r.index)]);
+    else results.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols));
   }
   return results;
 }

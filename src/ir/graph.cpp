@@ -517,6 +517,7 @@ Value GraphBuilder::constant(Scalar value, DType dtype, Device) {
   // One spelling a constant: what the element type holds.
   if (is_floating(dtype)) value = as_double(value);
   else if (is_integral(dtype)) value = as_int(value);
+  else if (is_complex(dtype) && !is_complex(value)) value = std::complex<double>(as_double(value));
   else if (dtype == DType::b1) value = is_complex(value) || as_double(value) != 0;
   return emit(Op::scalar, {}, {{Attr::value, value}, {Attr::dtype, dtype}});
 }

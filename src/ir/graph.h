@@ -67,6 +67,8 @@ struct ExternCall {
   // Operands (by position among the node's inputs) that the call writes into. The graph stays functional: the runner copies
   // them first, and their new values are the last results.
   std::vector<int64_t> mutated;
+  // Operands that eager had contiguous where the graph's value may lie otherwise; some kernels rely on it.
+  std::vector<int64_t> contiguous;
   friend bool operator==(const ExternCall&, const ExternCall&) = default;
 };
 

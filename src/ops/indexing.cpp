@@ -61,12 +61,31 @@ using Result = std::optional<std::vector<Value>>;
 // ---- reads ----
 
 // x[i, :, j, ..]: masks have no lowering, the size of their result is data.
-Result index(OpCall& c) {
+Result index_by(OpCall& c, const std::vector<std::optional<Value>>& given) {
   GraphBuilder& b = c.b;
   Value x = c.tensor(0);
-  auto m = merged_index(b, x, c.tensors(1));
+  auto m = merged_index(b, x, given);
   if (!m) return std::nullopt;
   return as_result(c, take(b, b.reshape(b.permute(x, m->order), m->merged), m->index, m->at));
+}
+
+Result index(OpCall& c) { return index_by(c, c.tensors(1)); }
+
+// self, mask, indices, number: indices are cut to what the tensor has, and the number stands where the mask is not set.
+Result masked_index(OpCall& c) {
+  GraphBuilder& b = c.b;
+  auto given = c.tensors(2);
+  for (size_t d = 0; d < given.size(); ++d) {
+    if (!given[d]) continue;
+    if (!is_index(*given[d])) return std::nullopt;
+    SymInt n = c.tensor(0).shape().at(d);
+    Value low = b.binary(Op::max, b.cast(*given[d], DType::i64), size_value(b, SymInt(0) - n));
+    given[d] = b.binary(Op::min, low, size_value(b, n - 1));
+  }
+  auto r = b.symbols().ask(c.tensor(0).type().numel(), Relation::ne, 0) ? index_by(c, given) : std::nullopt;
+  if (!r) return r;
+  Value x = r->at(0);
+  return as_result(c, b.where(c.tensor(1), x, b.constant(c.scalar(3), x.dtype())));
 }
 
 Result index_select(OpCall& c) {
@@ -160,17 +179,18 @@ Result one_hot(OpCall& c) {
 }  // namespace
 
 void add_indexing_ops(OpTable& t) {
-  add_real(t, "index.Tensor _unsafe_index.Tensor", index);
-  add_real(t, "index_select", index_select);
-  add_real(t, "gather", gather_op);
-  add_real(t, "take", [](OpCall& c) -> Result {
+  add_moving(t, "index.Tensor _unsafe_index.Tensor", index);
+  add_moving(t, "_unsafe_masked_index", masked_index);
+  add_moving(t, "index_select", index_select);
+  add_moving(t, "gather", gather_op);
+  add_moving(t, "take", [](OpCall& c) -> Result {
     Value x = c.tensor(0), i = c.tensor(1);
     if (!is_index(i)) return std::nullopt;
     SymInt n = x.type().numel();
     return as_result(c, take(c.b, c.b.reshape(x, {n}), wrapped_index(c.b, i, n), 0));
   });
-  add_real(t, "take_along_dim", take_along_dim);
-  add_real(t, "embedding", [](OpCall& c) -> Result {
+  add_moving(t, "take_along_dim", take_along_dim);
+  add_moving(t, "embedding", [](OpCall& c) -> Result {
     return is_index(c.tensor(1)) ? as_result(c, take(c.b, c.tensor(0), c.tensor(1), 0)) : std::nullopt;
   });
 

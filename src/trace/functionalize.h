@@ -27,7 +27,9 @@ struct ResultSpec {
   int index = -1;
   Type type;
   Shape strides;
-  SymInt offset;
+  SymInt offset;      // in elements of `type`, which need not be the base's
+  bool conj = false;  // a lazy conjugate or negative of the base
+  bool neg = false;
 };
 
 struct Program {

@@ -35,6 +35,7 @@ struct TraceTensor {
   Shape strides;
   SymInt offset;        // in elements, from the beginning of the storage
   int32_t storage = -1;
+  bool conj = false, neg = false;  // the elements are those in memory conjugated, or negated
 };
 
 struct TraceOp {

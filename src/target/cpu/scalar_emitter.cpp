@@ -61,6 +61,13 @@ float rounded(double d, DType t) {
   return f;
 }
 
+V complex_bits(llvm::IRBuilderBase& b, const Scalar& s, DType t) {
+  auto z = is_complex(s) ? std::get<std::complex<double>>(s) : std::complex<double>(as_double(s));
+  Type* part = t == DType::c128 ? b.getDoubleTy() : t == DType::c64 ? b.getFloatTy() : b.getHalfTy();
+  auto bits = [&](double x) { return llvm::cast<llvm::ConstantFP>(llvm::ConstantFP::get(part, x))->getValueAPF().bitcastToAPInt(); };
+  return llvm::ConstantInt::get(b.getContext(), bits(z.imag()).concat(bits(z.real())));
+}
+
 }  // namespace
 
 bool is_math(Op op) { return math_fn(op).has_value(); }
@@ -73,6 +80,10 @@ Type* ScalarEmitter::scalar_type(DType t) {
     case DType::i16: return b_.getInt16Ty();
     case DType::i32: return b_.getInt32Ty();
     case DType::i64: return b_.getInt64Ty();
+    // Complex numbers are carried as they are; arithmetic takes them apart before.
+    case DType::c32: return b_.getInt32Ty();
+    case DType::c64: return b_.getInt64Ty();
+    case DType::c128: return b_.getInt128Ty();
     case DType::f64: return b_.getDoubleTy();
     case DType::f16: case DType::bf16: case DType::f32: return b_.getFloatTy();
     default: fail("cpu: no code for element type ", name_of(t));
@@ -114,6 +125,7 @@ V ScalarEmitter::to_memory(V v, DType t) {
 V ScalarEmitter::constant(const Scalar& s, DType t) {
   if (t == DType::b1) return b_.getInt1(as_double(s) != 0);
   if (is_integral(t)) return llvm::ConstantInt::get(scalar_type(t), static_cast<uint64_t>(as_int(s)), true);
+  if (is_complex(t)) return complex_bits(b_, s, t);
   double d = as_double(s);
   return llvm::ConstantFP::get(scalar_type(t), t == DType::f64 ? d : static_cast<double>(rounded(d, t)));
 }
