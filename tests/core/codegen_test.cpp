@@ -1,4 +1,6 @@
 // Compiled kernels against the reference interpreter, on random graphs.
+#include <cstring>
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
