@@ -161,7 +161,7 @@ class Recorded {
 
   // What the bytecode that ran does to tensors without an operation's showing it.
   std::string invisible_work() const {
-    static PyObject* find = py::module_::import("broach._codes").attr("invisible").release().ptr();
+    static PyObject* find = py::object(py::module_::import("broach._codes").attr("invisible")).release().ptr();
     for (PyCodeObject* code : state_.codes()) {
       Ref found = checked(PyObject_CallFunctionObjArgs(find, code, nullptr));
       if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
@@ -196,6 +196,8 @@ bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints) {
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
+  p.rejected.clear();  // of an attempt with symbols for sizes
+  p.final = false;
   bool own = are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; });
   std::vector<Ref> replaced;
   std::vector<PyObject*> values, containers = p.leaves.containers;
@@ -309,9 +311,8 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   if (!d.guarded) return true;
   std::string why = p.rejected;
   bool last = p.final;
-  FunctionStats s = v->function.stats();
-  if (!s.eager_reasons.empty() && !s.eager_reasons.back().starts_with("gradients are needed") && s.eager_reasons.back() != why) {
-    why = s.eager_reasons.back();
+  if (std::string failure = v->function.stats().capture_failure; !failure.empty() && failure != why) {
+    why = failure;
     last = true;
   }
   if (why.empty()) {

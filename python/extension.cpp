@@ -1,8 +1,12 @@
 // The Python extension: the type of compiled callables, and a few switches.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include "callable.h"
+#include "capture.h"
 #include "function.h"
 #include "runtime/memory.h"
 #include "target/target.h"
@@ -11,9 +15,26 @@ namespace py = pybind11;
 
 namespace broach {
 
+namespace {
+
+// torch's argument parser passes a symbolic integer in a tensor's position as a placeholder with this attribute.
+std::optional<c10::Scalar> symbol_in_number(const at::Tensor& t) {
+  py::gil_scoped_acquire gil;
+  py::object o = py::reinterpret_steal<py::object>(THPVariable_Wrap(t));
+  if (!py::hasattr(o, "_wrapped_number")) return std::nullopt;
+  py::object number = o.attr("_wrapped_number");
+  if (torch::is_symint(number)) return c10::Scalar(number.cast<c10::SymInt>());
+  if (torch::is_symfloat(number)) return c10::Scalar(number.cast<c10::SymFloat>().guard_float(__FILE__, __LINE__));
+  return c10::Scalar(number.cast<bool>());
+}
+
+}  // namespace
+
 PYBIND11_MODULE(_C, m) {
+  Capture::symbol_in_number = symbol_in_number;
   add_callable_type(m);
   m.def("set_line", &Function::set_line);
+  m.def("is_capturing", &Function::is_capturing);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });

@@ -13,6 +13,8 @@ ProgramOptions options_from(const py::dict& d) {
   flag("freeze", o.freeze);
   flag("fuse", o.fuse);
   flag("lower", o.lower);
+  if (d.contains("dynamic") && !d["dynamic"].is_none()) o.dynamic = d["dynamic"].cast<bool>() ? ProgramOptions::Dynamic::always : ProgramOptions::Dynamic::never;
+  if (d.contains("symbolic_dims")) o.symbolic_dims = d["symbolic_dims"].cast<std::vector<uint64_t>>();
   if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();
   if (d.contains("disable_passes")) o.disabled_passes = d["disable_passes"].cast<std::vector<std::string>>();
   if (d.contains("progress") && !d["progress"].is_none()) {
@@ -32,6 +34,7 @@ py::dict dict_of(const ProgramStats& x) {
   e["kernels"] = x.code.kernels;
   e["distinct_kernels"] = x.code.distinct_kernels;
   e["contractions"] = x.code.contractions;
+  e["routines"] = x.code.routines;
   e["externs"] = x.code.externs;
   e["code_bytes"] = x.code.code_bytes;
   e["seconds"] = x.seconds;

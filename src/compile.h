@@ -12,6 +12,10 @@
 namespace broach {
 
 struct PipelineOptions {
+  // Which sizes become symbols: those that were seen to change, none, or all from the first call on.
+  enum class Dynamic : uint8_t { automatic, never, always };
+  Dynamic dynamic = Dynamic::automatic;
+  std::vector<uint64_t> symbolic_dims;        // by input, a bit for each dimension that is a symbol from the first call on
   bool strict = false;                        // round and contract as eager does; fold nothing into weights
   bool freeze = true;                         // compute what depends on constant inputs once
   bool fuse = true;

@@ -216,6 +216,7 @@ class Compiled::State {
       out.kernels += p.code.kernels;
       out.distinct_kernels += p.code.distinct_kernels;
       out.contractions += p.code.contractions;
+      out.routines += p.code.routines;
       for (const auto& [schema, n] : p.code.externs) out.externs[schema] += n;
       append(out.picks, p.picks);
       append(out.guards, p.guards);
@@ -253,6 +254,7 @@ std::string Explanation::str() const {
   row("programs", programs);
   row("kernels", kernels, " (", distinct_kernels, " distinct)");
   row("contractions", contractions);
+  row("routines", routines);
   row("capture", 1e3 * capture_seconds, " ms");
   row("compile", 1e3 * compile_seconds, " ms");
   row("packed weights", static_cast<double>(packed_bytes) / (1 << 20), " MiB");

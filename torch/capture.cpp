@@ -1,6 +1,9 @@
 #include "capture.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -11,6 +14,9 @@
 #include "compat.h"
 #include "ops/lower.h"
 #include "support/error.h"
+#include "support/log.h"
+#include "symbolic.h"
+#include "trace/layout.h"
 
 namespace broach {
 
@@ -42,6 +48,8 @@ bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
 
+constexpr const char* kLazyInput = "an input is a lazy conjugate or negative of another tensor";
+
 std::string full_name(const c10::OperatorHandle& op) {
   const auto& n = op.operator_name();
   return n.overload_name.empty() ? n.name : n.name + "." + n.overload_name;
@@ -63,13 +71,25 @@ Capture* Capture::current() {
   return slot ? slot->capture : nullptr;
 }
 
-Capture::Capture(const std::vector<at::Tensor>& inputs) {
+Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes) : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr) {
   for (const at::Tensor& t : inputs) {
     bool known = t.defined() && tensors_.contains(t.unsafeGetTensorImpl());
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
     trace_.inputs.push_back(known ? id_of(t) : add_tensor(t));
     if (known) fail_with("one tensor is given twice");
+    if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
   }
+  if (!symbolic_) return;
+  trace_.symbols = sizes->symbols;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    TraceTensor& t = trace_.tensors[static_cast<size_t>(trace_.inputs[i])];
+    t.type.shape = sizes->sizes[i];
+    t.strides = sizes->strides[i];
+    inputs_[i] = seen_by_program(inputs[i]);
+  }
+  auto generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard lock(generator.mutex());
+  random_state_ = generator.get_state();
 }
 
 Capture::~Capture() = default;
@@ -80,14 +100,122 @@ void Capture::run(const std::function<void()>& program) {
   program();
 }
 
-void Capture::finish(const std::vector<at::Tensor>& outputs) {
-  for (const at::Tensor& t : outputs) {
-    if (!t.defined()) {
-      trace_.outputs.push_back(kNoTensor);
-      continue;
-    }
-    trace_.outputs.push_back(id_of(t));
+void Capture::finish(std::vector<at::Tensor>& outputs) {
+  for (at::Tensor& t : outputs) {
+    if (const at::Tensor* real = real_tensor(t)) t = *real;
+    trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
   }
+  trace_.resolve();
+  // The program wrote to stand-ins, whose versions are their own.
+  if (!symbolic_ || !failure_.empty()) return;
+  for (auto& [real, before] : saved_)
+    if (!real.is_inference()) real.unsafeGetTensorImpl()->bump_version();
+}
+
+// ---- sizes as symbols ----
+
+namespace {
+
+bool has_symbols(const TraceTensor& t) {
+  auto symbolic = [](const SymInt& e) { return !e.is_constant(); };
+  return std::any_of(t.type.shape.begin(), t.type.shape.end(), symbolic) || std::any_of(t.strides.begin(), t.strides.end(), symbolic) || symbolic(t.offset);
+}
+
+}  // namespace
+
+at::Tensor Capture::seen_by_program(const at::Tensor& real) {
+  const TraceTensor& t = trace_.tensors[static_cast<size_t>(tensors_.at(real.unsafeGetTensorImpl()).id)];
+  auto it = stand_ins_.find(real.unsafeGetTensorImpl());
+  if (it != stand_ins_.end())
+    if (auto alive = it->second.lock()) return at::Tensor(std::move(alive));
+  if (!has_symbols(t)) return real;
+  at::Tensor stand_in = capture_tensor(real, t.type.shape, t.strides, t.offset, trace_.symbols);
+  stand_ins_.insert_or_assign(real.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(stand_in.getIntrusivePtr()));
+  return stand_in;
+}
+
+void Capture::save_before_write(TensorId id) {
+  int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
+  for (size_t i = 0; i < trace_.inputs.size(); ++i) {
+    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
+    const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
+    if (std::none_of(saved_.begin(), saved_.end(), [&](const auto& s) { return s.first.is_same(real); })) saved_.emplace_back(real, real.clone());
+  }
+}
+
+void Capture::roll_back() {
+  c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
+  at::NoGradGuard no_grad;
+  for (auto& [real, before] : saved_) real.copy_(before);
+  auto generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(random_state_);
+}
+
+bool Capture::has_escaped() {
+  inputs_.clear();
+  return std::any_of(stand_ins_.begin(), stand_ins_.end(), [](const auto& s) { return s.second.use_count() > 0; });
+}
+
+void Capture::fix_sizes(const TraceOp& op) {
+  for (SymbolId s : symbols_of(trace_, op)) trace_.symbols->specialize(SymInt::symbol(s));
+}
+
+// What the operation's kernel for tensors without elements says.
+std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::OperatorHandle& op, const TraceOp& out, const torch::jit::Stack& given, const std::vector<int64_t>& values) const {
+  auto numbers = [&](const Shape& s) {
+    std::vector<int64_t> n;
+    for (const SymInt& e : s) n.push_back(e.eval(values));
+    return n;
+  };
+  auto meta = [&](TensorId id) {
+    if (id == kNoTensor) return at::Tensor();
+    const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
+    return at::empty_strided(numbers(t.type.shape), numbers(t.strides), at::TensorOptions().dtype(scalar_type(t.type.dtype)).device(at::kMeta));
+  };
+  try {
+    torch::jit::Stack stack = given;
+    for (size_t i = 0; i < out.args.size(); ++i) {
+      if (auto t = std::get_if<Arg::Tensor>(&out.args[i].value)) stack[i] = meta(t->id);
+      if (auto n = std::get_if<SymInt>(&out.args[i].value)) stack[i] = n->eval(values);
+      if (auto s = std::get_if<Shape>(&out.args[i].value)) stack[i] = numbers(*s);
+      if (stack[i].isDevice()) stack[i] = c10::Device(at::kMeta);
+      if (auto list = std::get_if<Arg::Tensors>(&out.args[i].value)) {
+        if (list->optional_elements) return std::nullopt;
+        c10::List<at::Tensor> tensors;
+        for (TensorId id : list->ids) tensors.push_back(meta(id));
+        stack[i] = tensors;
+      }
+    }
+    at::NoGradGuard no_grad;
+    op.callBoxed(stack);
+    std::vector<std::vector<int64_t>> sizes;
+    for (const c10::IValue& v : stack) {
+      if (v.isTensorList())
+        for (const at::Tensor& t : v.toTensorVector()) sizes.push_back(t.sizes().vec());
+      else sizes.push_back(v.isTensor() && v.toTensor().defined() ? v.toTensor().sizes().vec() : std::vector<int64_t>());
+    }
+    return sizes;
+  } catch (const std::exception&) {
+    return std::nullopt;  // it has no such kernel, or does not bear these sizes
+  }
+}
+
+// Sizes of the tensors from `first_new` on, which are results of this operation and known in numbers so far.
+void Capture::add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given) {
+  if (first_new == trace_.tensors.size() || symbols_of(trace_, out).empty()) return;
+  std::vector<TraceTensor> seen;
+  for (TensorId r : out.results) seen.push_back(r == kNoTensor ? TraceTensor{{DType::opaque, {}, {}}, {}, 0, -1} : trace_.tensors[static_cast<size_t>(r)]);
+  bool all_new = std::all_of(out.results.begin(), out.results.end(), [&](TensorId r) { return r == kNoTensor || static_cast<size_t>(r) >= first_new; });
+  auto symbolic = all_new ? symbolic_results(trace_, out, seen) : std::nullopt;
+  if (!symbolic && all_new && !out.is_view)
+    symbolic = probed_results(trace_, out, seen, [&](const std::vector<int64_t>& values) { return ask_meta(op, out, given, values); });
+  if (!symbolic) {
+    log_debug("sizes are fixed by ", full_name(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : "");
+    return fix_sizes(out);
+  }
+  for (size_t i = 0; i < out.results.size(); ++i)
+    if (out.results[i] != kNoTensor) trace_.tensors[static_cast<size_t>(out.results[i])] = (*symbolic)[i];
 }
 
 void Capture::fail_with(const std::string& why) {
@@ -110,9 +238,9 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
   tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
-  bool plain = t.layout() == c10::kStrided && !t.is_quantized() && t.has_storage() && !t.is_conj() && !t.is_neg() && !t.unsafeGetTensorImpl()->is_python_dispatch();
+  bool plain = t.layout() == c10::kStrided && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch();
   if (!plain) {
-    fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString(), t.is_conj() ? " (conjugate view)" : "", t.is_neg() ? " (negative view)" : ""));
+    fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString()));
     info.type = {DType::opaque, {SymInt(0)}, device_of(t.device())};
     info.strides = {SymInt(1)};
     info.storage = -1 - id;
@@ -123,6 +251,8 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   info.type = {dtype_of(t.scalar_type()), shape_of(t.sizes()), device_of(t.device())};
   info.strides = shape_of(t.strides());
   info.offset = t.storage_offset();
+  info.conj = t.is_conj();
+  info.neg = t.is_neg();
   auto* storage = t.storage().unsafeGetStorageImpl();
   auto [it, fresh] = storages_.emplace(storage, SeenStorage{c10::weak_intrusive_ptr<c10::StorageImpl>(t.storage().getWeakStorageImpl().lock()), static_cast<int32_t>(storages_.size())});
   info.storage = it->second.id;
@@ -130,10 +260,32 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   return id;
 }
 
+// Torch hands the program a copy of the tensor that `view.dtype` made, which no operation reports: the two lie alike in one
+// storage, and the first is gone.
+TensorId Capture::twin_of(TensorId id) const {
+  const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
+  for (auto op = trace_.ops.rbegin(); op != trace_.ops.rend(); ++op) {
+    if (op->schema != "aten::view.dtype") continue;
+    const TraceTensor& made = trace_.tensors[static_cast<size_t>(op->results[0])];
+    if (made.storage == t.storage && made.type == t.type && made.strides == t.strides && made.offset == t.offset) return op->results[0];
+  }
+  return kNoTensor;
+}
+
 TensorId Capture::id_of(const at::Tensor& t) {
   auto it = tensors_.find(t.unsafeGetTensorImpl());
   if (it != tensors_.end()) return it->second.id;
-  TensorId id = add_tensor(t);
+  TensorId id = add_tensor(t), twin = twin_of(id);
+  if (twin != kNoTensor) {
+    TraceOp alias;
+    alias.schema = "aten::alias";
+    alias.args.push_back({Arg::Tensor{twin}});
+    alias.results.push_back(id);
+    alias.is_view = true;
+    trace_.ops.push_back(std::move(alias));
+    return id;
+  }
+  if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
   trace_.inputs.push_back(id);
   lifted_.push_back(t);
   return id;
@@ -152,22 +304,62 @@ ExternArg::Opaque opaque(const c10::IValue& v) { return {std::make_shared<const 
 
 }  // namespace
 
-Arg Capture::arg_of(const c10::IValue& v, const c10::Argument& schema) {
+Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
+  auto hidden = symbolic_ && symbol_in_number ? symbol_in_number(t) : std::nullopt;
+  if (!hidden) return {Arg::Number{scalar_of(t.item())}};
+  std::optional<SymInt> e;
+  if (hidden->isSymInt()) {
+    e = integer_of(hidden->toSymInt());
+    hidden = trace_.symbols->hint(*e);
+  }
+  at::Tensor real = at::scalar_tensor(*hidden, hidden->type());
+  real.unsafeGetTensorImpl()->set_wrapped_number(true);
+  v = real;
+  return {Arg::Number{scalar_of(*hidden), e}};
+}
+
+Arg Capture::arg_of(c10::IValue& v) {
+  auto real = [&](const at::Tensor& t) {
+    const at::Tensor* inside = symbolic_ ? real_tensor(t) : nullptr;
+    return inside ? *inside : t;
+  };
   if (v.isNone()) return {};
   if (v.isTensor()) {
-    const at::Tensor& t = v.toTensor();
+    at::Tensor t = real(v.toTensor());
     if (!t.defined()) return {};
-    if (t.unsafeGetTensorImpl()->is_wrapped_number() && !tensors_.contains(t.unsafeGetTensorImpl())) return {Arg::Number{scalar_of(t.item())}};
+    if (t.unsafeGetTensorImpl()->is_wrapped_number() && !tensors_.contains(t.unsafeGetTensorImpl())) return number_of(t, v);
+    if (symbolic_) v = t;
     return {Arg::Tensor{id_of(t)}};
   }
   if (v.isTensorList() || v.isOptionalTensorList()) {
     Arg::Tensors list;
     list.optional_elements = v.isOptionalTensorList();
-    for (const c10::IValue& e : v.toListRef()) list.ids.push_back(e.isNone() || !e.toTensor().defined() ? kNoTensor : id_of(e.toTensor()));
+    std::vector<std::optional<at::Tensor>> tensors;
+    for (const c10::IValue& e : v.toListRef()) {
+      bool absent = e.isNone() || !e.toTensor().defined();
+      tensors.push_back(absent ? std::nullopt : std::optional(real(e.toTensor())));
+      list.ids.push_back(absent ? kNoTensor : id_of(*tensors.back()));
+    }
+    if (symbolic_ && list.optional_elements) v = c10::List<std::optional<at::Tensor>>(tensors);
+    if (symbolic_ && !list.optional_elements) {
+      c10::List<at::Tensor> plain;
+      for (const auto& t : tensors) plain.push_back(t.value_or(at::Tensor()));
+      v = plain;
+    }
     return {list};
   }
   if (v.isBool()) return {Scalar(v.toBool())};
   if (v.isInt()) return {SymInt(v.toInt())};
+  if (v.isSymInt()) {
+    SymInt e = integer_of(v.toSymInt());
+    v = trace_.symbols->hint(e);
+    return {e};
+  }
+  if (v.isSymFloat()) v = v.toSymFloat().guard_float(__FILE__, __LINE__);
+  if (v.isSymBool()) {
+    v = v.toSymBool().guard_bool(__FILE__, __LINE__);
+    return {Scalar(v.toBool())};
+  }
   if (v.isDouble()) return {Scalar(v.toDouble())};
   if (v.isComplexDouble()) return {scalar_of(v.toScalar())};
   if (v.isString()) return {v.toStringRef()};
@@ -181,21 +373,26 @@ Arg Capture::arg_of(const c10::IValue& v, const c10::Argument& schema) {
     auto list = v.toBoolList();
     return {ExternArg::Bools(list.begin(), list.end())};
   }
-  if (v.isList()) {  // lists of sizes that are symbolic integers in the schema but plain here
+  if (v.isList()) {  // lists of sizes, symbolic or not
     bool ints = true;
     Shape out;
+    std::vector<int64_t> numbers;
     for (const c10::IValue& e : v.toListRef()) {
-      ints = ints && e.isInt();
-      if (ints) out.push_back(e.toInt());
+      ints = ints && (e.isInt() || e.isSymInt());
+      if (!ints) break;
+      out.push_back(e.isInt() ? SymInt(e.toInt()) : integer_of(e.toSymInt()));
+      numbers.push_back(trace_.symbols->hint(out.back()));
     }
-    if (ints && !out.empty()) return {out};
+    if (ints && !out.empty()) {
+      if (symbolic_) v = numbers;
+      return {out};
+    }
   }
-  (void)schema;
   return {opaque(v)};
 }
 
-void Capture::add_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack, TraceOp& out) {
-  size_t n = op.schema().returns().size();
+void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given) {
+  size_t n = op.schema().returns().size(), first_new = trace_.tensors.size();
   auto add = [&](const at::Tensor& t) {
     if (!t.defined()) return out.results.push_back(kNoTensor);
     auto it = tensors_.find(t.unsafeGetTensorImpl());
@@ -208,6 +405,17 @@ void Capture::add_results(const c10::OperatorHandle& op, const torch::jit::Stack
     else if (stack[i].isNone()) out.results.push_back(kNoTensor);
     else if (!is_metadata_read(op.schema().name()))
       fail_with(cat("a value is read on the host by ", full_name(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+    else fix_sizes(out);
+  }
+  if (!symbolic_) return;
+  add_sizes(op, first_new, out, given);
+  for (size_t i = stack.size() - n; i < stack.size(); ++i) {
+    if (stack[i].isTensor() && stack[i].toTensor().defined()) stack[i] = seen_by_program(stack[i].toTensor());
+    else if (stack[i].isTensorList()) {
+      std::vector<at::Tensor> list = stack[i].toTensorVector();
+      for (at::Tensor& t : list) t = seen_by_program(t);
+      stack[i] = list;
+    }
   }
 }
 
@@ -243,6 +451,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
+  if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   const auto& schema = op.schema();
   size_t n = schema.arguments().size(), base = stack->size() - n;
@@ -253,7 +462,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     out.line = line_;
     for (size_t i = 0; i < n; ++i) {
       const auto& argument = schema.arguments()[i];
-      out.args.push_back(arg_of((*stack)[base + i], argument));
+      out.args.push_back(arg_of((*stack)[base + i]));
       if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
       if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) out.mutated.push_back(one->id);
       if (auto many = std::get_if<Arg::Tensors>(&out.args.back().value))
@@ -264,15 +473,18 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       if (name == h.schema && (*stack)[base + h.flag].isBool() && (*stack)[base + h.flag].toBool())
         for (size_t i = h.first; i < h.first + h.count; ++i)
           if (auto one = std::get_if<Arg::Tensor>(&out.args[i].value)) out.mutated.push_back(one->id);
+    if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = op.hasTag(at::Tag::nondeterministic_seeded) || !name.starts_with("aten::");
     if (op.hasTag(at::Tag::inplace_view)) fail_with(cat(name, " changes the sizes of a tensor in place"));
     if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) fail_with(cat("the sizes of the result of ", name, " depend on data"));
   }
+  torch::jit::Stack given;
+  if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());
   op.callBoxed(stack);
   std::lock_guard lock(mutex_);
   if (guard_read(*stack, out)) return;
-  add_results(op, *stack, out);
+  add_results(op, *stack, out, given);
   trace_.ops.push_back(std::move(out));
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/Scalar.h>
 
 #include <functional>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "trace/generalize.h"
 #include "trace/trace.h"
 
 namespace broach {
@@ -21,14 +23,25 @@ namespace broach {
 // threads; captures on other threads do not meet it.
 class Capture {
  public:
-  explicit Capture(const std::vector<at::Tensor>& inputs);
+  // `sizes`, if not null: symbols for the inputs' sizes. The program must then be run on `inputs()`.
+  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr);
   ~Capture();
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
   // Runs the program and records it. Exceptions pass through.
   void run(const std::function<void()>& program);
-  void finish(const std::vector<at::Tensor>& outputs);
+  // The program's outputs; those with symbolic sizes become the real tensors.
+  void finish(std::vector<at::Tensor>& outputs);
+
+  // ---- sizes as symbols ----
+  const std::vector<at::Tensor>& inputs() const { return inputs_; }
+  bool is_symbolic() const { return symbolic_; }
+  // After an error, or when the recording cannot be used: the elements that the program has written and the state of random
+  // numbers become what they were before, so that it can be run again. For symbolic captures only.
+  void roll_back();
+  // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
+  bool has_escaped();
 
   // What was recorded; meaningless if `failure` is set.
   const Trace& trace() const { return trace_; }
@@ -43,19 +56,29 @@ class Capture {
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   static Capture* current();
+  // How a front finds the symbolic number behind one that it passed as a tensor; may be null. Set once, at load.
+  static inline std::optional<c10::Scalar> (*symbol_in_number)(const at::Tensor&) = nullptr;
 
  private:
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
-  Arg arg_of(const c10::IValue& v, const c10::Argument& schema);
-  void add_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack, TraceOp& out);
+  TensorId twin_of(TensorId id) const;
+  // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
+  Arg arg_of(c10::IValue& v);
+  Arg number_of(const at::Tensor& t, c10::IValue& v);
+  void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
+  void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
+  std::optional<std::vector<std::vector<int64_t>>> ask_meta(const c10::OperatorHandle& op, const TraceOp& out, const torch::jit::Stack& given, const std::vector<int64_t>& values) const;
+  void fix_sizes(const TraceOp& op);
+  at::Tensor seen_by_program(const at::Tensor& real);
+  void save_before_write(TensorId id);
   bool guard_read(const torch::jit::Stack& stack, const TraceOp& op);
   bool indexes_by_position(const TraceOp& op) const;
   void fail_with(const std::string& why);
 
   std::mutex mutex_;  // the autograd engine records from its own threads
   Trace trace_;
-  std::vector<at::Tensor> lifted_;
+  std::vector<at::Tensor> given_, inputs_, lifted_;
   std::string failure_;
   int32_t line_ = -1;
   // Tensors and storages seen so far. Weak references keep an address from being used again, but not the memory behind it.
@@ -69,6 +92,11 @@ class Capture {
     int32_t id;
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
+
+  bool symbolic_ = false;
+  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> stand_ins_;  // by real tensor
+  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
+  at::Tensor random_state_;
 };
 
 }  // namespace broach

@@ -53,6 +53,7 @@ class AtenCall : public ExternRunner {
     auto& host = *static_cast<HostState*>(frame.host);
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
+    for (int64_t i : call_.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
     for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
     torch::jit::Stack stack;
     stack.reserve(call_.args.size());
@@ -75,11 +76,12 @@ class AtenCall : public ExternRunner {
     return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   }
 
+  static bool wants_tensor(const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::OptionalType::create(c10::TensorType::get())); }
+
   // Arguments that are the same on every call; None where they are not.
   static c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
-    bool wants_tensor = schema.type()->isSubtypeOf(*c10::OptionalType::create(c10::TensorType::get()));
     if (auto s = std::get_if<Scalar>(&a.value)) {
-      if (wants_tensor) return wrapped_number(*s);
+      if (wants_tensor(schema)) return wrapped_number(*s);
       if (schema.type()->kind() == c10::TypeKind::FloatType) return as_double(*s);
       return c10::IValue(scalar_of(*s));
     }
@@ -111,7 +113,10 @@ class AtenCall : public ExternRunner {
   c10::IValue argument(size_t i, const c10::SmallVector<at::Tensor, 8>& operands, const Frame& frame) const {
     const auto& v = call_.args[i].value;
     if (auto t = std::get_if<ExternArg::Input>(&v)) return operands[t->index];
-    if (auto s = std::get_if<SymInt>(&v)) return s->eval(frame.symbols);
+    if (auto s = std::get_if<SymInt>(&v)) {
+      int64_t n = s->eval(frame.symbols);
+      return wants_tensor(op_.schema().arguments()[i]) ? c10::IValue(wrapped_number(n)) : c10::IValue(n);
+    }
     if (auto s = std::get_if<Shape>(&v)) {
       std::vector<int64_t> ints;
       for (const SymInt& e : *s) ints.push_back(e.eval(frame.symbols));
@@ -139,7 +144,7 @@ class AtenCall : public ExternRunner {
     auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
     check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype,
           "extern ", call_.schema, " gave sizes ", t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
-    at::Tensor held = t;
+    at::Tensor held = t.resolve_conj().resolve_neg();
     if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) {
       held = at::empty_strided(sizes, strides, t.options());
       held.copy_(t);

@@ -11,6 +11,7 @@
 #include "capture.h"
 #include "support/error.h"
 #include "support/log.h"
+#include "symbolic.h"
 
 namespace broach {
 
@@ -37,11 +38,7 @@ Function::Results Function::operator()(at::TensorList inputs, at::IntArrayRef in
   if (modes.grad && eager_with_grad_) return run_eager(inputs, ints, kNeedsGradients);
   if (Capture::current()) return run_eager(inputs, ints, "called while another program is captured: its operations are part of that one");
   auto entries = entries_.load(std::memory_order_acquire);
-  for (const Entry& e : *entries)
-    if (e.modes == modes && ints == e.ints && e.program->accepts(inputs, nullptr)) {
-      ++compiled_calls_;
-      return {e.program->run(inputs), e.int_results, e.form};
-    }
+  if (auto results = run_compiled(*entries, inputs, ints, modes)) return std::move(*results);
   if (hopeless_) return run_eager(inputs, ints, "");
   return capture_and_compile(inputs, ints, modes);
 }
@@ -68,24 +65,125 @@ void Function::reject_capture(std::string why) {
   if (Capture* c = Capture::current()) c->reject(std::move(why));
 }
 
+bool Function::is_capturing() { return Capture::current() != nullptr; }
+
+bool Function::is_capturing_symbols() {
+  Capture* c = Capture::current();
+  return c && c->is_symbolic();
+}
+
+std::optional<Function::Results> Function::run_compiled(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
+  CompiledProgram::SymbolValues symbols;
+  for (const Entry& e : entries) {
+    if (!(e.modes == modes) || !e.program->accepts(inputs, ints, symbols, nullptr)) continue;
+    ++compiled_calls_;
+    Results r{e.program->run(inputs, symbols), {}, e.form};
+    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(symbols));
+    return r;
+  }
+  return std::nullopt;
+}
+
+void Function::note_recompilation(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
+  if (entries.empty()) return;
+  std::string why = "the grad, autocast or other mode differs";
+  CompiledProgram::SymbolValues symbols;
+  for (const Entry& e : entries)
+    if (e.modes == modes) e.program->accepts(inputs, ints, symbols, &why);
+  std::lock_guard guard(stats_mutex_);
+  stats_.recompilations.push_back(why);
+  log_info("recompiles: ", why);
+}
+
+// ---- which sizes become symbols ----
+
+namespace {
+
+CallSizes sizes_of(at::TensorList inputs, at::IntArrayRef ints) {
+  CallSizes out;
+  for (const at::Tensor& t : inputs) {
+    bool plain = t.defined() && t.layout() == c10::kStrided;
+    out.sizes.push_back(plain ? t.sizes().vec() : std::vector<int64_t>());
+    out.strides.push_back(plain ? t.strides().vec() : std::vector<int64_t>());
+  }
+  out.ints = ints.vec();
+  return out;
+}
+
+std::vector<c10::ScalarType> dtypes_of(at::TensorList inputs) {
+  std::vector<c10::ScalarType> out;
+  for (const at::Tensor& t : inputs) out.push_back(t.defined() ? t.scalar_type() : c10::ScalarType::Undefined);
+  return out;
+}
+
+std::vector<SymInt> plain(c10::ArrayRef<c10::SymInt> ints) {
+  std::vector<SymInt> out;
+  for (const c10::SymInt& i : ints) out.push_back(integer_of(i));
+  return out;
+}
+
+}  // namespace
+
+SymbolicSizes Function::symbols_for(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
+  Seen now{modes, dtypes_of(inputs), sizes_of(inputs, ints)};
+  std::vector<CallSizes> calls;
+  for (const Seen& s : seen_)
+    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes)) calls.push_back(s.sizes);
+  calls.push_back(now.sizes);
+  seen_.push_back(std::move(now));
+  if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_) return {};
+  std::vector<uint64_t> symbolic = options_.symbolic_dims;
+  if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(inputs.size() + 1, ~uint64_t{0});
+  for (size_t i = 0; i < std::min(symbolic.size(), constant_inputs_.size()); ++i)
+    if (constant_inputs_[i]) symbolic[i] = 0;
+  return generalize(calls, symbolic);
+}
+
+// ---- recording ----
+
+Function::Recorded Function::record(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes* sizes) {
+  Recorded out;
+  out.capture = std::make_unique<Capture>(inputs.vec(), sizes);
+  Capture& capture = *out.capture;
+  std::vector<c10::SymInt> given;
+  if (sizes)
+    for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
+  else
+    for (int64_t i : ints) given.push_back(i), out.ints.push_back(i);
+  try {
+    capture.run([&] { out.results = eager_(capture.inputs(), given); });
+  } catch (...) {
+    if (sizes) capture.roll_back();
+    throw;
+  }
+  capture.finish(out.results.tensors);
+  out.int_results = plain(out.results.ints);
+  for (SymInt& e : out.int_results) e = capture.trace().symbols->resolved(e);
+  for (size_t i = 0; i < out.int_results.size(); ++i) out.results.ints[i] = capture.trace().symbols->hint(out.int_results[i]);
+  out.failure = capture.failure();
+  return out;
+}
+
+// Nothing if the program does not bear symbols: it is then as if it had not run.
+std::optional<Function::Recorded> Function::record_symbolic(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes& sizes) {
+  try {
+    Recorded out = record(inputs, ints, &sizes);
+    if (!out.capture->has_escaped()) return out;
+    log_info("sizes stay numbers: the program keeps a tensor that it computed");
+    out.capture->roll_back();
+  } catch (const std::exception& e) {
+    log_info("sizes stay numbers: ", e.what());
+  }
+  return std::nullopt;
+}
+
 Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
   std::unique_lock lock(compile_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return run_eager(inputs, ints, "another thread is compiling");
   auto entries = entries_.load();
-  for (const Entry& e : *entries)
-    if (e.modes == modes && ints == e.ints && e.program->accepts(inputs, nullptr)) {
-      ++compiled_calls_;
-      return {e.program->run(inputs), e.int_results, e.form};
-    }
+  if (auto results = run_compiled(*entries, inputs, ints, modes)) return std::move(*results);
   if (entries->size() >= limit_) return run_eager(inputs, ints, cat("more than ", limit_, " versions would be needed"));
-  if (!entries->empty()) {
-    std::string why = "the grad, autocast or other mode differs";
-    for (const Entry& e : *entries)
-      if (e.modes == modes) e.program->accepts(inputs, &why);
-    std::lock_guard guard(stats_mutex_);
-    stats_.recompilations.push_back(why);
-    log_info("recompiles: ", why);
-  }
+  note_recompilation(*entries, inputs, ints, modes);
   auto start = std::chrono::steady_clock::now();
   auto seconds = [&] {
     auto now = std::chrono::steady_clock::now();
@@ -93,28 +191,40 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
     start = now;
     return s;
   };
-  Capture capture(inputs.vec());
-  Results results;
-  capture.run([&] { results = eager_(inputs, c10::fromIntArrayRefSlow(ints)); });
-  capture.finish(results.tensors);
+  SymbolicSizes sizes = symbols_for(inputs, ints, modes);
+  std::optional<Recorded> recorded;
+  if (!sizes.symbols->infos().empty()) {
+    recorded = record_symbolic(inputs, ints, sizes);
+    specialise_ = !recorded;
+  }
+  bool symbolic = recorded.has_value();
+  if (!recorded) recorded = record(inputs, ints, nullptr);
   double captured = seconds();
-  if (modes.grad && std::any_of(results.tensors.begin(), results.tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); })) {
+  auto needs_grad = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
+  if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_grad)) {
     eager_with_grad_ = true;
     note_eager(kNeedsGradients);
-    return results;
+    return std::move(recorded->results);
   }
-  std::string why = capture.failure();
+  std::string why = recorded->failure;
   if (why.empty()) {
     try {
-      auto program = std::make_shared<const CompiledProgram>(capture.trace(), capture.lifted(), constant_inputs_, options_);
+      const Capture& capture = *recorded->capture;
+      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, capture.lifted(), constant_inputs_, options_);
       auto next = std::make_shared<Entries>(*entries);
-      next->push_back({modes, ints.vec(), results.ints, results.form, std::move(program)});
+      next->push_back({modes, recorded->int_results, recorded->results.form, std::move(program)});
       entries_.store(std::move(next), std::memory_order_release);
     } catch (const Error& e) {
       why = e.what();
     }
   }
+  if (symbolic && !why.empty()) {
+    log_info("sizes stay numbers: ", why);
+    specialise_ = true;  // the next call captures numbers
+    return std::move(recorded->results);
+  }
   std::lock_guard guard(stats_mutex_);
+  stats_.capture_failure = why;
   stats_.capture_seconds.push_back(captured);
   stats_.compile_seconds.push_back(seconds());
   if (!why.empty()) {
@@ -124,7 +234,7 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
     log_warning("runs eagerly: ", why);
     hopeless_ = true;
   }
-  return results;
+  return std::move(recorded->results);
 }
 
 FunctionStats Function::stats() const {
@@ -144,6 +254,8 @@ std::vector<std::shared_ptr<const CompiledProgram>> Function::programs() const {
 void Function::reset() {
   std::lock_guard lock(compile_mutex_);
   entries_.store(std::make_shared<const Entries>());
+  seen_.clear();
+  specialise_ = false;
   hopeless_ = false;
   eager_with_grad_ = false;
 }

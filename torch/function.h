@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,14 @@
 
 namespace broach {
 
+class Capture;
+
 // Counters and reasons of one function, for `explain` and the logs.
 struct FunctionStats {
   int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
   std::vector<std::string> recompilations;   // which guard failed each time
   std::vector<std::string> eager_reasons;    // why calls ran eagerly
+  std::string capture_failure;               // why the last recording gave no program; empty if it did
   std::vector<double> capture_seconds, compile_seconds;
 };
 
@@ -53,6 +57,10 @@ class Function {
   // `ints`: numbers that the program is given besides tensors, the same count on each call.
   Results operator()(at::TensorList inputs, at::IntArrayRef ints = {});
 
+  // Whether sizes are captured as symbols on this thread: what the program is given then stands for the caller's tensors, and
+  // the front must keep no reference to it.
+  static bool is_capturing_symbols();
+  static bool is_capturing();
   // Sets the source line for what is captured next, if this thread is capturing.
   static void set_line(std::string line);
   // Says, from within the program, that the recording under way must not be used. Does nothing outside a capture.
@@ -66,16 +74,33 @@ class Function {
  private:
   struct Entry {
     Modes modes;
-    std::vector<int64_t> ints;
-    std::vector<c10::SymInt> int_results;
+    std::vector<SymInt> int_results;
     std::shared_ptr<const void> form;
     std::shared_ptr<const CompiledProgram> program;
   };
   using Entries = std::vector<Entry>;
+  // One call that was captured, for telling which sizes differ from call to call.
+  struct Seen {
+    Modes modes;
+    std::vector<c10::ScalarType> dtypes;
+    CallSizes sizes;
+  };
+  // A recording with what the program gave back.
+  struct Recorded {
+    Results results;
+    std::unique_ptr<Capture> capture;  // null: the program has run, and cannot be compiled
+    std::vector<SymInt> ints, int_results;
+    std::string failure;
+  };
 
   Results capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
   Results run_eager(at::TensorList inputs, at::IntArrayRef ints, const std::string& why);
   void note_eager(const std::string& why);
+  std::optional<Results> run_compiled(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
+  void note_recompilation(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
+  SymbolicSizes symbols_for(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
+  Recorded record(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes* sizes);
+  std::optional<Recorded> record_symbolic(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes& sizes);
 
   Eager eager_;
   std::vector<bool> constant_inputs_;
@@ -84,6 +109,8 @@ class Function {
   OnFailure on_failure_;
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
+  std::vector<Seen> seen_;            // under compile_mutex_
+  bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
   std::atomic<int64_t> calls_{0}, compiled_calls_{0};

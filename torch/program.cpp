@@ -1,11 +1,15 @@
 #include "program.h"
 
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+
 #include "compat.h"
 #include "externs.h"
+#include "ir/text.h"
 #include "runner.h"
 #include "support/error.h"
 #include "weights.h"
@@ -14,21 +18,31 @@ namespace broach {
 
 namespace {
 
-std::vector<int64_t> numbers(const Shape& s) {
-  std::vector<int64_t> out;
-  for (const SymInt& e : s) out.push_back(e.constant());
-  return out;
-}
-
 // The exact text of a tensor's only element; NaN equals NaN.
 std::string value_text(const at::Tensor& t) {
   c10::Scalar s = t.item();
   return s.isBoolean() ? str(Scalar(s.toBool())) : s.isIntegral(false) ? str(Scalar(s.toLong())) : str(Scalar(s.toDouble()));
 }
 
+// The storage from the tensor's first element on, as elements of another type.
+at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
+  auto bytes = static_cast<int64_t>(t.storage().nbytes()), own = t.storage_offset() * static_cast<int64_t>(t.itemsize());
+  auto size = static_cast<int64_t>(c10::elementSize(type)), n = (bytes - own) / size * size / static_cast<int64_t>(t.itemsize());
+  return t.as_strided({n}, {1}, t.storage_offset()).view(type);
+}
+
+// The window of `base` that a result is.
+at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
+  bool other = scalar_type(r.type.dtype) != base.scalar_type();
+  at::Tensor whole = other ? with_elements(base, scalar_type(r.type.dtype)) : base;
+  at::Tensor t = whole.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), whole.storage_offset() + r.offset.eval(symbols));
+  if (r.conj) t = t.conj();
+  return r.neg ? t._neg_view() : t;
+}
+
 }  // namespace
 
-CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
+CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size()) {
   const Target* target = cpu_target();
   if (!target) unsupported("this build has no CPU target (LLVM)");
@@ -44,21 +58,25 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<at::Tensor> lif
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
   reads_ = trace.reads;
-  for (size_t i = 0; i < trace.inputs.size(); ++i) {
-    const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
-    guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU), numbers(t.type.shape), numbers(t.strides)});
+  std::vector<Shape> sizes, strides;
+  for (TensorId id : trace.inputs) {
+    const TraceTensor& t = trace.tensors[static_cast<size_t>(id)];
+    guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU)});
+    sizes.push_back(t.type.shape);
+    strides.push_back(t.strides);
   }
+  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), *program_.graph->symbols());
   const Executable& executable = main_->executable();
   stats_.code = executable.stats();
-  stats_.picks = executable.picks({});
-  stats_.arena_bytes = executable.memory_plan({}).bytes;
+  stats_.picks = executable.picks(sizes_.hints());
+  stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
 }
 
 CompiledProgram::~CompiledProgram() = default;
 
-bool CompiledProgram::accepts(at::TensorList inputs, std::string* why) const {
+bool CompiledProgram::accepts(at::TensorList inputs, at::IntArrayRef ints, SymbolValues& symbols, std::string* why) const {
   auto differs = [&](size_t i, const auto&... what) {
     if (why) *why = cat("input ", i, what...);
     return false;
@@ -70,9 +88,12 @@ bool CompiledProgram::accepts(at::TensorList inputs, std::string* why) const {
     if (!t.defined() || t.layout() != c10::kStrided || t.is_conj() || t.is_neg() || t.unsafeGetTensorImpl()->is_python_dispatch()) return differs(i, " is no plain tensor");
     if (t.scalar_type() != g.dtype) return differs(i, ": element type was ", c10::toString(g.dtype), ", is ", c10::toString(t.scalar_type()));
     if (t.device() != g.device) return differs(i, ": device was ", g.device.str(), ", is ", t.device().str());
-    if (t.sizes() != c10::IntArrayRef(g.sizes)) return differs(i, ": sizes were ", c10::IntArrayRef(g.sizes), ", are ", t.sizes());
-    if (t.strides() != c10::IntArrayRef(g.strides)) return differs(i, ": strides were ", c10::IntArrayRef(g.strides), ", are ", t.strides());
   }
+  c10::SmallVector<Window, 16> windows;
+  auto add_window = [&](const at::Tensor& t) { windows.push_back({t.sizes().data(), t.strides().data(), t.sizes().size()}); };
+  std::for_each(inputs.begin(), inputs.end(), add_window);
+  std::for_each(lifted_.begin(), lifted_.end(), add_window);
+  if (!sizes_.match({windows.data(), windows.size()}, {ints.data(), ints.size()}, symbols, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
@@ -81,7 +102,7 @@ bool CompiledProgram::accepts(at::TensorList inputs, std::string* why) const {
   for (size_t i = 0; i < lifted_.size(); ++i) {
     const at::Tensor& t = lifted_[i];
     const InputGuard& g = guards_[given_ + i];
-    if (t.scalar_type() != g.dtype || t.sizes() != c10::IntArrayRef(g.sizes) || t.strides() != c10::IntArrayRef(g.strides)) return differs(given_ + i, ": a tensor that the program holds changed its type or sizes");
+    if (t.scalar_type() != g.dtype) return differs(given_ + i, ": a tensor that the program holds changed its type");
     if (t.requires_grad() && c10::GradMode::is_enabled()) return differs(given_ + i, ": a tensor that the program holds needs gradients now");
   }
   for (int m : program_.mutated_inputs) {
@@ -93,21 +114,21 @@ bool CompiledProgram::accepts(at::TensorList inputs, std::string* why) const {
   return true;
 }
 
-std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs) const {
+std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs, const SymbolValues& symbols) const {
   std::vector<at::Tensor> all;
   if (!lifted_.empty()) {
     all.assign(inputs.begin(), inputs.end());
     all.insert(all.end(), lifted_.begin(), lifted_.end());
     inputs = all;
   }
-  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs) : nullptr;
+  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols) : nullptr;
   std::vector<at::Tensor> fresh;
   if (weights && !weights->frozen.empty()) {
     std::vector<at::Tensor> with_frozen = inputs.vec();
     with_frozen.insert(with_frozen.end(), weights->frozen.begin(), weights->frozen.end());
-    fresh = main_->run(with_frozen, &weights->packs, program_.mutated_inputs);
+    fresh = main_->run(with_frozen, symbols, &weights->packs, program_.mutated_inputs);
   } else {
-    fresh = main_->run(inputs, weights ? &weights->packs : nullptr, program_.mutated_inputs);
+    fresh = main_->run(inputs, symbols, weights ? &weights->packs : nullptr, program_.mutated_inputs);
   }
   for (int m : program_.mutated_inputs)
     if (!inputs[static_cast<size_t>(m)].is_inference()) inputs[static_cast<size_t>(m)].unsafeGetTensorImpl()->bump_version();
@@ -117,13 +138,9 @@ std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs) const {
     using K = ResultSpec::Kind;
     if (r.kind == K::none) results.emplace_back();
     else if (r.kind == K::input) results.push_back(inputs[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) {
-      const at::Tensor& base = inputs[static_cast<size_t>(r.index)];
-      results.push_back(base.as_strided(evaluate(r.type.shape, std::span<const int64_t>()), evaluate(r.strides, std::span<const int64_t>()), base.storage_offset() + r.offset.eval(std::span<const int64_t>())));
-    } else {
-      const at::Tensor& base = fresh[static_cast<size_t>(r.index)];
-      results.push_back(r.kind == K::fresh ? base : base.as_strided(evaluate(r.type.shape, std::span<const int64_t>()), evaluate(r.strides, std::span<const int64_t>()), r.offset.eval(std::span<const int64_t>())));
-    }
+    else if (r.kind == K::view_of_input) results.push_back(window(inputs[static_cast<size_t>(r.index)], r, symbols));
+    else if (r.kind == K::fresh) results.push_back(fresh[static_cast<size_t>(r.index)]);
+    else results.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols));
   }
   return results;
 }
@@ -132,7 +149,8 @@ ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
   if (weights_) s.packed_bytes = weights_->bytes();
   for (size_t i = 0; i < given_; ++i)
-    s.guards.push_back(cat("input ", i, ": ", c10::toString(guards_[i].dtype), " ", c10::IntArrayRef(guards_[i].sizes), " strides ", c10::IntArrayRef(guards_[i].strides)));
+    s.guards.push_back(cat("input ", i, ": ", program_.graph->inputs()[i].type().str(), " strides ", list_text(program_.input_strides[i])));
+  for (std::string& text : sizes_.text()) s.guards.push_back(std::move(text));
   return s;
 }
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "compile.h"
+#include "runtime/guards.h"
+#include "trace/generalize.h"
 
 namespace broach {
 
@@ -29,15 +31,17 @@ class Weights;
 
 class CompiledProgram {
  public:
-  // `trace` must stand for a program without failures. `lifted` are the tensors behind the trace's own inputs;
+  using SymbolValues = std::vector<int64_t>;
+
+  // `trace` must stand for a program without failures, `ints` are the integers it was given. `lifted` are the tensors behind the trace's own inputs;
   // `constant_inputs` says which inputs the caller passes unchanged call after call (parameters and buffers).
-  CompiledProgram(const Trace& trace, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
+  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
   ~CompiledProgram();
 
-  // Whether these inputs are ones the program was compiled for; `why` says what differs.
-  bool accepts(at::TensorList inputs, std::string* why) const;
+  // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
+  bool accepts(at::TensorList inputs, at::IntArrayRef ints, SymbolValues& symbols, std::string* why) const;
   // Inputs must be accepted. Throws what eager would throw for a bad index.
-  std::vector<at::Tensor> run(at::TensorList inputs) const;
+  std::vector<at::Tensor> run(at::TensorList inputs, const SymbolValues& symbols) const;
 
   ProgramStats stats() const;
 
@@ -45,13 +49,13 @@ class CompiledProgram {
   struct InputGuard {
     c10::ScalarType dtype;
     c10::Device device;
-    std::vector<int64_t> sizes, strides;
   };
 
   Program program_;
   std::vector<at::Tensor> lifted_;
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
+  SizeGuards sizes_;
   std::vector<ValueRead> reads_;
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;

@@ -38,17 +38,18 @@ bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
   int buffer = input_buffers_[static_cast<size_t>(input)];
   int64_t reads = 0, packed = 0;
   for (const Step& s : executable_->schedule().steps) reads += std::count(s.reads.begin(), s.reads.end(), buffer);
-  for (const auto& p : executable_->packables()) packed += p.input == input && packs[static_cast<size_t>(p.contraction)] != nullptr;
+  for (const auto& p : executable_->packables()) packed += p.input == input && packs[static_cast<size_t>(p.contraction)].data;
   const auto& outputs = executable_->schedule().output_buffers;
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
-std::vector<at::Tensor> Runner::run(at::TensorList inputs, const WeightPacks* packs, const std::vector<int>& mutated) const {
+std::vector<at::Tensor> Runner::run(at::TensorList inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const {
   const Schedule& schedule = executable_->schedule();
   HostState host;
   host.tensors.resize(schedule.buffers.size());
   Frame frame;
   frame.executable = executable_.get();
+  frame.symbols = symbols;
   frame.data.assign(schedule.buffers.size(), nullptr);
   frame.threads = &kThreads;
   frame.host = &host;

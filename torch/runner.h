@@ -10,7 +10,7 @@
 
 namespace broach {
 
-using WeightPacks = std::vector<std::shared_ptr<const std::byte[]>>;  // by contraction
+using WeightPacks = std::vector<PackedWeight>;  // by contraction
 
 class Runner {
  public:
@@ -18,7 +18,7 @@ class Runner {
 
   // One tensor for each graph output; for those written into inputs, undefined. `mutated`: inputs that are written.
   // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
-  std::vector<at::Tensor> run(at::TensorList inputs, const WeightPacks* packs, const std::vector<int>& mutated) const;
+  std::vector<at::Tensor> run(at::TensorList inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
   const Executable& executable() const { return *executable_; }
   // Whether something reads this input besides the contractions that read its packed copies.
   bool reads_unpacked(int input, const WeightPacks& packs) const;

@@ -28,7 +28,7 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
     if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
 }
 
-std::shared_ptr<const Weights::State> Weights::current(at::TensorList inputs) {
+std::shared_ptr<const Weights::State> Weights::current(at::TensorList inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !prologue_) return nullptr;
   auto state = state_.load(std::memory_order_acquire);
   if (state && fresh(*state, inputs)) return state;
@@ -38,7 +38,7 @@ std::shared_ptr<const Weights::State> Weights::current(at::TensorList inputs) {
   if (rebuilds_ < kMostRebuilds) {
     ++rebuilds_;
     state_.store(nullptr);  // first give back what the old copies hold
-    state = build(inputs);
+    state = build(inputs, symbols);
     if (state) {
       state_.store(state, std::memory_order_release);
       return state;
@@ -48,7 +48,7 @@ std::shared_ptr<const Weights::State> Weights::current(at::TensorList inputs) {
   lock.unlock();
   // Written again and again: compute what the program needs for this call, and pack nothing.
   auto once = std::make_shared<State>();
-  if (prologue_) once->frozen = prologue_->run(inputs, nullptr, {});
+  if (prologue_) once->frozen = prologue_->run(inputs, {}, nullptr, {});
   once->packs.resize(static_cast<size_t>(main_->executable().contractions()));
   return once;
 }
@@ -67,18 +67,18 @@ bool Weights::add_source(State& state, int input, at::TensorList inputs) const {
   }
 }
 
-std::shared_ptr<const Weights::State> Weights::build(at::TensorList inputs) const {
+std::shared_ptr<const Weights::State> Weights::build(at::TensorList inputs, const std::vector<int64_t>& symbols) const {
   auto state = std::make_shared<State>();
   for (int i : prologue_inputs_)
     if (!add_source(*state, i, inputs)) return nullptr;
-  if (prologue_) state->frozen = prologue_->run(inputs, nullptr, {});
-  pack(*state, inputs);
+  if (prologue_) state->frozen = prologue_->run(inputs, {}, nullptr, {});
+  pack(*state, inputs, symbols);
   for (const auto& t : state->frozen)
     if (t.defined()) state->bytes += static_cast<int64_t>(t.nbytes());
   return state;
 }
 
-void Weights::pack(State& state, at::TensorList inputs) const {
+void Weights::pack(State& state, at::TensorList inputs, const std::vector<int64_t>& symbols) const {
   const Executable& main = main_->executable();
   state.packs.resize(static_cast<size_t>(main.contractions()));
   auto given = static_cast<int>(inputs.size());
@@ -86,10 +86,11 @@ void Weights::pack(State& state, at::TensorList inputs) const {
     bool is_frozen = p.input >= given;
     if (!is_frozen && !add_source(state, p.input, inputs)) continue;
     const at::Tensor& t = is_frozen ? state.frozen[static_cast<size_t>(p.input - given)] : inputs[static_cast<size_t>(p.input)];
-    size_t bytes = 0;
-    state.packs[static_cast<size_t>(p.contraction)] = main.pack(p.contraction, t.const_data_ptr(), {}, &bytes);
-    state.bytes += static_cast<int64_t>(bytes);
+    PackedWeight& packed = state.packs[static_cast<size_t>(p.contraction)];
+    packed = main.pack(p.contraction, t.const_data_ptr(), symbols);
+    state.bytes += static_cast<int64_t>(packed.bytes);
   }
+  if (!symbols.empty()) return;  // other sizes may want other arrangements of them
   for (size_t i = 0; i < state.frozen.size(); ++i)
     if (!main_->reads_unpacked(given + static_cast<int>(i), state.packs)) state.frozen[i] = at::Tensor();
 }

@@ -48,6 +48,7 @@ struct Explanation {
   int programs = 0;                          // compiled versions: one for each kind of inputs
   int kernels = 0, distinct_kernels = 0;     // generated loop nests
   int contractions = 0;                      // matrix products and convolutions
+  int routines = 0;                          // scans, sorts, searches, scattered writes
   std::map<std::string, int> externs;        // operations left to libtorch, by schema
   std::vector<std::string> picks;            // which implementation computes each contraction
   std::vector<std::string> guards;           // what a call must have in common with the recorded one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -31,6 +32,11 @@ class _Interpreter(torch.fx.Interpreter):
         if trace:
             _C.set_line(_last_line(trace))
         return super().run_node(n)
+
+
+def _run(gm: torch.fx.GraphModule, *args: Any) -> Any:
+    # An interpreter holds the values of its run, so each run has one of its own: threads may run a module at once.
+    return _Interpreter(gm).run(*args) if _C.is_capturing() else gm(*args)
 
 
 def _last_line(trace: str) -> str:
@@ -78,6 +84,18 @@ def _is_constant(node: torch.fx.Node, example: Any) -> bool:
     return kind is not None or "_dynamo_static_input_type" in tensor_dict or tensor_dict.get("_is_param", False)
 
 
+def _symbolic_dims(examples: list[Any]) -> list[int]:
+    """For each tensor a bit for each dimension of which Dynamo says that it changes; then one for each integer."""
+    masks: list[int] = []
+    integers: list[bool] = []
+    for e in examples:
+        if isinstance(e, torch.Tensor):
+            masks.append(sum(1 << d for d, n in enumerate(e.shape) if isinstance(n, torch.SymInt)))
+        elif isinstance(e, (int, torch.SymInt)):
+            integers.append(isinstance(e, torch.SymInt))
+    return masks + [sum(1 << k for k, symbolic in enumerate(integers) if symbolic)]
+
+
 class CompiledModule:
     """One FX module compiled: called by Dynamo's generated code with flat arguments."""
 
@@ -87,8 +105,9 @@ class CompiledModule:
         constant = [
             _is_constant(n, e) for n, e in zip(placeholders, examples) if isinstance(e, torch.Tensor)
         ]
-        interpreter = _Interpreter(gm)
-        self.function = _C.Callable(interpreter.run, None, constant, native_options(options), False)
+        native = native_options(options)
+        native["symbolic_dims"] = _symbolic_dims(examples)
+        self.function = _C.Callable(functools.partial(_run, gm), None, constant, native, False)
         register(self.function)
 
     def __call__(self, *args: Any) -> Any:

@@ -27,6 +27,7 @@ class Explanation:
         self.kernels = sum(p["kernels"] for p in programs)
         self.distinct_kernels = sum(p["distinct_kernels"] for p in programs)
         self.contractions = sum(p["contractions"] for p in programs)
+        self.routines = sum(p["routines"] for p in programs)
         externs: Counter[str] = Counter()
         for p in programs:
             externs.update(p["externs"])
@@ -95,6 +96,7 @@ class Explanation:
             ("graphs", f"{self.graphs}"),
             ("kernels", f"{self.kernels} ({self.distinct_kernels} distinct, {self.code_bytes / 1024:.0f} KiB of code)"),
             ("contractions", f"{self.contractions}"),
+            ("routines", f"{self.routines}"),
             ("capture", ms(self.capture_seconds)),
             ("compile", ms(self.compile_seconds)),
         ]

@@ -73,7 +73,7 @@ def compile_with_dynamo(
 
 def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None) -> Any:
     front = Front(program, options, fullgraph, dynamic)
-    compiled = _C.Callable(program, front, (), native_options(options), True)
+    compiled = _C.Callable(program, front, (), {**native_options(options), "dynamic": dynamic}, True)
     register(compiled)
     functools.update_wrapper(compiled, program, updated=("__dict__",) if inspect.isfunction(program) else ())
     return compiled

@@ -40,7 +40,9 @@ const AttrRow& row(Attr a) {
       {"dim", int64_t{}},     {"dims", Ints{}},          {"expr", SymInt{}},          {"starts", Shape{}},
       {"steps", Ints{}},      {"low", Shape{}},          {"high", Shape{}},           {"batch", int64_t{}},
       {"stride", Ints{}},     {"padding", Shape{}},      {"dilation", Ints{}},        {"transposed", int64_t{}},
-      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"call", std::shared_ptr<const ExternCall>{}},
+      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"descending", int64_t{}},   {"stable", int64_t{}},
+      {"sorted", int64_t{}},  {"k", SymInt{}},           {"skip_nan", int64_t{}},     {"right", int64_t{}},
+      {"call", std::shared_ptr<const ExternCall>{}},
   };
   static_assert(std::size(rows) == static_cast<size_t>(Attr::call) + 1);
   return rows[static_cast<size_t>(a)];
@@ -76,6 +78,7 @@ std::string Guard::str() const { return cat(lhs, " ", name_of(relation), " ", rh
 // ---- symbols ----
 
 SymInt Symbols::fresh(SymbolInfo info) {
+  if (info.input >= 0 && info.source == SymbolInfo::Source::run_time) info.source = SymbolInfo::Source::size;
   infos_.push_back(info);
   return SymInt::symbol(static_cast<SymbolId>(infos_.size() - 1));
 }
@@ -90,13 +93,45 @@ Ranges Symbols::ranges() const {
   return r;
 }
 
+bool Symbols::declares(const SymInt& a) const {
+  std::vector<SymbolId> symbols;
+  a.collect_symbols(symbols);
+  return std::all_of(symbols.begin(), symbols.end(), [this](SymbolId id) { return id < infos_.size(); });
+}
+
 void Symbols::add_guard(Guard g) {
   bool symmetric = g.relation == Relation::eq || g.relation == Relation::ne;
   if (symmetric && std::find(guards_.begin(), guards_.end(), Guard{g.rhs, g.relation, g.lhs}) != guards_.end()) return;
-  if (std::find(guards_.begin(), guards_.end(), g) == guards_.end()) guards_.push_back(std::move(g));
+  if (std::find(guards_.begin(), guards_.end(), g) != guards_.end()) return;
+  if (g.relation == Relation::eq) solve(g.lhs - g.rhs);
+  guards_.push_back(std::move(g));
 }
 
-namespace {
+// From expression == 0: the newest symbol that stands alone with coefficient 1 or -1.
+void Symbols::solve(const SymInt& expression) {
+  SymInt e = resolved(expression);
+  std::vector<SymbolId> symbols;
+  e.collect_symbols(symbols);
+  std::sort(symbols.rbegin(), symbols.rend());
+  for (SymbolId id : symbols) {
+    auto parts = e.linear_in(id);
+    auto c = parts ? parts->first.maybe_constant() : std::nullopt;
+    if (c != 1 && c != -1) continue;
+    SymInt value = *c == 1 ? SymInt(0) - parts->second : parts->second;
+    auto replace = [&](SymbolId s) { return s == id ? std::optional(value) : std::nullopt; };
+    for (auto& [other, known] : solved_) known = known.substitute(replace);
+    solved_[id] = value;
+    return;
+  }
+}
+
+SymInt Symbols::resolved(const SymInt& a) const {
+  if (a.is_constant() || solved_.empty()) return a;
+  return a.substitute([this](SymbolId id) -> std::optional<SymInt> {
+    auto it = solved_.find(id);
+    return it == solved_.end() ? std::nullopt : std::optional(it->second);
+  });
+}
 
 bool holds(int64_t a, Relation r, int64_t b) {
   switch (r) {
@@ -106,6 +141,8 @@ bool holds(int64_t a, Relation r, int64_t b) {
     default: return a <= b;
   }
 }
+
+namespace {
 
 std::optional<bool> known(const SymInt& a, Relation r, const SymInt& b, const Ranges& ranges) {
   SymInt d = b - a;
@@ -136,16 +173,18 @@ Guard negate(const Guard& g) {
 
 bool Symbols::ask(const SymInt& a, Relation relation, const SymInt& b) {
   if (a.is_constant() && b.is_constant()) return holds(a.constant(), relation, b.constant());
-  if (auto answer = known(a, relation, b, ranges())) return *answer;
+  if (auto answer = known(resolved(a), relation, resolved(b), ranges())) return *answer;
+  Guard asked{a, relation, b};
+  if (std::find(guards_.begin(), guards_.end(), asked) != guards_.end()) return true;
+  if (std::find(guards_.begin(), guards_.end(), negate(asked)) != guards_.end()) return false;
   bool answer = holds(hint(a), relation, hint(b));
-  Guard g{a, relation, b};
-  add_guard(answer ? g : negate(g));
+  add_guard(answer ? asked : negate(asked));
   return answer;
 }
 
 int64_t Symbols::specialize(const SymInt& a) {
   int64_t value = hint(a);
-  if (!a.is_constant()) add_guard({a, Relation::eq, value});
+  if (!resolved(a).is_constant()) add_guard({a, Relation::eq, value});
   return value;
 }
 
@@ -314,6 +353,40 @@ struct Inference {
     return like(in[0], out);
   }
 
+  // ---- routines ----
+
+  Shape search_shape() const {
+    const Shape &x = in[0].shape(), &values = in[1].shape();
+    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", in[1].type().str(), " in ",
+          in[0].type().str());
+    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d) check(x[d] == values[d], "search: ", in[1].type().str(), " in ", in[0].type().str());
+    return values;
+  }
+
+  Type scatter() const {
+    check(is_integral(in[1].dtype()) && in[1].shape() == in[2].shape() && in[1].rank() == in[0].rank() && in[0].dtype() == in[2].dtype(), name_of(op),
+          ": ", in[2].type().str(), " at ", in[1].type().str(), " does not fit ", in[0].type().str());
+    return like(in[0], in[0].shape());
+  }
+
+  std::vector<Type> routine() const {
+    if (op == Op::search) return (void)get<int64_t>(Attr::right), std::vector<Type>{{DType::i64, search_shape(), device()}};
+    const int64_t dim = get<int64_t>(Attr::dim);
+    distinct({dim}, in[0]);
+    for (Attr flag : {Attr::descending, Attr::stable, Attr::sorted, Attr::skip_nan})
+      if (has_attr(op, flag)) (void)get<int64_t>(flag);
+    Shape shape = in[0].shape();
+    switch (op) {
+      case Op::scan_sum: case Op::scan_prod: case Op::scan_logsumexp: return {like(in[0], shape)};
+      case Op::scan_max: case Op::scan_min: case Op::sort: break;
+      case Op::topk: shape[static_cast<size_t>(dim)] = get<SymInt>(Attr::k); break;
+      case Op::kth: (void)get<SymInt>(Attr::k); [[fallthrough]];
+      case Op::median: case Op::mode: shape = without(shape, {dim}); break;
+      default: return {scatter()};
+    }
+    return {like(in[0], shape), {DType::i64, shape, device()}};
+  }
+
   std::vector<Type> infer() const {
     const OpRow& r = row(op);
     check(r.inputs < 0 || in.size() == static_cast<size_t>(r.inputs), name_of(op), ": ", in.size(), " operands, expected ", r.inputs);
@@ -323,6 +396,7 @@ struct Inference {
       case OpKind::heavy_view: return {take()};
       case OpKind::reduce: return {reduction()};
       case OpKind::heavy: return {op == Op::dot ? dot() : conv()};
+      case OpKind::routine: return routine();
       case OpKind::external: return get<std::shared_ptr<const ExternCall>>(Attr::call)->results;
       default: return {elementwise()};
     }
@@ -443,6 +517,7 @@ Value GraphBuilder::constant(Scalar value, DType dtype, Device) {
   // One spelling a constant: what the element type holds.
   if (is_floating(dtype)) value = as_double(value);
   else if (is_integral(dtype)) value = as_int(value);
+  else if (is_complex(dtype) && !is_complex(value)) value = std::complex<double>(as_double(value));
   else if (dtype == DType::b1) value = is_complex(value) || as_double(value) != 0;
   return emit(Op::scalar, {}, {{Attr::value, value}, {Attr::dtype, dtype}});
 }

@@ -24,7 +24,7 @@ enum class Op : uint8_t {
 #undef OP
 };
 
-enum class OpKind : uint8_t { source, unary, binary, compare, ternary, cast, view, heavy_view, reduce, heavy, external };
+enum class OpKind : uint8_t { source, unary, binary, compare, ternary, cast, view, heavy_view, reduce, heavy, routine, external };
 
 struct OpRow {
   const char* name;
@@ -67,12 +67,15 @@ struct ExternCall {
   // Operands (by position among the node's inputs) that the call writes into. The graph stays functional: the runner copies
   // them first, and their new values are the last results.
   std::vector<int64_t> mutated;
+  // Operands that eager had contiguous where the graph's value may lie otherwise; some kernels rely on it.
+  std::vector<int64_t> contiguous;
   friend bool operator==(const ExternCall&, const ExternCall&) = default;
 };
 
 enum class Attr : uint8_t {
   index, value, dtype, shape, dim, dims, expr, starts, steps, low, high, batch,
-  stride, padding, dilation, transposed, output_padding, groups, call,
+  stride, padding, dilation, transposed, output_padding, groups,
+  descending, stable, sorted, k, skip_nan, right, call,
 };
 const char* name_of(Attr a);
 
@@ -117,15 +120,20 @@ inline const Type& Value::type() const { return node->results[index]; }
 
 // What the program knows of a symbol. The hint is its value during capture.
 struct SymbolInfo {
+  // Where a call finds the value. `run_time`: a size of an extern's result, set as the call runs.
+  enum class Source : uint8_t { run_time, size, stride, integer };
   int64_t hint = 0;
   int64_t min = 0;
-  // Where a call finds the value: dimension `dim` of input `input`, or an extern's result (input = -1), set as the call runs.
+  // Size (the default where an input is named) or stride of dimension `dim` of input `input`; integer `dim` among those that
+  // the program is given.
   int input = -1;
   int dim = -1;
+  Source source = Source::run_time;
 };
 
 enum class Relation : uint8_t { eq, ne, lt, le };
 const char* name_of(Relation r);
+bool holds(int64_t a, Relation r, int64_t b);
 // A fact that a call must satisfy: lhs relation rhs.
 struct Guard {
   SymInt lhs;
@@ -148,6 +156,9 @@ class Symbols {
   // The value as a constant; for a symbol by a guard that fixes it.
   int64_t specialize(const SymInt& a);
   Ranges ranges() const;
+  bool declares(const SymInt& a) const;  // whether all its symbols are of these
+  // The same value with symbols replaced by what guards say they equal.
+  SymInt resolved(const SymInt& a) const;
 
   const std::vector<SymbolInfo>& infos() const { return infos_; }
   std::vector<SymbolInfo>& infos() { return infos_; }
@@ -155,8 +166,11 @@ class Symbols {
   void add_guard(Guard g);
 
  private:
+  void solve(const SymInt& expression);
+
   std::vector<SymbolInfo> infos_;
   std::vector<Guard> guards_;
+  std::map<SymbolId, SymInt> solved_;  // by equations among the guards
 };
 
 class Graph {
@@ -201,6 +215,7 @@ class GraphBuilder {
   GraphBuilder() = default;
   // A builder for the successor of `graph`: it shares its symbols and source lines.
   explicit GraphBuilder(const Graph& graph);
+  explicit GraphBuilder(std::shared_ptr<Symbols> symbols) { graph_.symbols_ = std::move(symbols); }
 
   Value input(Type type);
   Value emit(Op op, std::vector<Value> inputs, Attrs attrs = {});

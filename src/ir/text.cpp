@@ -16,6 +16,7 @@
 #include <charconv>
 #include <cctype>
 #include <limits>
+#include <set>
 
 #include "support/error.h"
 
@@ -107,7 +108,10 @@ std::string text_of(const Symbols& symbols) {
   for (size_t i = 0; i < symbols.infos().size(); ++i) {
     const SymbolInfo& s = symbols.infos()[i];
     out += cat("symbol s", i, "(hint=", s.hint, ", min=", s.min);
-    if (s.input >= 0 || s.dim >= 0) out += cat(", input=", s.input, ", dim=", s.dim);
+    using From = SymbolInfo::Source;
+    if (s.source == From::size) out += cat(", input=", s.input, ", dim=", s.dim);
+    if (s.source == From::stride) out += cat(", stride=", s.input, ", dim=", s.dim);
+    if (s.source == From::integer) out += cat(", integer=", s.dim);
     out += ")\n";
   }
   for (const Guard& g : symbols.guards()) out += cat("guard ", g.str(), "\n");
@@ -311,15 +315,20 @@ class GraphParser {
     for (const auto& [field, value] : c_.list("(", ")", [&] { return field_of_symbol(); })) {
       if (field == "hint") info.hint = value;
       else if (field == "min") info.min = value;
-      else if (field == "input") info.input = static_cast<int>(value);
-      else info.dim = static_cast<int>(value);
+      else if (field == "dim") info.dim = static_cast<int>(value);
+      else {
+        using From = SymbolInfo::Source;
+        info.source = field == "input" ? From::size : field == "stride" ? From::stride : From::integer;
+        (field == "integer" ? info.dim : info.input) = static_cast<int>(value);
+      }
     }
     builder_.symbols().fresh(info);
   }
   std::pair<std::string, int64_t> field_of_symbol() {
     size_t start = (c_.skip(), c_.at);
     std::string field(c_.word());
-    if (field != "hint" && field != "min" && field != "input" && field != "dim") c_.fail_at(start, "a symbol has no '", field, "'");
+    static const std::set<std::string> fields{"hint", "min", "input", "dim", "stride", "integer"};
+    if (!fields.contains(field)) c_.fail_at(start, "a symbol has no '", field, "'");
     c_.expect("=");
     return {field, c_.integer()};
   }

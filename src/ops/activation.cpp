@@ -233,7 +233,7 @@ Results evaluated_dropout(OpCall& c) {
 }
 
 Results dropout_backward(OpCall& c) {
-  if (!is_floating(c.tensor(0).dtype()) || c.tensor(1).dtype() != DType::b1) return std::nullopt;
+  if (!is_floating(c.result().dtype) || c.tensor(1).dtype() != DType::b1) return std::nullopt;
   DType t = compute_dtype(c.result().dtype);
   return in_result_type(c, Expr{c.b, operand(c, 0, t)} * Expr{c.b, operand(c, 1, t)} * c.number(2));
 }

@@ -90,19 +90,30 @@ Scalar lowest(DType t) {
 
 namespace {
 
-bool foreign(DType t) { return is_complex(t) || t == DType::opaque; }
+template <class F>
+bool any_type(const OpCall& c, const F& of_operand, const F& of_result) {
+  for (size_t i = 0; i < c.size(); ++i)
+    if (c.is_tensor(i) && of_operand(c.tensor(i).type())) return true;
+  return std::any_of(c.results().begin(), c.results().end(), of_result);
+}
 
 // An undefined result has an opaque type without elements.
+bool has_opaque(const OpCall& c) {
+  using Test = bool (*)(const Type&);
+  return any_type<Test>(c, [](const Type& t) { return t.dtype == DType::opaque; }, [](const Type& t) { return t.dtype == DType::opaque && t.shape != Shape{0}; });
+}
+
 bool has_foreign(const OpCall& c) {
-  for (size_t i = 0; i < c.size(); ++i)
-    if (c.is_tensor(i) && foreign(c.tensor(i).dtype())) return true;
-  return std::any_of(c.results().begin(), c.results().end(), [](const Type& t) { return is_complex(t.dtype) || (foreign(t.dtype) && t.shape != Shape{0}); });
+  auto complex = [](const Type& t) { return is_complex(t.dtype); };
+  return has_opaque(c) || any_type(c, complex, complex);
 }
 
 // The value with its sizes written as eager's result has them, where they are equal.
 Value spelled(GraphBuilder& b, Value v, const Type& expected) {
   if (!v || expected.dtype == DType::opaque || v.shape() == expected.shape || v.rank() != expected.rank()) return v;
   Symbols& s = b.symbols();
+  auto declared = [&](const SymInt& e) { return s.declares(e); };
+  if (!std::all_of(expected.shape.begin(), expected.shape.end(), declared)) return v;  // the caller wants to know them
   for (size_t i = 0; i < v.shape().size(); ++i)
     if (s.hint(v.shape()[i]) != s.hint(expected.shape[i]) || !s.equal(v.shape()[i], expected.shape[i])) return v;
   return with_sizes(b, v, expected.shape);
@@ -111,21 +122,32 @@ Value spelled(GraphBuilder& b, Value v, const Type& expected) {
 }  // namespace
 
 void add_real(OpTable& t, std::string_view names, Lowering lowering) {
+  add_moving(t, names, [lowering = std::move(lowering)](OpCall& c) { return has_foreign(c) ? std::nullopt : lowering(c); });
+}
+
+void add_moving(OpTable& t, std::string_view names, Lowering lowering) {
   t.add(names, [lowering = std::move(lowering)](OpCall& c) -> std::optional<std::vector<Value>> {
-    if (has_foreign(c)) return std::nullopt;
+    if (has_opaque(c)) return std::nullopt;
     auto values = lowering(c);
     for (size_t i = 0; values && i < std::min(values->size(), c.results().size()); ++i) (*values)[i] = spelled(c.b, (*values)[i], c.result(i));
     return values;
   });
 }
 
-void add_single(OpTable& t, std::string_view names, SingleLowering lowering) {
-  add_real(t, names, [lowering = std::move(lowering)](OpCall& c) -> std::optional<std::vector<Value>> {
+namespace {
+
+Lowering as_list(SingleLowering lowering) {
+  return [lowering = std::move(lowering)](OpCall& c) -> std::optional<std::vector<Value>> {
     Value v = lowering(c);
     if (!v) return std::nullopt;
     return std::vector{v};
-  });
+  };
 }
+
+}  // namespace
+
+void add_single(OpTable& t, std::string_view names, SingleLowering lowering) { add_real(t, names, as_list(std::move(lowering))); }
+void add_single_moving(OpTable& t, std::string_view names, SingleLowering lowering) { add_moving(t, names, as_list(std::move(lowering))); }
 
 Value size_number(GraphBuilder& b, const SymInt& size, DType dtype) {
   if (auto n = size.maybe_constant()) return b.constant(*n, dtype);

@@ -35,6 +35,9 @@ using SingleLowering = std::function<Value(OpCall&)>;
 // Entries for real element types: a call with a complex or opaque tensor among its single tensors or results has no lowering.
 void add_real(OpTable& t, std::string_view names, Lowering lowering);
 void add_single(OpTable& t, std::string_view names, SingleLowering lowering);
+// Entries that only move elements, complex ones too.
+void add_moving(OpTable& t, std::string_view names, Lowering lowering);
+void add_single_moving(OpTable& t, std::string_view names, SingleLowering lowering);
 
 // A size as a number of an arithmetic element type, without dimensions.
 Value size_number(GraphBuilder& b, const SymInt& size, DType dtype);
@@ -44,6 +47,8 @@ Value reshape_guarded(GraphBuilder& b, Value x, Shape shape);
 Value squeeze(GraphBuilder& b, Value x, int64_t dim);
 // The elements x[.., i - min(offset, 0), .., i + max(offset, 0), ..] of dimensions d0 and d1, as the last dimension; a view.
 Value diagonal(GraphBuilder& b, Value x, int64_t offset, int64_t d0, int64_t d1);
+// torch.matmul: vectors stand for a row or a column, leading dimensions broadcast.
+Value matmul(GraphBuilder& b, Value x, Value y);
 // Joined along `dim`; operands have one element type.
 Value concat(GraphBuilder& b, std::vector<Value> parts, int64_t dim);
 // x - log(sum(exp(x))) over `dims`, in x's element type.

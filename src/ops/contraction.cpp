@@ -34,7 +34,8 @@ Value product_of(GraphBuilder& b, Value x, Value y, int64_t batch = 0) {
   return b.dot(x, with_sizes(b, y, shape), batch);
 }
 
-// torch.matmul: vectors stand for a row or a column, leading dimensions broadcast.
+}  // namespace
+
 Value matmul(GraphBuilder& b, Value x, Value y) {
   bool column = y.rank() == 1, row = x.rank() == 1 && y.rank() > 2;
   if (column) y = unsqueeze(b, y, 1);
@@ -51,6 +52,8 @@ Value matmul(GraphBuilder& b, Value x, Value y) {
   if (row) shape.erase(shape.end() - 2);
   return b.reshape(r, shape);
 }
+
+namespace {
 
 bool is_number(const Scalar& s, double value) { return !is_complex(s) && as_double(s) == value; }
 

@@ -24,7 +24,7 @@ Value filled_with_argument(OpCall& c, const Shape& shape, size_t i) {
 
 // Entries whose sizes are argument `size` (or those of tensor 0, where it is a tensor).
 void add_full(OpTable& t, const char* names, size_t size, size_t layout, double number) {
-  add_single(t, names, [=](OpCall& c) {
+  add_single_moving(t, names, [=](OpCall& c) {
     if (!is_dense(c, layout)) return Value{};
     return filled(c, c.is_tensor(size) ? c.tensor(size).shape() : c.ints(size), number);
   });
@@ -38,12 +38,12 @@ void add_constants(OpTable& t) {
   add_full(t, "new_empty_strided", 1, 4, 0);
   add_full(t, "ones ones_like", 0, 2, 1);
   add_full(t, "new_ones", 1, 3, 1);
-  add_single(t, "full", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.ints(0), 1) : Value{}; });
-  add_single(t, "full_like", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.tensor(0).shape(), 1) : Value{}; });
-  add_single(t, "new_full", [](OpCall& c) { return is_dense(c, 4) ? filled_with_argument(c, c.ints(1), 2) : Value{}; });
-  add_single(t, "scalar_tensor", [](OpCall& c) { return is_dense(c, 2) ? filled_with_argument(c, {}, 0) : Value{}; });
-  add_single(t, "fill.Scalar fill.Tensor", [](OpCall& c) { return filled_with_argument(c, c.tensor(0).shape(), 1); });
-  add_single(t, "zero", [](OpCall& c) { return filled(c, c.tensor(0).shape(), 0); });
+  add_single_moving(t, "full", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.ints(0), 1) : Value{}; });
+  add_single_moving(t, "full_like", [](OpCall& c) { return is_dense(c, 3) ? filled_with_argument(c, c.tensor(0).shape(), 1) : Value{}; });
+  add_single_moving(t, "new_full", [](OpCall& c) { return is_dense(c, 4) ? filled_with_argument(c, c.ints(1), 2) : Value{}; });
+  add_single_moving(t, "scalar_tensor", [](OpCall& c) { return is_dense(c, 2) ? filled_with_argument(c, {}, 0) : Value{}; });
+  add_single_moving(t, "fill.Scalar fill.Tensor", [](OpCall& c) { return filled_with_argument(c, c.tensor(0).shape(), 1); });
+  add_single_moving(t, "zero", [](OpCall& c) { return filled(c, c.tensor(0).shape(), 0); });
 }
 
 // ---- sequences ----
@@ -90,30 +90,40 @@ Value floating_range(OpCall& c, const Sequence& s) {
 }
 
 void add_range(OpTable& t, const char* name, Sequence s) {
-  add_single(t, name, [s](OpCall& c) {
+  add_single_moving(t, name, [s](OpCall& c) {
     if (!is_dense(c, s.layout)) return Value{};
     bool integers = is_integer(c, s.start) && is_integer(c, s.end) && (s.step < 0 || c.is_none(static_cast<size_t>(s.step)) || is_integer(c, s.step));
     return integers && !is_low_precision(c.result().dtype) ? integer_range(c, s) : floating_range(c, s);
   });
 }
 
-// The first half counts from the start, the second from the end, as eager does; null for types that eager rounds at each step.
+// The type in which points between two numbers are computed.
+DType spacing_dtype(DType t) { return is_integral(t) ? DType::f64 : compute_dtype(t); }
+
+// An end of the interval: argument i, a number or a tensor without dimensions, as an element of the result would be.
+Expr interval_end(OpCall& c, size_t i) {
+  DType t = c.result().dtype, wide = spacing_dtype(t);
+  if (c.is_tensor(i)) return {c.b, c.b.cast(c.b.cast(c.tensor(i), t), wide)};
+  return {c.b, c.b.constant(stored(c.number(i), t), wide)};
+}
+
+// The first half counts from the start, the second from the end, as eager does.
 Value evenly_spaced(OpCall& c, size_t layout) {
-  DType t = c.result().dtype;
+  DType t = spacing_dtype(c.result().dtype);
   int64_t steps = c.constant(2);
-  if (!is_dense(c, layout) || (t != DType::f32 && t != DType::f64)) return {};
-  if (steps == 1) return filled(c, {SymInt(1)}, c.number(0));
-  double start = as_double(stored(c.number(0), t)), end = as_double(stored(c.number(1), t));
+  if (!is_dense(c, layout) || c.result().dtype == DType::b1) return {};
+  Expr start = interval_end(c, 0), end = interval_end(c, 1);
+  if (steps == 1) return c.b.expand(start.value(), {SymInt(1)});
   Expr i{c.b, positions(c.b, steps, t)};
-  double step = as_double(stored((end - start) / static_cast<double>(steps - 1), t));
-  return select(i < static_cast<double>(steps / 2), i * step + start, end - (static_cast<double>(steps - 1) - i) * step).value();
+  Expr step = (end - start) / static_cast<double>(steps - 1);
+  return select(i < static_cast<double>(steps / 2), start + i * step, end - (static_cast<double>(steps - 1) - i) * step).value();
 }
 
 Value log_spaced(OpCall& c) {
-  Value exponent = evenly_spaced(c, 5);
+  Value exponent = is_floating(c.result().dtype) ? evenly_spaced(c, 5) : Value{};
   if (!exponent) return {};
   Expr base = Expr{c.b, exponent}.number(c.number_or(3, 10));
-  return apply(Op::pow, base, {c.b, exponent}).value();
+  return c.b.cast(apply(Op::pow, base, {c.b, exponent}).value(), c.result().dtype);
 }
 
 // ---- matrices ----
@@ -137,12 +147,13 @@ void add_sequences(OpTable& t) {
   add_range(t, "arange", {-1, 0, -1, 2});
   add_range(t, "arange.start", {0, 1, -1, 3});
   add_range(t, "arange.start_step", {0, 1, 2, 4});
-  add_single(t, "linspace", [](OpCall& c) { return evenly_spaced(c, 4); });
-  add_single(t, "logspace", log_spaced);
-  add_single(t, "eye", [](OpCall& c) { return is_dense(c, 2) ? eye(c, c.integer(0), c.integer(0)) : Value{}; });
-  add_single(t, "eye.m", [](OpCall& c) { return is_dense(c, 3) ? eye(c, c.integer(0), c.integer(1)) : Value{}; });
-  add_single(t, "tril", [](OpCall& c) { return triangle(c, Op::le); });
-  add_single(t, "triu", [](OpCall& c) { return triangle(c, Op::ge); });
+  add_single(t, "linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor",
+             [](OpCall& c) { return c.b.cast(evenly_spaced(c, 4), c.result().dtype); });
+  add_single(t, "logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", log_spaced);
+  add_single_moving(t, "eye", [](OpCall& c) { return is_dense(c, 2) ? eye(c, c.integer(0), c.integer(0)) : Value{}; });
+  add_single_moving(t, "eye.m", [](OpCall& c) { return is_dense(c, 3) ? eye(c, c.integer(0), c.integer(1)) : Value{}; });
+  add_single_moving(t, "tril", [](OpCall& c) { return triangle(c, Op::le); });
+  add_single_moving(t, "triu", [](OpCall& c) { return triangle(c, Op::ge); });
 }
 
 // ---- copies and composites ----

@@ -31,6 +31,12 @@ Expr select(const Expr& condition, const Expr& a, const Expr& b) {
   return {g, g.emit(Op::where, {fit(condition), fit(a), fit(b)})};
 }
 
+Expr rounded(const Expr& x) {
+  if (!is_low_precision(x.dtype())) return x;
+  auto as = [&x](Value v, DType t) { return x.builder().emit(Op::bitcast, {v}, {{Attr::dtype, t}}); };
+  return {x.builder(), as(as(x.value(), DType::i16), x.dtype())};
+}
+
 namespace {
 
 // Rounds half to even to `bits` significant bits, multiples of 2^lowest, and beyond `largest` to infinity.

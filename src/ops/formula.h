@@ -58,6 +58,8 @@ inline Expr tanh(const Expr& x) { return apply(Op::tanh, x); }
 inline Expr erf(const Expr& x) { return apply(Op::erf, x); }
 inline Expr sigmoid(const Expr& x) { return apply(Op::sigmoid, x); }
 
+// x with its bits rounded to its element type here, also where a fused chain would keep more of them.
+Expr rounded(const Expr& x);
 // What an element of type t holds when the number is stored into it: integers wrap, floating numbers are rounded.
 Scalar stored(const Scalar& s, DType t);
 // The number argument i, symbolic or not, as a value without dimensions.
@@ -78,5 +80,6 @@ void add_formula(OpTable& t, std::string_view names, std::vector<size_t> positio
 void add_activation_ops(OpTable&);
 void add_loss_ops(OpTable&);
 void add_foreach_ops(OpTable&);
+void add_special_ops(OpTable&);
 
 }  // namespace broach

@@ -156,7 +156,62 @@ Expr hinge_embedding(OpCall& c, Operands x) {
   return reduced(c, loss, 3);
 }
 
+// A row as [1, classes].
+Expr as_rows(OpCall& c, Value x) { return {c.b, x.rank() == 2 ? x : c.b.reshape(x, {1, x.type().numel()})}; }
+
+Value sum_last(OpCall& c, const Expr& x, std::vector<int64_t> dims) { return c.b.reduce(Op::reduce_sum, x.value(), std::move(dims)); }
+
+// self, target, p, margin, weight, reduction: each class but the target's that comes within the margin of it, to the power p.
+Results multi_margin(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value x = c.tensor(0), target = c.tensor(1);
+  double p = c.number_or(2, 1), margin = c.number_or(3, 1);
+  if (!is_floating(x.dtype()) || x.rank() == 0 || (p != 1 && p != 2)) return std::nullopt;
+  DType t = compute_dtype(x.dtype());
+  Expr rows = as_rows(c, b.cast(x, t)), at(b, b.reshape(b.cast(target, DType::i64), {target.type().numel(), SymInt(1)}));
+  const Shape& shape = rows.value().shape();
+  Expr hit = equal(Expr(b, along(b, positions(b, shape[1]), 1, 2)), at);
+  // Reading the classes at the targets makes one that is none an error.
+  Expr checked(b, take(b, positions(b, shape[1]), at.value(), 0));
+  hit = hit & equal(checked, at);
+  Expr own(b, b.reduce(Op::reduce_sum, select(hit, rows, 0.0).value(), {1}, true)), gap = max(margin - own + rows, 0.0);
+  if (p == 2) gap = gap * gap;
+  if (c.is_tensor(4)) gap = gap * Expr(b, take(b, b.cast(c.tensor(4), t), at.value(), 0));
+  Expr loss{b, sum_last(c, select(hit, 0.0, gap), {1})};
+  loss = loss / Expr{b, size_number(b, shape[1], t)};
+  if (x.rank() < 2) loss = {b, b.reshape(loss.value(), {})};
+  return in_result_type(c, reduced(c, loss, 5));
+}
+
+// self, target, reduction: the targets are the classes before the first -1. Gives the loss and which classes are targets.
+Results multilabel_margin(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value x = c.tensor(0);
+  if (!is_floating(x.dtype()) || x.rank() == 0) return std::nullopt;
+  DType t = compute_dtype(x.dtype());
+  Expr rows = as_rows(c, b.cast(x, t)), target = as_rows(c, b.cast(c.tensor(1), DType::i64));
+  const Shape& shape = rows.value().shape();
+  SymInt n = shape[1];
+  // Position of the first -1 in each row.
+  Expr place(b, along(b, positions(b, n), 1, 2)), end(b, b.reduce(Op::reduce_min, select(target < 0.0, place, Expr(b, size_value(b, n))).value(), {1}, true));
+  Expr valid = place < end;
+  // [row, target, class]
+  auto by_target = [&](const Expr& v) { return Expr(b, unsqueeze(b, v.value(), 2)); };
+  auto by_class = [&](const Expr& v) { return Expr(b, unsqueeze(b, v.value(), 1)); };
+  Expr hit = equal(by_target(target), Expr(b, along(b, positions(b, n), 2, 3))) & by_target(valid);
+  Expr is_target(b, b.reduce(Op::reduce_max, hit.value(), {1}));
+  Expr own(b, b.reduce(Op::reduce_sum, select(hit, by_class(rows), 0.0).value(), {2}));
+  Expr gap = max(1.0 - by_target(own) + by_class(rows), 0.0);
+  Expr loss{b, sum_last(c, select(by_target(valid) & !by_class(is_target), gap, 0.0), {1, 2})};
+  loss = loss / Expr{b, size_number(b, n, t)};
+  if (x.rank() < 2) loss = {b, b.reshape(loss.value(), {})};
+  Value flags = b.reshape(is_target.to(c.result(1).dtype).value(), c.tensor(1).shape());
+  return {{reduced(c, loss, 2).to(c.result(0).dtype).value(), flags}};
+}
+
 void add_margins(OpTable& t) {
+  add_real(t, "multi_margin_loss", multi_margin);
+  add_real(t, "multilabel_margin_loss_forward", multilabel_margin);
   add_loss(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, log1p(exp(-x[1] * x[0])), 2); });
   add_loss(t, "soft_margin_loss_backward", {0, 1, 2}, soft_margin_backward);
   add_loss(t, "poisson_nll_loss", {0, 1}, poisson);

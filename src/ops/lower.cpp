@@ -1,5 +1,6 @@
 #include "ops/lower.h"
 
+#include <algorithm>
 #include <sstream>
 
 #include "support/error.h"
@@ -9,6 +10,7 @@ namespace broach {
 Value OpCall::tensor(size_t i) const {
   check(is_tensor(i), schema, ": argument ", i, " is not a tensor");
   if (auto n = std::get_if<Arg::Number>(&args_[i].value)) {
+    if (n->symbol && !n->symbol->is_constant()) return b.emit(Op::size, {}, {{Attr::expr, *n->symbol}});
     static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
     DType t = types[n->value.index()];
     // A number has all its digits where it meets f64.
@@ -88,9 +90,12 @@ OpTable::OpTable() {
   add_movement_ops(*this);
   add_creation_ops(*this);
   add_indexing_ops(*this);
+  add_ordering_ops(*this);
   add_normalization_ops(*this);
   add_contraction_ops(*this);
   add_pooling_ops(*this);
+  add_complex_ops(*this);
+  add_views(*this);
 }
 
 const OpTable& OpTable::get() {
@@ -103,12 +108,45 @@ const OpEntry* OpTable::find(std::string_view schema) const {
   return it == entries_.end() ? nullptr : &it->second;
 }
 
-void OpTable::add(std::string_view names, Lowering lowering) {
+namespace {
+
+bool has_complex(const OpCall& c) {
+  auto is_result = [](const Type& t) { return is_complex(t.dtype); };
+  if (std::any_of(c.results().begin(), c.results().end(), is_result)) return true;
+  for (size_t i = 0; i < c.size(); ++i)
+    if (c.is_tensor(i) && is_complex(c.tensor(i).dtype())) return true;
+  return false;
+}
+
+template <class F>
+void for_each_schema(std::string_view names, const F& f) {
   std::istringstream words{std::string(names)};
-  for (std::string name; words >> name;) {
-    bool fresh = entries_.emplace("aten::" + name, OpEntry{lowering}).second;
-    check(fresh, "operation ", name, " has two entries");
-  }
+  for (std::string name; words >> name;) f("aten::" + name);
+}
+
+}  // namespace
+
+const ViewLowering* OpTable::find_view(std::string_view schema) const {
+  auto it = views_.find(std::string(schema));
+  return it == views_.end() ? nullptr : &it->second;
+}
+
+void OpTable::add(std::string_view names, Lowering lowering) {
+  for_each_schema(names, [&](const std::string& schema) { check(entries_.emplace(schema, OpEntry{lowering}).second, schema, " has two entries"); });
+}
+
+void OpTable::add_complex(std::string_view names, Lowering lowering) {
+  for_each_schema(names, [&](const std::string& schema) {
+    Lowering other = entries_[schema].lower;
+    entries_[schema].lower = [lowering, other](OpCall& c) -> std::optional<std::vector<Value>> {
+      if (has_complex(c)) return lowering(c);
+      return other ? other(c) : std::nullopt;
+    };
+  });
+}
+
+void OpTable::add_view(std::string_view names, ViewLowering lowering) {
+  for_each_schema(names, [&](const std::string& schema) { check(views_.emplace(schema, lowering).second, "view ", schema, " has two entries"); });
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string_view>
 
+#include "ops/views.h"
 #include "trace/trace.h"
 
 namespace broach {
@@ -54,6 +55,8 @@ class OpCall {
 // Builds the results of a call, or returns nothing where this combination of arguments has no lowering: it then runs as an
 // extern. Never builds a wrong answer: what is not handled must return nothing.
 using Lowering = std::function<std::optional<std::vector<Value>>(OpCall&)>;
+// The view of argument 0 that a call makes, or nothing.
+using ViewLowering = std::function<std::optional<View>(OpCall&)>;
 // The value of a view (same number of elements or fewer, writes go through): must be built of view primitives only.
 struct OpEntry {
   Lowering lower;
@@ -65,12 +68,19 @@ class OpTable {
   const OpEntry* find(std::string_view schema) const;
   size_t size() const { return entries_.size(); }
 
+  // The view that a call makes, where primitives of movement do not express it; null for other schemas.
+  const ViewLowering* find_view(std::string_view schema) const;
+
   // For families: names are given without "aten::" and mean every overload listed, e.g. "add.Tensor add.Scalar".
   void add(std::string_view names, Lowering lowering);
+  // For calls with a complex operand or result; others go to the entry that the name had.
+  void add_complex(std::string_view names, Lowering lowering);
+  void add_view(std::string_view names, ViewLowering lowering);
 
  private:
   OpTable();
   std::unordered_map<std::string, OpEntry> entries_;
+  std::unordered_map<std::string, ViewLowering> views_;
 };
 
 // The families; each adds its entries.
@@ -79,9 +89,12 @@ void add_reduction_ops(OpTable&);   // reduction.cpp
 void add_movement_ops(OpTable&);    // movement.cpp: views, cat, stack, pad, flip, roll, repeat, ...
 void add_creation_ops(OpTable&);    // creation.cpp: full, arange, *_like, clone, ...
 void add_indexing_ops(OpTable&);    // indexing.cpp: gather, index_select, embedding, index, scatter, masked ops, ...
+void add_ordering_ops(OpTable&);    // ordering.cpp: scans, sorts, selections, searches
 void add_normalization_ops(OpTable&);  // normalization.cpp: softmax, layer/batch/group/rms norm
 void add_contraction_ops(OpTable&); // contraction.cpp: mm, bmm, addmm, baddbmm, linear, convolution
 void add_pooling_ops(OpTable&);     // pooling.cpp: pools and interpolation
+void add_complex_ops(OpTable&);     // complex.cpp: after those whose names it shares
+void add_views(OpTable&);           // views.cpp: views that are no movement
 
 // ---- pieces that the families share ----
 

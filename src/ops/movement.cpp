@@ -376,6 +376,22 @@ Value rot90(OpCall& c) {
   return transpose(c.b, flip(c.b, x, {dims.at(turns == 1 ? 1 : 0)}), dims[0], dims[1]);
 }
 
+// The elements of `dim`, `by` places further on.
+Value rotated(GraphBuilder& b, Value x, int64_t dim, int64_t by) {
+  int64_t n = b.symbols().specialize(size_of(x, dim));
+  return concat(b, {narrow(b, x, dim, by, n - by), narrow(b, x, dim, 0, by)}, dim);
+}
+
+// x y' - x' y with the components one and two places further on, and two and one.
+Value cross(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Shape shape = b.broadcast(c.tensor(0).shape(), c.tensor(1).shape());
+  int64_t dim = c.is_none(2) ? static_cast<int64_t>(shape.size()) - 1 : c.dim(2, static_cast<int>(shape.size()));
+  Value x = broadcast_to(b, b.cast(c.tensor(0), c.result().dtype), shape), y = broadcast_to(b, b.cast(c.tensor(1), c.result().dtype), shape);
+  auto term = [&](int64_t i, int64_t j) { return b.binary(Op::mul, rotated(b, x, dim, i), rotated(b, y, dim, j)); };
+  return b.binary(Op::sub, term(1, 2), term(2, 1));
+}
+
 // ---- rearranging blocks ----
 
 // Reshaped to `split`, with the last `order.size()` dimensions permuted, reshaped to `merged`; leading dimensions stay.
@@ -430,66 +446,67 @@ Results broadcast_tensors(OpCall& c) {
 }
 
 void add_view_ops(OpTable& t) {
-  add_single(t, "contiguous", [](OpCall& c) { return c.tensor(0); });
-  add_single(t, "view view_copy _unsafe_view reshape _reshape_alias _reshape_alias_copy _reshape_copy", view);
-  add_single(t, "view_as reshape_as", view_as);
-  add_single(t, "view.dtype view_copy.dtype", bits_as);
-  add_single(t, "ravel", [](OpCall& c) { return c.b.reshape(c.tensor(0), {c.tensor(0).type().numel()}); });
-  add_single(t, "flatten.using_ints", flatten);
-  add_single(t, "unflatten.int", unflatten);
-  add_single(t, "expand expand_copy broadcast_to", [](OpCall& c) { return expand_to(c.b, c.tensor(0), c.ints(1)); });
-  add_single(t, "expand_as", [](OpCall& c) { return expand_to(c.b, c.tensor(0), c.tensor(1).shape()); });
-  add_single(t, "squeeze squeeze_copy", [](OpCall& c) { return squeeze_dims(c.b, c.tensor(0), counted(c.tensor(0).rank())); });
-  add_single(t, "squeeze.dim squeeze.dims squeeze_copy.dim squeeze_copy.dims", squeeze_listed);
-  add_single(t, "unsqueeze unsqueeze_copy", [](OpCall& c) { return unsqueeze(c.b, c.tensor(0), c.dim(1, c.tensor(0).rank() + 1)); });
-  add_single(t, "atleast_1d", [](OpCall& c) { return at_least_1d(c.b, c.tensor(0)); });
-  add_single(t, "atleast_2d", [](OpCall& c) { return at_least_2d(c.b, c.tensor(0)); });
-  add_single(t, "atleast_3d", [](OpCall& c) { return at_least_3d(c.b, c.tensor(0)); });
-  add_single(t, "permute permute_copy", permute);
-  add_single(t, "transpose.int transpose_copy.int swapaxes swapdims", swap_dims);
-  add_single(t, "t t_copy mT mH adjoint matrix_H", swap_last);
-  add_single(t, "numpy_T", reverse_dims);
-  add_single(t, "movedim.int movedim.intlist moveaxis.int moveaxis.intlist", move_dims);
-  add_single(t, "slice.Tensor slice_copy.Tensor", slice);
-  add_single(t, "select.int select_copy.int", [](OpCall& c) { return select_at(c.b, c.tensor(0), c.dim(1, c.tensor(0).rank()), c.integer(2)); });
-  add_single(t, "narrow narrow_copy", narrow_call);
-  add_single(t, "diagonal diagonal_copy", diagonal_call);
-  add_single(t, "unfold", unfold);
+  add_single_moving(t, "contiguous", [](OpCall& c) { return c.tensor(0); });
+  add_single_moving(t, "view view_copy _unsafe_view reshape _reshape_alias _reshape_alias_copy _reshape_copy", view);
+  add_single_moving(t, "view_as reshape_as", view_as);
+  add_single_moving(t, "view.dtype view_copy.dtype", bits_as);
+  add_single_moving(t, "ravel", [](OpCall& c) { return c.b.reshape(c.tensor(0), {c.tensor(0).type().numel()}); });
+  add_single_moving(t, "flatten.using_ints", flatten);
+  add_single_moving(t, "unflatten.int", unflatten);
+  add_single_moving(t, "expand expand_copy broadcast_to", [](OpCall& c) { return expand_to(c.b, c.tensor(0), c.ints(1)); });
+  add_single_moving(t, "expand_as", [](OpCall& c) { return expand_to(c.b, c.tensor(0), c.tensor(1).shape()); });
+  add_single_moving(t, "squeeze squeeze_copy", [](OpCall& c) { return squeeze_dims(c.b, c.tensor(0), counted(c.tensor(0).rank())); });
+  add_single_moving(t, "squeeze.dim squeeze.dims squeeze_copy.dim squeeze_copy.dims", squeeze_listed);
+  add_single_moving(t, "unsqueeze unsqueeze_copy", [](OpCall& c) { return unsqueeze(c.b, c.tensor(0), c.dim(1, c.tensor(0).rank() + 1)); });
+  add_single_moving(t, "atleast_1d", [](OpCall& c) { return at_least_1d(c.b, c.tensor(0)); });
+  add_single_moving(t, "atleast_2d", [](OpCall& c) { return at_least_2d(c.b, c.tensor(0)); });
+  add_single_moving(t, "atleast_3d", [](OpCall& c) { return at_least_3d(c.b, c.tensor(0)); });
+  add_single_moving(t, "permute permute_copy", permute);
+  add_single_moving(t, "transpose.int transpose_copy.int swapaxes swapdims", swap_dims);
+  add_single_moving(t, "t t_copy mT", swap_last);
+  add_single_moving(t, "numpy_T", reverse_dims);
+  add_single_moving(t, "movedim.int movedim.intlist moveaxis.int moveaxis.intlist", move_dims);
+  add_single_moving(t, "slice.Tensor slice_copy.Tensor", slice);
+  add_single_moving(t, "select.int select_copy.int", [](OpCall& c) { return select_at(c.b, c.tensor(0), c.dim(1, c.tensor(0).rank()), c.integer(2)); });
+  add_single_moving(t, "narrow narrow_copy", narrow_call);
+  add_single_moving(t, "diagonal diagonal_copy", diagonal_call);
+  add_single_moving(t, "unfold", unfold);
 }
 
 void add_split_ops(OpTable& t) {
-  add_real(t, "split.Tensor split_copy.Tensor unsafe_split.Tensor", split);
-  add_real(t, "split.sizes split_with_sizes split_with_sizes_copy unsafe_split_with_sizes", split_sizes);
-  add_real(t, "chunk unsafe_chunk", chunk);
-  add_real(t, "tensor_split.sections", [](OpCall& c) { return split_sections(c, c.dim(2, c.tensor(0).rank()), c.integer(1)); });
-  add_real(t, "tensor_split.indices", [](OpCall& c) { return split_at(c, c.dim(2, c.tensor(0).rank()), c.ints(1)); });
+  add_moving(t, "split.Tensor split_copy.Tensor unsafe_split.Tensor", split);
+  add_moving(t, "split.sizes split_with_sizes split_with_sizes_copy unsafe_split_with_sizes", split_sizes);
+  add_moving(t, "chunk unsafe_chunk", chunk);
+  add_moving(t, "tensor_split.sections", [](OpCall& c) { return split_sections(c, c.dim(2, c.tensor(0).rank()), c.integer(1)); });
+  add_moving(t, "tensor_split.indices", [](OpCall& c) { return split_at(c, c.dim(2, c.tensor(0).rank()), c.ints(1)); });
   for (auto [name, dim] : {std::pair("vsplit", 0), std::pair("hsplit", 1), std::pair("dsplit", 2)}) {
     auto where = [dim = dim](OpCall& c) { return std::min<int64_t>(dim, c.tensor(0).rank() - 1); };
-    add_real(t, broach::cat(name, ".int"), [where](OpCall& c) { return split_sections(c, where(c), c.integer(1)); });
-    add_real(t, broach::cat(name, ".array"), [where](OpCall& c) { return split_at(c, where(c), c.ints(1)); });
+    add_moving(t, broach::cat(name, ".int"), [where](OpCall& c) { return split_sections(c, where(c), c.integer(1)); });
+    add_moving(t, broach::cat(name, ".array"), [where](OpCall& c) { return split_at(c, where(c), c.ints(1)); });
   }
-  add_real(t, "unbind.int unbind_copy.int", unbind);
-  add_real(t, "broadcast_tensors", broadcast_tensors);
+  add_moving(t, "unbind.int unbind_copy.int", unbind);
+  add_moving(t, "broadcast_tensors", broadcast_tensors);
 }
 
 void add_join_ops(OpTable& t) {
-  add_single(t, "cat concat concatenate", cat);
-  add_single(t, "stack _stack", stack);
-  add_single(t, "block_diag", block_diagonal);
-  add_single(t, "hstack", [](OpCall& c) { return join_raised(c, at_least_1d, 1); });
-  add_single(t, "vstack row_stack", [](OpCall& c) { return join_raised(c, at_least_2d, 0); });
-  add_single(t, "dstack", [](OpCall& c) { return join_raised(c, at_least_3d, 2); });
-  add_single(t, "column_stack", [](OpCall& c) { return join_raised(c, as_column, 1); });
-  add_single(t, "repeat tile", [](OpCall& c) { return repeat_all(c.b, c.tensor(0), c.ints(1)); });
-  add_single(t, "repeat_interleave.self_int", repeat_interleave);
-  add_single(t, "flip", [](OpCall& c) { return flip(c.b, c.tensor(0), c.constants(1)); });
-  add_single(t, "fliplr", [](OpCall& c) { return flip_dim(c.b, c.tensor(0), 1); });
-  add_single(t, "flipud", [](OpCall& c) { return flip_dim(c.b, c.tensor(0), 0); });
-  add_single(t, "roll", roll);
-  add_single(t, "rot90", rot90);
-  add_single(t, "pixel_shuffle", pixel_shuffle);
-  add_single(t, "pixel_unshuffle", pixel_unshuffle);
-  add_single(t, "channel_shuffle native_channel_shuffle", channel_shuffle);
+  add_single_moving(t, "cat concat concatenate", cat);
+  add_single_moving(t, "stack _stack", stack);
+  add_single_moving(t, "block_diag", block_diagonal);
+  add_single_moving(t, "hstack", [](OpCall& c) { return join_raised(c, at_least_1d, 1); });
+  add_single_moving(t, "vstack row_stack", [](OpCall& c) { return join_raised(c, at_least_2d, 0); });
+  add_single_moving(t, "dstack", [](OpCall& c) { return join_raised(c, at_least_3d, 2); });
+  add_single_moving(t, "column_stack", [](OpCall& c) { return join_raised(c, as_column, 1); });
+  add_single_moving(t, "repeat tile", [](OpCall& c) { return repeat_all(c.b, c.tensor(0), c.ints(1)); });
+  add_single_moving(t, "repeat_interleave.self_int", repeat_interleave);
+  add_single_moving(t, "flip", [](OpCall& c) { return flip(c.b, c.tensor(0), c.constants(1)); });
+  add_single_moving(t, "fliplr", [](OpCall& c) { return flip_dim(c.b, c.tensor(0), 1); });
+  add_single_moving(t, "flipud", [](OpCall& c) { return flip_dim(c.b, c.tensor(0), 0); });
+  add_single_moving(t, "roll", roll);
+  add_single_moving(t, "rot90", rot90);
+  add_single(t, "linalg_cross", cross);
+  add_single_moving(t, "pixel_shuffle", pixel_shuffle);
+  add_single_moving(t, "pixel_unshuffle", pixel_unshuffle);
+  add_single_moving(t, "channel_shuffle native_channel_shuffle", channel_shuffle);
 }
 
 }  // namespace

@@ -271,12 +271,12 @@ Results batch_norm(OpCall& c, size_t training, double eps) {
   return batch_norm_training(c, over_batch(c, eps));
 }
 
-Results batch_norm_functional(OpCall& c) {
-  double momentum = c.number(6), eps = c.number(7);
+// The results of training or evaluation, then the running statistics as they are afterwards.
+Results batch_norm_functional(OpCall& c, bool training, double momentum, double eps) {
   Value x = c.tensor(0);
   DType t = compute_dtype(x.dtype());
   Expr mean_before = argument(c, 3, t), variance_before = argument(c, 4, t);
-  if (!c.flag(5)) {
+  if (!training) {
     DType saved = c.result(1).dtype;
     if (c.result(1).shape != Shape{0}) return std::nullopt;
     Value y = with_running_statistics(c, argument(c, 0, t), eps).to(x.dtype()).value(), none = c.b.full({0}, 0.0, saved);
@@ -290,6 +290,8 @@ Results batch_norm_functional(OpCall& c) {
   Expr unbiased = n.variance * number(c.b, count, t) / number(c.b, count - 1, t);
   auto blend = [&](const Expr& before, const Expr& now) { return before * (1 - momentum) + reshaped(now, channels) * momentum; };
   Results r = batch_norm_training(c, n);
+  // Some schemas have a reserve of bytes, which is empty here.
+  if (c.results().size() == 6) r->push_back(c.b.full({0}, int64_t{0}, DType::u8));
   r->push_back(blend(mean_before, n.mean).to(c.tensor(3).dtype()).value());
   r->push_back(blend(variance_before, unbiased).to(c.tensor(4).dtype()).value());
   return r;
@@ -345,7 +347,8 @@ void add_batch_norm(OpTable& t) {
     if (!c.flag(3)) return std::nullopt;
     return batch_norm_training(c, over_batch(c, c.number(5)));
   });
-  add_real(t, "_native_batch_norm_legit_functional", batch_norm_functional);
+  add_real(t, "_native_batch_norm_legit_functional", [](OpCall& c) { return batch_norm_functional(c, c.flag(5), c.number(6), c.number(7)); });
+  add_real(t, "_batch_norm_with_update_functional", [](OpCall& c) { return batch_norm_functional(c, true, c.number(5), c.number(6)); });
   add_real(t, "native_batch_norm_backward batch_norm_backward", batch_norm_backward);
   add_real(t, "cudnn_batch_norm_backward", cudnn_batch_norm_backward);
   add_real(t, "instance_norm", instance_norm);

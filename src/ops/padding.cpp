@@ -98,6 +98,25 @@ Value pad_mode(OpCall& c) {
   return pad_by(c.b, m, c.tensor(0), c.ints(1));
 }
 
+// Each tensor in `chunks` pieces along `dim`, the last filled up with zeros, and what follows `dim` flattened; then side by side.
+Value chunk_cat(OpCall& c) {
+  GraphBuilder& b = c.b;
+  int64_t chunks = c.constant(2), dim = 0;
+  std::vector<Value> parts;
+  for (const auto& given : c.tensors(0)) {
+    Value x = b.cast(given.value(), c.result().dtype);
+    dim = c.dim(1, x.rank());
+    SymInt size = size_of(x, dim), each = ceildiv(size, chunks);
+    x = pad_dim(b, x, dim, 0, each * SymInt(chunks) - size);
+    Shape shape(x.shape().begin(), x.shape().begin() + dim);
+    shape.insert(shape.end(), {SymInt(chunks), each * product(std::span(x.shape()).subspan(at(dim) + 1))});
+    x = reshape_guarded(b, x, shape);
+    if (!x) return {};
+    parts.push_back(x);
+  }
+  return concat(b, parts, dim + 1);
+}
+
 // ---- writing a part ----
 
 // The elements with step - 1 zeros after each, cropped or filled up to `length`.
@@ -296,36 +315,37 @@ Value col2im(OpCall& c) {
 }  // namespace
 
 void add_padding_ops(OpTable& t) {
-  add_single(t, "constant_pad_nd", [](OpCall& c) { return pad_constant(c.b, c.tensor(0), c.ints(1), c.scalar(2)); });
-  add_single(t, "pad", pad_mode);
-  add_single(t, "_pad_circular", [](OpCall& c) { return pad_by(c.b, PadMode::circular, c.tensor(0), c.ints(1)); });
+  add_single_moving(t, "constant_pad_nd", [](OpCall& c) { return pad_constant(c.b, c.tensor(0), c.ints(1), c.scalar(2)); });
+  add_single_moving(t, "pad", pad_mode);
+  add_single_moving(t, "_chunk_cat", chunk_cat);
+  add_single_moving(t, "_pad_circular", [](OpCall& c) { return pad_by(c.b, PadMode::circular, c.tensor(0), c.ints(1)); });
   for (auto [name, mode] : {std::pair("reflection", PadMode::reflect), std::pair("replication", PadMode::replicate)})
     for (const char* rank : {"1d", "2d", "3d"}) {
-      add_single(t, cat(name, "_pad", rank), [mode = mode](OpCall& c) { return pad_by(c.b, mode, c.tensor(0), c.ints(1)); });
-      add_single(t, cat(name, "_pad", rank, "_backward"), [mode = mode](OpCall& c) { return pad_backward(c, mode); });
+      add_single_moving(t, cat(name, "_pad", rank), [mode = mode](OpCall& c) { return pad_by(c.b, mode, c.tensor(0), c.ints(1)); });
+      add_single_moving(t, cat(name, "_pad", rank, "_backward"), [mode = mode](OpCall& c) { return pad_backward(c, mode); });
     }
 }
 
 void add_window_ops(OpTable& t) {
-  add_single(t, "unfold_copy", unfold_copy);
-  add_single(t, "im2col", im2col);
-  add_single(t, "col2im", col2im);
-  add_single(t, "unfold_backward", unfold_backward);
-  add_single(t, "slice_scatter", slice_scatter);
-  add_single(t, "select_scatter", select_scatter);
-  add_single(t, "diagonal_scatter", [](OpCall& c) {
+  add_single_moving(t, "unfold_copy", unfold_copy);
+  add_single_moving(t, "im2col", im2col);
+  add_single_moving(t, "col2im", col2im);
+  add_single_moving(t, "unfold_backward", unfold_backward);
+  add_single_moving(t, "slice_scatter", slice_scatter);
+  add_single_moving(t, "select_scatter", select_scatter);
+  add_single_moving(t, "diagonal_scatter", [](OpCall& c) {
     Value x = c.tensor(0);
     return write_diagonal(c.b, x, c.tensor(1), c.constant(2), c.dim(3, x.rank()), c.dim(4, x.rank()));
   });
-  add_single(t, "slice_backward", slice_backward);
-  add_single(t, "select_backward", select_backward);
-  add_single(t, "diagonal_backward", [](OpCall& c) {
+  add_single_moving(t, "slice_backward", slice_backward);
+  add_single_moving(t, "select_backward", select_backward);
+  add_single_moving(t, "diagonal_backward", [](OpCall& c) {
     Shape sizes = c.ints(1);
     int rank = static_cast<int>(sizes.size());
     return write_diagonal(c.b, zeros(c.b, sizes, c.tensor(0).dtype()), c.tensor(0), c.constant(2), c.dim(3, rank), c.dim(4, rank));
   });
-  add_single(t, "diag", diag);
-  add_single(t, "diag_embed", [](OpCall& c) {
+  add_single_moving(t, "diag", diag);
+  add_single_moving(t, "diag_embed", [](OpCall& c) {
     Value x = c.tensor(0);
     return embed_diagonal(c.b, x, c.constant(1), c.dim(2, x.rank() + 1), c.dim(3, x.rank() + 1));
   });

@@ -81,7 +81,7 @@ void add_unary(OpTable& t) {
       Value x = c.tensor(0);
       return row.identity(x.dtype()) ? x : c.b.unary(row.op, x);
     });
-  add_single(t, "positive real conj resolve_conj resolve_neg conj_physical", [](OpCall& c) { return c.tensor(0); });
+  add_single(t, "positive conj_physical", [](OpCall& c) { return c.tensor(0); });
   add_single(t, "logical_not", [](OpCall& c) { return c.b.unary(Op::bit_not, c.b.cast(c.tensor(0), DType::b1)); });
 }
 
@@ -180,7 +180,26 @@ Results round_decimals(OpCall& c) {
   return {{r.value()}};
 }
 
+// A mantissa in [0.5, 1) with x's sign, and the power of two it is multiplied by; zeros, infinities and NaN stay as they are.
+Results mantissa_and_exponent(OpCall& c) {
+  DType t = compute_dtype(c.tensor(0).dtype());
+  bool wide = t == DType::f64;
+  if (!is_floating(t) || c.result(1).dtype != DType::i32) return std::nullopt;
+  DType integer = wide ? DType::i64 : DType::i32;
+  int64_t digits = wide ? 52 : 23, bias = wide ? 1022 : 126, mask = wide ? 0x7ff : 0xff;
+  auto bits = [&](const Expr& x, DType to) { return Expr{c.b, c.b.emit(Op::bitcast, {x.value()}, {{Attr::dtype, to}})}; };
+  auto number = [&](int64_t n) { return Expr{c.b, c.b.constant(n, integer)}; };
+  Expr x{c.b, c.b.cast(c.tensor(0), t)}, plain = unequal(x, 0.0) & (abs(x) < kInfinity);
+  // Subnormal numbers are scaled first.
+  Expr tiny = abs(x) < (wide ? std::numeric_limits<double>::min() : double{std::numeric_limits<float>::min()});
+  Expr scaled = bits(select(tiny, x * std::ldexp(1.0, 64), x), integer);
+  Expr exponent = (apply(Op::shr, scaled, number(digits)) & number(mask)) - select(tiny, number(bias + 64), number(bias));
+  Expr mantissa = bits((scaled & number(~(mask << digits))) | number(bias << digits), t);
+  return {{select(plain, mantissa, x).to(c.result(0).dtype).value(), select(plain, exponent, number(0)).to(DType::i32).value()}};
+}
+
 void add_unary_formulas(OpTable& t) {
+  add_real(t, "frexp.Tensor", mantissa_and_exponent);
   add_single(t, "nan_to_num", nan_to_num);
   add_formula(t, "square", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] * x[0]; }, true);
   add_formula(t, "frac", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] - apply(Op::trunc, x[0]); });
@@ -261,17 +280,26 @@ bool divides(OpCall& c, size_t i) {
   return n->op == Op::scalar && as_double(n->get<Scalar>(Attr::value)) != 0;
 }
 
+// Argument i as a divisor: where it may be zero, the call raises an error, as eager's does.
+Value divisor(OpCall& c, size_t i, DType t) {
+  Value y = operand(c, i, t);
+  if (!is_integral(t) || divides(c, i)) return y;
+  // Reading past the end of a vector is what kernels report.
+  Value zero = c.b.cast(with_number(c.b, Op::eq, y, int64_t{0}), DType::i64);
+  return broadcast(c.b, Op::add, y, c.b.cast(take(c.b, positions(c.b, 1), zero, 0), t));
+}
+
 enum class Rounding { none, trunc, floor };
 
+// Eager rounds low precision quotients before it truncates them, and takes the floor of those that it has not rounded.
 Results divide(OpCall& c, Rounding rounding) {
   DType t = c.result().dtype;
   if (rounding == Rounding::none) return product(c, Op::div);
-  // Eager rounds low precision quotients before it truncates them.
-  if (is_low_precision(t) || t == DType::b1 || (is_integral(t) && !divides(c, 1))) return std::nullopt;
-  Value x = operand(c, 0, t), y = operand(c, 1, t);
+  if (t == DType::b1) return std::nullopt;
+  Value x = operand(c, 0, t), y = divisor(c, 1, t);
   if (rounding == Rounding::floor) return {{broadcast(c.b, Op::floor_div, x, y)}};
-  Value q = broadcast(c.b, Op::div, x, y);
-  return {{is_floating(t) ? c.b.unary(Op::trunc, q) : q}};
+  Expr q = rounded({c.b, broadcast(c.b, Op::div, x, y)});
+  return {{is_floating(t) ? c.b.unary(Op::trunc, q.value()) : q.value()}};
 }
 
 Results divide_mode(OpCall& c) {
@@ -281,10 +309,9 @@ Results divide_mode(OpCall& c) {
 
 Results remainder(OpCall& c, bool like_python) {
   DType t = compute_dtype(c.result().dtype);
-  if (t == DType::b1 || (is_integral(t) && !divides(c, 1))) return std::nullopt;
+  if (t == DType::b1) return std::nullopt;
   // A number is rounded to the tensor's type first.
-  auto rounded = [&](size_t i) { return Expr{c.b, operand(c, i, c.result().dtype)}.to(t); };
-  Expr x = rounded(0), y = rounded(1);
+  Expr x = Expr{c.b, operand(c, 0, c.result().dtype)}.to(t), y = Expr{c.b, divisor(c, 1, c.result().dtype)}.to(t);
   if (is_integral(t)) return {{apply(like_python ? Op::mod : Op::fmod, x, y).value()}};
   Expr r = apply(Op::fmod, x, y);
   // Not the primitive `mod`: a remainder of zero keeps the sign of the dividend.
@@ -398,6 +425,10 @@ void add_binary(OpTable& t) {
   add_single(t, "fmin", [](OpCall& c) { return number_maximum(c, Op::min); });
   add_real(t, "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar", power);
   add_single(t, "heaviside", heaviside);
+  add_single(t, "ldexp.Tensor", [](OpCall& c) {
+    DType result = c.result().dtype;
+    return is_floating(result) ? (Expr{c.b, operand(c, 0, result)} * apply(Op::exp2, Expr{c.b, operand(c, 1, result)})).value() : Value{};
+  });
   add_real(t, "isclose", is_close);
   add_formula(t, "logaddexp", {0, 1}, [](OpCall&, std::span<const Expr> x) { return log_add_exp(x[0], x[1], Op::exp, 1); });
   add_formula(t, "logaddexp2", {0, 1},
@@ -554,6 +585,7 @@ void add_pointwise_ops(OpTable& t) {
   add_activation_ops(t);
   add_loss_ops(t);
   add_foreach_ops(t);
+  add_special_ops(t);
 }
 
 }  // namespace broach

@@ -33,6 +33,16 @@ Expr reshaped(const Expr& x, Shape shape) { return {x.builder(), x.builder().res
 
 Expr number(GraphBuilder& b, const SymInt& n, DType t) { return {b, size_number(b, n, t)}; }
 
+Expr p_norm(const Expr& x, double p, const Axes& axes) {
+  // One element is its own norm, which its square might overflow.
+  if (axes.count(x) == SymInt(1)) return sum(p == 0 ? unequal(x, 0.0).to(x.dtype()) : abs(x), axes);
+  if (p == 0) return sum(unequal(x, 0.0).to(x.dtype()), axes);
+  if (p == 1) return sum(abs(x), axes);
+  if (p == 2) return apply(Op::sqrt, sum(x * x, axes));
+  if (std::isinf(p)) return reduce(p > 0 ? Op::reduce_max : Op::reduce_min, abs(x), axes);
+  return apply(Op::pow, sum(apply(Op::pow, abs(x), p), axes), 1 / p);
+}
+
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -159,16 +169,6 @@ void add_variance(OpTable& t, std::string name, bool root, bool with_mean) {
 
 // ---- norms ----
 
-Expr p_norm(const Expr& x, double p, const Axes& axes) {
-  // One element is its own norm, which its square might overflow.
-  if (axes.count(x) == SymInt(1)) return sum(p == 0 ? unequal(x, 0.0).to(x.dtype()) : abs(x), axes);
-  if (p == 0) return sum(unequal(x, 0.0).to(x.dtype()), axes);
-  if (p == 1) return sum(abs(x), axes);
-  if (p == 2) return apply(Op::sqrt, sum(x * x, axes));
-  if (std::isinf(p)) return reduce(p > 0 ? Op::reduce_max : Op::reduce_min, abs(x), axes);
-  return apply(Op::pow, sum(apply(Op::pow, abs(x), p), axes), 1 / p);
-}
-
 Value norm(OpCall& c, double p, const Axes& axes) {
   Expr x(c.b, c.tensor(0));
   if (!is_floating(x.dtype()) || std::isnan(p) || ((p < 0 || std::isinf(p)) && !has_elements(x, axes))) return {};
@@ -207,11 +207,67 @@ Value cosine_similarity(OpCall& c) {
   return result(c, sum(unit(0) * unit(1), {axes.dims, false}));
 }
 
+// All pairs of rows [.., m, 1, k] and [.., 1, n, k]: their distances. Eager takes a matrix product for many rows.
+Value pair_distances(OpCall& c) {
+  Value x = c.tensor(0), y = c.tensor(1);
+  double p = c.number(2);
+  int64_t mode = c.is_none(3) ? 0 : c.constant(3);
+  auto many = [&](const Value& v) { return c.b.symbols().hint(v.shape()[v.shape().size() - 2]) > 25; };
+  if (!is_floating(x.dtype()) || (p == 2 && (mode == 1 || (mode == 0 && (many(x) || many(y)))))) return {};
+  Expr d = Expr(c.b, unsqueeze(c.b, x, x.rank() - 1)) - Expr(c.b, unsqueeze(c.b, y, y.rank() - 2));
+  Axes last{{d.value().rank() - 1}, false};
+  return std::isinf(p) && !has_elements(d, last) ? Value{} : result(c, p_norm(d.to(compute_dtype(x.dtype())), p, last));
+}
+
+// The distances of rows i < j, in the order of (0, 1), (0, 2), .., (1, 2), ..
+Value distances_within(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value x = c.tensor(0);
+  int64_t n = b.symbols().specialize(x.shape()[0]);
+  double p = c.number(1);
+  if (!is_floating(x.dtype()) || n < 2 || n > 1 << 15) return {};
+  // Pair k is in row i where i * (2n - 1 - i) / 2 <= k: the root of a quadratic, rounded down and put right.
+  Expr k(b, positions(b, n * (n - 1) / 2)), root(b, b.cast(k.value(), DType::f64));
+  double side = static_cast<double>(2 * n - 1);
+  Expr i = apply(Op::floor, (side - apply(Op::sqrt, side * side - root * 8.0)) * 0.5).to(DType::i64);
+  auto begin = [&](const Expr& row) { return apply(Op::shr, row * (side - row), Expr(b, b.constant(int64_t{1}, DType::i64))); };
+  i = select(begin(i) > k, i - 1.0, i);
+  i = select(begin(i + 1.0) <= k, i + 1.0, i);
+  Expr j = k - begin(i) + i + 1.0;
+  Expr d = Expr(b, take(b, x, i.value(), 0)) - Expr(b, take(b, x, j.value(), 0));
+  Axes last{{1}, false};
+  return std::isinf(p) && !has_elements(d, last) ? Value{} : result(c, p_norm(d.to(compute_dtype(x.dtype())), p, last));
+}
+
+// The product of three tensors with dimensions inserted, summed over some.
+Value trilinear(OpCall& c) {
+  DType t = compute_dtype(c.result().dtype);
+  int rank = c.tensor(0).rank() + static_cast<int>(c.constants(3).size());
+  auto factor = [&](size_t i) {
+    Value x = c.b.cast(c.tensor(i), t);
+    std::vector<int64_t> dims = c.constants(i + 3);
+    for (int64_t& d : dims) d = OpCall::wrap_dim(d, rank);
+    std::sort(dims.begin(), dims.end());
+    for (int64_t d : dims) x = unsqueeze(c.b, x, d);
+    return Expr(c.b, x);
+  };
+  Expr product = factor(0) * factor(1) * factor(2);
+  return result(c, sum(product, {c.dims(6, rank), false}));
+}
+
 // Every dimension but one.
 Axes others(int64_t dim, int rank) {
   Axes a = Axes::all(rank, true);
   std::erase(a.dims, dim);
   return a;
+}
+
+// Slices along a dimension whose norm is beyond the largest, scaled down to it.
+Value renormalized(OpCall& c) {
+  Expr x = computed(c);
+  double p = c.number(1), most = c.number(3);
+  Expr norm = p_norm(x, p, others(c.dim(2, x.value().rank()), x.value().rank()));
+  return result(c, x * select(norm > most, most / (norm + 1e-7), 1.0));
 }
 
 Results weight_norm(OpCall& c) {
@@ -337,6 +393,10 @@ void add_loss_reductions(OpTable& t) {
   add_single(t, "nll_loss_backward nll_loss2d_backward", nll_loss_backward);
   add_real(t, "cross_entropy_loss", cross_entropy);
   add_single(t, "dist", distance);
+  add_single(t, "_cdist_forward", pair_distances);
+  add_single(t, "_pdist_forward", distances_within);
+  add_single(t, "_trilinear", trilinear);
+  add_single(t, "renorm", renormalized);
   add_single(t, "pairwise_distance", pairwise_distance);
   add_single(t, "cosine_similarity", cosine_similarity);
   add_real(t, "_weight_norm_interface", weight_norm);

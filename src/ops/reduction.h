@@ -21,6 +21,8 @@ Expr reduce(Op op, const Expr& x, const Axes& axes);
 inline Expr sum(const Expr& x, const Axes& axes) { return reduce(Op::reduce_sum, x, axes); }
 Expr mean(const Expr& x, const Axes& axes);
 Expr reshaped(const Expr& x, Shape shape);
+// The p-norm, with eager's meaning of 0 and of the infinities.
+Expr p_norm(const Expr& x, double p, const Axes& axes);
 // A size as a value of an arithmetic element type.
 Expr number(GraphBuilder& b, const SymInt& n, DType t);
 

@@ -31,5 +31,7 @@ Graph simplify_graph(const Graph& graph);
 Graph match_activations(const Graph& graph);
 // Reshapes move off matrix products, so that epilogues meet them in one shape.
 Graph free_contractions(const Graph& graph);
+// No reduction of very many elements gives very few results in one step.
+Graph split_reductions(const Graph& graph);
 
 }  // namespace broach

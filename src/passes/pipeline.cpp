@@ -11,6 +11,7 @@ constexpr Pass kPasses[] = {
     {"simplify", "folds constants and drops operations without effect", simplify_graph},
     {"match_activations", "recognises gelu and silu written out by hand", match_activations},
     {"free_contractions", "moves reshapes off matrix products", free_contractions},
+    {"split_reductions", "cuts large reductions into parts for several threads", split_reductions},
     {"simplify_again", "cleans up after the matches", simplify_graph},
 };
 

@@ -7,6 +7,33 @@
 
 namespace broach {
 
+// The tensors' sizes and strides are evaluated once if no symbol is in them.
+struct Executable::PreparedRoutine {
+  const RoutineStep& step;
+  std::shared_ptr<const CompiledRoutine> routine;
+  bool is_static = true;
+  std::vector<int64_t> sizes;  // of operands and results, one after another, each followed by its strides
+
+  PreparedRoutine(const RoutineStep& s, std::shared_ptr<const CompiledRoutine> r) : step(s), routine(std::move(r)) {
+    std::vector<SymbolId> symbols;
+    for (const auto* list : {&step.operands, &step.results})
+      for (const Operand& o : *list)
+        for (const Shape* shape : {&o.type.shape, &o.place.strides})
+          for (const SymInt& e : *shape) e.collect_symbols(symbols);
+    is_static = symbols.empty();
+    if (is_static) sizes = evaluate({});
+  }
+
+  std::vector<int64_t> evaluate(std::span<const int64_t> symbols) const {
+    std::vector<int64_t> out;
+    for (const auto* list : {&step.operands, &step.results})
+      for (const Operand& o : *list)
+        for (const Shape* shape : {&o.type.shape, &o.place.strides})
+          for (const SymInt& e : *shape) out.push_back(e.eval(symbols));
+    return out;
+  }
+};
+
 Executable::Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs) : schedule_(std::move(schedule)) {
   std::vector<std::shared_ptr<const Kernel>> kernels;
   for (const Step& s : schedule_.steps)
@@ -30,6 +57,11 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
       if (!c.contraction) unsupported("target ", target.name(), " has no ", name_of(d->node->op), " for ", d->result.type.str());
       c.contraction_step = d;
       c.contraction_index = stats_.contractions++;
+    } else if (auto r = std::get_if<RoutineStep>(&s.work)) {
+      auto routine = target.routine(*r->node);
+      if (!routine) unsupported("target ", target.name(), " has no ", name_of(r->node->op), " for ", r->node->inputs[0].type().str());
+      c.routine = std::make_shared<const PreparedRoutine>(*r, std::move(routine));
+      ++stats_.routines;
     } else {
       const auto& e = std::get<ExternStep>(s.work);
       c.external = externs(e, schedule_);
@@ -121,8 +153,26 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
   size_t n = 0;
   for (const Epilogue& e : c.epilogue)
     if (e.operand) epilogue[n++] = address(*e.operand, frame);
-  const void* packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)].get() : nullptr;
-  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed, frame.symbols});
+  static const PackedWeight none;
+  const PackedWeight& packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)] : none;
+  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols});
+}
+
+void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
+  constexpr size_t kMany = 8;
+  RoutineTensor tensors[kMany];
+  const size_t operands = r.step.operands.size(), results = r.step.results.size();
+  check(operands + results <= kMany, "a routine with more than ", kMany, " tensors");
+  std::vector<int64_t> evaluated;
+  if (!r.is_static) evaluated = r.evaluate(frame.symbols);
+  std::span<const int64_t> sizes = r.is_static ? r.sizes : evaluated;
+  for (size_t i = 0; i < operands + results; ++i) {
+    const Operand& o = i < operands ? r.step.operands[i] : r.step.results[i - operands];
+    const size_t rank = o.type.shape.size();
+    tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
+    sizes = sizes.subspan(2 * rank);
+  }
+  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, *frame.threads})) throw std::out_of_range("index out of range in self");
 }
 
 void Executable::run(Frame& frame) const {
@@ -132,21 +182,22 @@ void Executable::run(Frame& frame) const {
   for (const CompiledStep& s : steps_) {
     if (s.kernel) run_kernel(s, frame);
     else if (s.contraction) run_contraction(s, frame);
+    else if (s.routine) run_routine(*s.routine, frame);
     else s.external->run(frame);
     for (int b : s.releases) frame.release(frame, b);
   }
 }
 
-std::shared_ptr<const std::byte[]> Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols, size_t* bytes) const {
+PackedWeight Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols) const {
   const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
-  *bytes = s.contraction->packed_bytes(symbols);
-  if (*bytes == 0) return nullptr;
+  size_t bytes = s.contraction->packed_bytes(symbols);
+  if (bytes == 0) return {};
   const Operand& w = s.contraction_step->operands[1];
   const auto* from = static_cast<const std::byte*>(data) + w.place.offset.eval(symbols) * size_of(w.type.dtype);
-  std::shared_ptr<std::byte[]> memory(static_cast<std::byte*>(std::aligned_alloc(64, (*bytes + 63) / 64 * 64)), std::free);
+  std::shared_ptr<std::byte[]> memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free);
   if (!memory) throw std::bad_alloc();
   s.contraction->pack(symbols, from, memory.get());
-  return memory;
+  return {std::move(memory), bytes, s.contraction->packed_layout(symbols)};
 }
 
 std::vector<std::string> Executable::picks(std::span<const int64_t> symbols) const {

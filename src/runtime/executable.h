@@ -17,6 +17,12 @@ namespace broach {
 
 class Executable;
 
+// A weight rearranged for a contraction; no data where that brings nothing.
+struct PackedWeight {
+  std::shared_ptr<const std::byte[]> data;
+  size_t bytes = 0, layout = 0;
+};
+
 // The state of one run.
 struct Frame {
   const Executable* executable = nullptr;
@@ -25,7 +31,7 @@ struct Frame {
   const Threads* threads = nullptr;
   void* host = nullptr;                // the front's own state, for extern calls
   void (*release)(Frame&, int buffer) = nullptr;  // an extern's result is not needed any more
-  const std::vector<std::shared_ptr<const std::byte[]>>* packs = nullptr;  // by contraction; null: pack on the fly
+  const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
 };
 
 // A call of the host's library, made by the front.
@@ -38,7 +44,7 @@ class ExternRunner {
 using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
 
 struct ExecutableStats {
-  int kernels = 0, distinct_kernels = 0, contractions = 0;
+  int kernels = 0, distinct_kernels = 0, contractions = 0, routines = 0;
   std::map<std::string, int> externs;  // by schema
   size_t code_bytes = 0;
 };
@@ -60,13 +66,16 @@ class Executable {
   };
   const std::vector<Packable>& packables() const { return packables_; }
   int contractions() const { return static_cast<int>(contraction_steps_.size()); }
-  // Null if packing brings nothing at these sizes. `data`: address of the input's element 0.
-  std::shared_ptr<const std::byte[]> pack(int contraction, const void* data, std::span<const int64_t> symbols, size_t* bytes) const;
+  // For these sizes; at others it is used if they want the same arrangement. `data`: address of the input's element 0.
+  PackedWeight pack(int contraction, const void* data, std::span<const int64_t> symbols) const;
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
 
   MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
 
  private:
+  // A routine with the sizes and strides of its tensors, where those are the same on every call.
+  struct PreparedRoutine;
+
   struct CompiledStep {
     std::shared_ptr<const CompiledKernel> kernel;
     std::vector<int> buffers;
@@ -74,6 +83,7 @@ class Executable {
     std::shared_ptr<const CompiledContraction> contraction;
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
+    std::shared_ptr<const PreparedRoutine> routine;
     std::unique_ptr<ExternRunner> external;
     std::vector<int> releases;  // results of externs that no later step reads
   };
@@ -81,6 +91,7 @@ class Executable {
   void find_lifetimes();
   void run_kernel(const CompiledStep& step, Frame& frame) const;
   void run_contraction(const CompiledStep& step, Frame& frame) const;
+  void run_routine(const PreparedRoutine& routine, Frame& frame) const;
   std::shared_ptr<const MemoryPlan> plan_for(std::span<const int64_t> symbols) const;
   void place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
 

@@ -147,6 +147,7 @@ class KernelBuilder {
       case OpKind::heavy_view: return take(n, index, predicate);
       case OpKind::reduce: return reduction(n, index, predicate);
       case OpKind::heavy:
+      case OpKind::routine:
       case OpKind::external: fail("kernel: ", name_of(n.op), " has no place in memory");
       default: return elementwise(n, index, predicate);
     }

@@ -25,7 +25,7 @@ bool is_transcendental(Op op) {
 
 bool fusible(const Node& n) {
   OpKind k = kind_of(n.op);
-  return k != OpKind::heavy && k != OpKind::external && n.op != Op::input;
+  return k != OpKind::heavy && k != OpKind::routine && k != OpKind::external && n.op != Op::input;
 }
 
 struct Cost {

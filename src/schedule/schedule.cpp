@@ -148,7 +148,7 @@ class Scheduler {
     for (size_t i = 0; i < g_.outputs().size(); ++i) {
       const Node& n = *g_.outputs()[i].node;
       if (n.op == Op::extern_call) continue;
-      output_of_[n.id] = static_cast<int>(i);
+      output_of_[{n.id, g_.outputs()[i].index}] = static_cast<int>(i);
       must_store_[n.id] = true;
       if (requests_[i].into_input >= 0) must_split_[n.id] = true;
     }
@@ -164,7 +164,7 @@ class Scheduler {
 
   const Node* only_user(const Node& n) const {
     const auto& u = users_[n.id];
-    return u.size() == 1 && !output_of_.contains(n.id) ? u[0] : nullptr;
+    return u.size() == 1 && !output_of_.contains({n.id, 0}) ? u[0] : nullptr;
   }
 
   static bool is_activation(Op op) {
@@ -213,19 +213,21 @@ class Scheduler {
   bool is_large(const Value& v) const {
     const Node* n = v.node;
     if (n->op == Op::expand) return false;
-    return kind_of(n->op) == OpKind::heavy || kind_of(n->op) == OpKind::external || n->op == Op::input || users_[n->id].size() > 1 ||
+    return kind_of(n->op) >= OpKind::heavy || n->op == Op::input || users_[n->id].size() > 1 ||
            is_elementwise(n->op);
   }
 
   // ---- layouts: the strides of each value, if it is stored ----
   void choose_layouts(const Node& n) {
     auto& out = layouts_[n.id];
-    for (size_t i = 0; i < n.results.size(); ++i) out.push_back(layout(n, i));
-    auto it = output_of_.find(n.id);
-    if (it == output_of_.end()) return;
-    const OutputRequest& r = requests_[static_cast<size_t>(it->second)];
-    if (r.into_input >= 0) out[0] = input_strides_[static_cast<size_t>(r.into_input)];
-    else if (!r.strides.empty()) out[0] = r.strides;
+    for (size_t i = 0; i < n.results.size(); ++i) {
+      out.push_back(layout(n, i));
+      auto it = output_of_.find({n.id, static_cast<uint32_t>(i)});
+      if (it == output_of_.end()) continue;
+      const OutputRequest& r = requests_[static_cast<size_t>(it->second)];
+      if (r.into_input >= 0) out[i] = input_strides_[static_cast<size_t>(r.into_input)];
+      else if (!r.strides.empty()) out[i] = r.strides;
+    }
   }
 
   // What a convolution reads and adds should lie as it does itself: channels last.
@@ -266,7 +268,7 @@ class Scheduler {
   // ---- who must be in memory ----
   void store_operands(const Node& n) {
     OpKind k = kind_of(n.op);
-    if (k == OpKind::external) {
+    if (k == OpKind::external || k == OpKind::routine) {
       for (const Value& v : n.inputs) store_window(v);
     } else if (k == OpKind::heavy) {
       Contraction& c = contractions_.at(n.id);
@@ -322,7 +324,7 @@ class Scheduler {
     for (size_t k = 0; k < groups_.roots.size(); ++k) add_unit({static_cast<int>(k), nullptr, -1}, groups_.roots[k]);
     for (const Node& n : g_.nodes()) {
       if (kind_of(n.op) == OpKind::heavy) add_unit({-1, &n, -1}, {contractions_.at(n.id).last});
-      if (kind_of(n.op) == OpKind::external) add_unit({-1, &n, -1}, {&n});
+      if (kind_of(n.op) == OpKind::routine || kind_of(n.op) == OpKind::external) add_unit({-1, &n, -1}, {&n});
     }
     return build_units() && order_units();
   }
@@ -347,7 +349,7 @@ class Scheduler {
       Buffer b{Buffer::Kind::arena, -1, n.results[i], strides, extent_of(n.results[i].shape, strides)};
       if (!fresh_kind) b.kind = Buffer::Kind::input, b.index = static_cast<int>(n.integer(Attr::index));
       else if (n.op == Op::extern_call) b.kind = Buffer::Kind::external;
-      else if (auto it = output_of_.find(n.id); it != output_of_.end()) {
+      else if (auto it = output_of_.find({n.id, static_cast<uint32_t>(i)}); it != output_of_.end()) {
         int into = requests_[static_cast<size_t>(it->second)].into_input;
         b.kind = into >= 0 ? Buffer::Kind::input : Buffer::Kind::output;
         b.index = into >= 0 ? into : it->second;
@@ -384,6 +386,7 @@ class Scheduler {
     for (Unit& u : units_) {
       if (u.group >= 0) ok = build_group(u) && ok;
       else if (kind_of(u.node->op) == OpKind::heavy) u.step = contraction_step(*u.node);
+      else if (kind_of(u.node->op) == OpKind::routine) u.step = routine_step(*u.node);
       else u.step = extern_step(*u.node);
       u.step.line = u.node ? u.node->line : groups_.roots[static_cast<size_t>(u.group)][0]->line;
     }
@@ -461,6 +464,27 @@ class Scheduler {
     return step;
   }
 
+  Step routine_step(const Node& n) {
+    RoutineStep r{&n, {}, {}};
+    Step step;
+    for (const Value& v : n.inputs) {
+      r.operands.push_back(operand(v));
+      step.reads.push_back(r.operands.back().place.buffer);
+    }
+    for (uint32_t i = 0; i < n.results.size(); ++i) {
+      r.results.push_back({n.results[i], is_read({&n, i}) ? places_[n.id][i] : Place{-1, 0, layouts_[n.id][i]}});
+      if (r.results.back().place.buffer >= 0) step.writes.push_back(r.results.back().place.buffer);
+    }
+    step.work = std::move(r);
+    return step;
+  }
+
+  bool is_read(const Value& v) const {
+    if (output_of_.contains({v.node->id, v.index})) return true;
+    const auto& users = users_[v.node->id];
+    return std::any_of(users.begin(), users.end(), [&](const Node* u) { return std::find(u->inputs.begin(), u->inputs.end(), v) != u->inputs.end(); });
+  }
+
   Step extern_step(const Node& n) {
     ExternStep e{&n, {}, {}};
     Step step;
@@ -504,6 +528,7 @@ class Scheduler {
     for (const Value& v : g_.outputs()) s_.output_buffers.push_back(places_[v.node->id].at(v.index).buffer);
     for (auto& step : s_.steps) {
       s_.kernels += std::holds_alternative<KernelStep>(step.work);
+      s_.routines += std::holds_alternative<RoutineStep>(step.work);
       s_.externs += std::holds_alternative<ExternStep>(step.work);
     }
     return true;
@@ -539,7 +564,7 @@ class Scheduler {
   const std::vector<OutputRequest>& requests_;
   ScheduleOptions options_;
   Schedule s_;
-  std::map<uint32_t, int> output_of_;  // by node id: the output that is this node's value
+  std::map<std::pair<uint32_t, uint32_t>, int> output_of_;  // by node id and result: the output that is this value
   std::vector<std::vector<const Node*>> users_;
   std::map<uint32_t, Contraction> contractions_;
   std::map<uint32_t, const Node*> stored_as_;  // the last node of an epilogue: the contraction
@@ -583,6 +608,12 @@ std::string Schedule::str() const {
       out += cat(name_of(c->node->op), " ", text_of(c->operands[0].place), " ", text_of(c->operands[1].place), c->bias ? " bias" : "");
       for (const auto& e : c->epilogue) out += cat(" ", name_of(e.op), e.operand ? " " + text_of(e.operand->place) : "");
       out += cat(" -> ", text_of(c->result.place), "\n");
+    } else if (auto r = std::get_if<RoutineStep>(&s.work)) {
+      out += name_of(r->node->op);
+      for (const auto& o : r->operands) out += " " + text_of(o.place);
+      out += " ->";
+      for (const auto& o : r->results) out += o.place.buffer < 0 ? " _" : " " + text_of(o.place);
+      out += "\n";
     } else {
       const auto& e = std::get<ExternStep>(s.work);
       out += cat("extern ", e.node->call().schema);

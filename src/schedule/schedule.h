@@ -62,6 +62,12 @@ struct ContractionStep {
   Operand result;
 };
 
+// A routine primitive run as it is. A result that nobody reads has no buffer (-1).
+struct RoutineStep {
+  const Node* node;
+  std::vector<Operand> operands, results;
+};
+
 struct ExternStep {
   const Node* node;
   std::vector<Operand> operands;   // by position among the node's inputs
@@ -69,7 +75,7 @@ struct ExternStep {
 };
 
 struct Step {
-  std::variant<KernelStep, ContractionStep, ExternStep> work;
+  std::variant<KernelStep, ContractionStep, RoutineStep, ExternStep> work;
   std::vector<int> reads, writes;  // buffers
   int32_t line = -1;
 };
@@ -84,7 +90,7 @@ struct Schedule {
   std::vector<Step> steps;
   std::vector<int> output_buffers;     // by graph output
   std::shared_ptr<const Graph> graph;  // keeps the nodes that steps refer to
-  int kernels = 0, contractions = 0, externs = 0;
+  int kernels = 0, contractions = 0, routines = 0, externs = 0;
 
   std::string str() const;
 };

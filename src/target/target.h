@@ -27,6 +27,7 @@ struct ContractionArgs {
   std::span<void* const> epilogue;      // one for each epilogue with an operand
   void* result = nullptr;
   const void* packed_weight = nullptr;  // from pack(), or null
+  size_t packed_layout = 0;             // what it was packed for: packed_layout() of then
   std::span<const int64_t> symbols;
 };
 
@@ -37,9 +38,31 @@ class CompiledContraction {
   virtual void run(const ContractionArgs& args) const = 0;
   // Bytes of the weight rearranged for this contraction; 0 where packing brings nothing.
   virtual size_t packed_bytes(std::span<const int64_t> symbols) const = 0;
+  // Stands for the arrangement; weights packed for other sizes are used where it is the same.
+  virtual size_t packed_layout(std::span<const int64_t> symbols) const = 0;
   virtual void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const = 0;
   // Which implementation runs, for `explain`.
   virtual std::string pick(std::span<const int64_t> symbols) const = 0;
+};
+
+// A tensor as a routine sees it in one run: sizes and strides in elements. A result that nobody reads has no address.
+struct RoutineTensor {
+  void* data = nullptr;
+  DType dtype{};
+  std::span<const int64_t> sizes, strides;
+};
+
+struct RoutineArgs {
+  std::span<const RoutineTensor> operands, results;
+  const Threads& threads;
+};
+
+// One routine primitive of a schedule.
+class CompiledRoutine {
+ public:
+  virtual ~CompiledRoutine() = default;
+  // False if an index was out of bounds: the results are then not to be used.
+  virtual bool run(const RoutineArgs& args) const = 0;
 };
 
 struct CompileSettings {
@@ -57,6 +80,8 @@ class Target {
   virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
   // Null if this target has no implementation.
   virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const = 0;
+  // Null if this target does not have the routine for these element types.
+  virtual std::shared_ptr<const CompiledRoutine> routine(const Node& node) const = 0;
   // Whether contractions and convolutions of this element type are to be lowered to `dot` and `conv`.
   virtual bool has_contractions(DType dtype) const = 0;
 };

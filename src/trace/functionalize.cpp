@@ -11,10 +11,11 @@ namespace broach {
 
 namespace {
 
-// One primitive view, from the type it was applied to.
+// One primitive view, from the type it was applied to, or a view that no primitive expresses.
 struct ViewStep {
   Op op;
   Attrs attrs;
+  std::optional<View> view = {};
 };
 
 struct TensorState {
@@ -72,11 +73,13 @@ class Functionalizer {
     if (s.version == now) return s.value;
     check(s.parent != kNoTensor, "functionalise: a root is out of date");
     Value v = value(s.parent);
-    for (const ViewStep& step : s.steps) v = b_.emit(step.op, {v}, step.attrs);
+    for (const ViewStep& step : s.steps) v = show(step, v);
     s.value = v;
     s.version = now;
     return v;
   }
+
+  Value show(const ViewStep& step, Value x) { return step.view ? step.view->get(b_, x) : b_.emit(step.op, {x}, step.attrs); }
 
   // ---- writing ----
   void write(TensorId id, Value v) {
@@ -84,7 +87,7 @@ class Functionalizer {
     TensorState& s = state(id);
     if (s.parent != kNoTensor) {
       std::vector<Value> along{value(s.parent)};
-      for (const ViewStep& step : s.steps) along.push_back(b_.emit(step.op, {along.back()}, step.attrs));
+      for (const ViewStep& step : s.steps) along.push_back(show(step, along.back()));
       Value carried = v;
       for (size_t i = s.steps.size(); i-- > 0;) carried = inverse(s.steps[i], along[i], carried);
       write(s.parent, carried);
@@ -97,6 +100,8 @@ class Functionalizer {
 
   // The operand of a view after what the view shows was replaced by y.
   Value inverse(const ViewStep& step, Value x, Value y) {
+    if (step.view && !step.view->put) unsupported("a write through a view that shows elements twice");
+    if (step.view) return step.view->put(b_, x, y);
     switch (step.op) {
       case Op::reshape: return b_.reshape(y, x.shape());
       case Op::permute: {
@@ -224,9 +229,28 @@ class Functionalizer {
 
   // The results of an operation as if it had no effect on its operands.
   std::vector<Value> compute(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
+    if (options_.lower && schema.starts_with("aten::as_strided_"))
+      if (auto v = strided_copy(op)) return {*v};
     if (!op.effect && options_.lower)
       if (auto values = lower(op, schema, args)) return std::move(*values);
     return call_extern(op, schema, args, {});
+  }
+
+  // as_strided_copy (self, sizes, strides, offset) reads a window of the storage, as_strided_scatter (self, source, sizes, ..)
+  // gives self with it replaced.
+  std::optional<Value> strided_copy(const TraceOp& op) {
+    bool scatter = op.schema == "aten::as_strided_scatter";
+    if (!scatter && op.schema != "aten::as_strided_copy") return std::nullopt;
+    size_t first = scatter ? 2 : 1;
+    TensorId self = std::get<Arg::Tensor>(op.args[0].value).id;
+    const TraceTensor& t = info(self);
+    auto sizes = std::get_if<Shape>(&op.args[first].value), strides = std::get_if<Shape>(&op.args[first + 1].value);
+    if (!sizes || !strides || t.storage < 0) return std::nullopt;
+    auto offset = std::get_if<SymInt>(&op.args[first + 2].value);
+    auto view = strided_view(b_.symbols(), {t.type.shape, t.strides, 0}, {*sizes, *strides, offset ? *offset - t.offset : SymInt(0)});
+    if (!view || (scatter && !view->put)) return std::nullopt;
+    Value x = value(self);
+    return scatter ? view->put(b_, x, value(std::get<Arg::Tensor>(op.args[1].value).id)) : view->get(b_, x);
   }
 
   std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
@@ -255,9 +279,15 @@ class Functionalizer {
     const auto& nodes = b_.graph().nodes();
     for (size_t i = before; i < nodes.size(); ++i) {
       if (kind_of(nodes[i].op) == OpKind::heavy && !options_.has_contractions(nodes[i].results[0].dtype)) return false;
-      if (is_complex(nodes[i].results[0].dtype) && nodes[i].op != Op::input && nodes[i].op != Op::extern_call) return false;
+      if (kind_of(nodes[i].op) == OpKind::routine && !options_.has_routine(nodes[i])) return false;
+      if (is_complex(nodes[i].results[0].dtype) && !carries(nodes[i].op)) return false;
     }
     return true;
+  }
+
+  // Primitives that take elements as they are, complex ones too.
+  static bool carries(Op op) {
+    return is_view(op) || op == Op::take || op == Op::where || op == Op::scalar || op == Op::bitcast || op == Op::copy || op == Op::input || op == Op::extern_call;
   }
 
   std::vector<Value> call_extern(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args, const std::vector<TensorId>& mutated) {
@@ -268,6 +298,7 @@ class Functionalizer {
     auto position = [&](TensorId id) {
       auto [it, fresh] = positions.emplace(id, static_cast<uint32_t>(inputs.size()));
       if (fresh) inputs.push_back(value(id));
+      if (fresh && is_contiguous(info(id)) && may_be_strided(inputs.back())) call->contiguous.push_back(it->second);
       return it->second;
     };
     for (const Arg& a : args) call->args.push_back(extern_arg(a, position));
@@ -289,6 +320,13 @@ class Functionalizer {
     return b_.emit_all(Op::extern_call, std::move(inputs), {{Attr::call, std::shared_ptr<const ExternCall>(std::move(call))}});
   }
 
+  static bool is_contiguous(const TraceTensor& t) { return t.strides == contiguous_strides(t.type.shape); }
+  // Whether a value is a view of another, or of an input that is not contiguous.
+  bool may_be_strided(const Value& v) const {
+    if (v.node->op != Op::input) return is_view(v.node->op);
+    return !is_contiguous(info(t_.inputs[static_cast<size_t>(v.node->integer(Attr::index))]));
+  }
+
   static ExternArg extern_arg(const Arg& a, const std::function<uint32_t(TensorId)>& position) {
     if (auto one = std::get_if<Arg::Tensor>(&a.value)) return {ExternArg::Input{position(one->id)}};
     if (auto many = std::get_if<Arg::Tensors>(&a.value)) {
@@ -297,7 +335,7 @@ class Functionalizer {
       for (TensorId id : many->ids) list.indices.push_back(id == kNoTensor ? -1 : static_cast<int64_t>(position(id)));
       return {list};
     }
-    if (auto n = std::get_if<Arg::Number>(&a.value)) return {n->value};
+    if (auto n = std::get_if<Arg::Number>(&a.value)) return n->symbol ? ExternArg{*n->symbol} : ExternArg{n->value};
     ExternArg out;
     std::visit([&](const auto& v) {
       using T = std::decay_t<decltype(v)>;
@@ -324,31 +362,56 @@ class Functionalizer {
     for (size_t i = 0; i < op.results.size(); ++i) {
       TensorId r = op.results[i];
       if (r == kNoTensor || state(r).version >= 0) continue;
-      state(r).parent = base;
-      state(r).steps = std::move(chains[i]);
+      if (chains) {
+        state(r).parent = base;
+        state(r).steps = std::move((*chains)[i]);
+      } else {
+        state(r).parent = storage(r).root;
+        state(r).steps = {window_of_root(op, r)};
+      }
       value(r);
     }
   }
 
-  // The primitive views that make each result of the base, found by lowering the op on a stand-in for it.
-  std::vector<std::vector<ViewStep>> view_steps(const TraceOp& op, TensorId base) {
-    const OpEntry* entry = OpTable::get().find(op.schema);
-    if (!entry) unsupported("view ", op.schema);
+  // Whatever made it, a tensor is a window of its storage.
+  ViewStep window_of_root(const TraceOp& op, TensorId id) {
+    const TraceTensor &t = info(id), &root = info(storage(id).root);
+    if (t.type.dtype != root.type.dtype || t.conj != root.conj || t.neg != root.neg) unsupported("view ", op.schema);
+    auto view = strided_view(b_.symbols(), {root.type.shape, root.strides, 0}, {t.type.shape, t.strides, t.offset - root.offset});
+    if (!view) unsupported("view ", op.schema, " of memory with gaps");
+    return {Op::take, {}, std::move(view)};
+  }
+
+  using Chains = std::vector<std::vector<ViewStep>>;
+
+  // The steps that make each result of the base, found by lowering the op on a stand-in for it; nothing if that gives no views.
+  std::optional<Chains> view_steps(const TraceOp& op, TensorId base) {
     GraphBuilder scratch(b_.graph());
     std::vector<Value> values(t_.tensors.size());
     Value stand_in = scratch.input(value(base).type());
     values[static_cast<size_t>(base)] = stand_in;
-    std::vector<Type> expected = result_types(op);
-    OpCall call(scratch, op.schema, op.args, std::move(values), expected);
-    auto out = entry->lower(call);
-    if (!out || out->size() < op.results.size()) unsupported("view ", op.schema);
-    std::vector<std::vector<ViewStep>> chains;
-    for (size_t i = 0; i < op.results.size(); ++i) {
+    OpCall call(scratch, op.schema, op.args, std::move(values), result_types(op));
+    try {
+      if (const OpEntry* entry = OpTable::get().find(op.schema))
+        if (auto out = entry->lower(call))
+          if (auto chains = primitive_steps(call, *out, stand_in)) return chains;
+      if (const ViewLowering* lowering = OpTable::get().find_view(op.schema))
+        if (auto view = (*lowering)(call)) return Chains{{{Op::copy, {}, std::move(view)}}};
+    } catch (const std::exception&) {
+      // Arguments the entry was not written for.
+    }
+    return std::nullopt;
+  }
+
+  static std::optional<Chains> primitive_steps(const OpCall& call, const std::vector<Value>& out, Value stand_in) {
+    if (out.size() < call.results().size()) return std::nullopt;
+    Chains chains;
+    for (size_t i = 0; i < call.results().size(); ++i) {
       std::vector<ViewStep> steps;
-      Value v = (*out)[i];
-      if (v.dtype() != expected[i].dtype || v.shape() != expected[i].shape) unsupported("view ", op.schema, ": sizes ", v.type().str(), " instead of ", expected[i].str());
+      Value v = out[i];
+      if (!v || v.dtype() != call.result(i).dtype || v.shape() != call.result(i).shape) return std::nullopt;
       for (; v.node != stand_in.node; v = v.node->inputs[0]) {
-        if (v.node->op == Op::input || v.node->inputs.size() != 1 || !(is_view(v.node->op) || v.node->op == Op::bitcast)) unsupported("view ", op.schema);
+        if (v.node->op == Op::input || v.node->inputs.size() != 1 || !(is_view(v.node->op) || v.node->op == Op::bitcast)) return std::nullopt;
         steps.push_back({v.node->op, v.node->attrs});
       }
       std::reverse(steps.begin(), steps.end());
@@ -386,13 +449,37 @@ class Functionalizer {
         return;
       }
     }
-    auto values = call_extern(op, op.schema, op.args, op.mutated);
+    auto values = functional_results(op).value_or(std::vector<Value>());
+    if (values.empty()) values = call_extern(op, op.schema, op.args, op.mutated);
     size_t fresh = op.results.size();
     for (size_t i = 0; i < op.mutated.size(); ++i) write(op.mutated[i], values[fresh + i]);
     TraceOp rest = op;
     for (TensorId& r : rest.results)
       if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) != op.mutated.end()) r = kNoTensor;
     define(rest, values);
+  }
+
+  // Operations whose arguments are those of another that gives the operands' new elements as its last results.
+  static const char* form_with_results(const std::string& schema) {
+    static const std::pair<const char*, const char*> forms[] = {
+        {"aten::native_batch_norm", "aten::_native_batch_norm_legit_functional"},
+        {"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional"},
+        {"aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional"},
+        {"aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"},
+    };
+    for (auto [name, form] : forms)
+      if (schema == name) return form;
+    return nullptr;
+  }
+
+  // The operation's results and then the new elements of what it wrote.
+  std::optional<std::vector<Value>> functional_results(const TraceOp& op) {
+    const char* form = form_with_results(op.schema);
+    if (!form || !options_.lower) return std::nullopt;
+    TraceOp with_results = op;
+    with_results.effect = false;
+    with_results.results.insert(with_results.results.end(), op.mutated.begin(), op.mutated.end());
+    return lower(with_results, form, op.args);
   }
 
   // The new elements of `target`: the functional operation's result, in the target's own type.
@@ -437,6 +524,11 @@ class Functionalizer {
     must_be_written(id);
     r.type = t.type;
     r.strides = t.strides;
+    r.conj = t.conj != info(s.root).conj;
+    r.neg = t.neg != info(s.root).neg;
+    // In the result's own elements, which may be smaller or larger than the root's.
+    SymInt offset = t.type.dtype == info(s.root).type.dtype ? t.offset - info(s.root).offset
+                                                            : t.offset - floordiv(info(s.root).offset * SymInt(size_of(info(s.root).type.dtype)), size_of(t.type.dtype));
     auto as_input = std::find(t_.inputs.begin(), t_.inputs.end(), id);
     if (as_input != t_.inputs.end()) {
       r.kind = ResultSpec::Kind::input;
@@ -445,7 +537,7 @@ class Functionalizer {
       if (aliased_.contains(t.storage)) unsupported("a returned view of inputs that share memory");
       r.kind = ResultSpec::Kind::view_of_input;
       r.index = s.input;
-      r.offset = t.offset - info(s.root).offset;
+      r.offset = offset;
     } else {
       auto [it, fresh] = output_of_.emplace(t.storage, static_cast<int>(outputs.size()));
       if (fresh) {
@@ -454,7 +546,7 @@ class Functionalizer {
       }
       r.kind = id == s.root ? ResultSpec::Kind::fresh : ResultSpec::Kind::view_of_fresh;
       r.index = it->second;
-      r.offset = t.offset - info(s.root).offset;
+      r.offset = offset;
     }
     return r;
   }

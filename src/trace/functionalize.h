@@ -27,7 +27,9 @@ struct ResultSpec {
   int index = -1;
   Type type;
   Shape strides;
-  SymInt offset;
+  SymInt offset;      // in elements of `type`, which need not be the base's
+  bool conj = false;  // a lazy conjugate or negative of the base
+  bool neg = false;
 };
 
 struct Program {
@@ -41,6 +43,8 @@ struct Program {
 struct FunctionalizeOptions {
   // Whether the target computes contractions of this element type itself; otherwise they stay calls of the host's library.
   std::function<bool(DType)> has_contractions = [](DType) { return true; };
+  // Whether the target runs this routine primitive.
+  std::function<bool(const Node&)> has_routine = [](const Node&) { return true; };
   bool lower = true;  // false: every op stays an extern call (used to bisect)
 };
 

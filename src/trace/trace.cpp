@@ -1,5 +1,7 @@
 #include "trace/trace.h"
 
+#include <algorithm>
+
 #include "ir/text.h"
 #include "support/error.h"
 
@@ -24,7 +26,7 @@ std::string described(const Trace& trace, TensorId id) {
 
 struct ArgText {
   std::string operator()(const Arg::Tensor& t) const { return name_of(t.id); }
-  std::string operator()(const Arg::Number& n) const { return "number " + str(n.value); }
+  std::string operator()(const Arg::Number& n) const { return "number " + (n.symbol ? n.symbol->str() : broach::str(n.value)); }
   std::string operator()(const Arg::Tensors& t) const { return cat("{", names_of(t.ids), t.optional_elements ? "}?" : "}"); }
   template <class T>
   std::string operator()(const T& value) const { return text_of(ExternArg{value}); }
@@ -41,6 +43,20 @@ std::string op_text(const Trace& trace, const TraceOp& op) {
 }
 
 }  // namespace
+
+void Trace::resolve() {
+  auto size = [&](SymInt& e) { e = symbols->resolved(e); };
+  for (TraceTensor& t : tensors) {
+    for (Shape* s : {&t.type.shape, &t.strides}) std::for_each(s->begin(), s->end(), size);
+    size(t.offset);
+  }
+  for (TraceOp& op : ops)
+    for (Arg& a : op.args) {
+      if (auto e = std::get_if<SymInt>(&a.value)) size(*e);
+      if (auto n = std::get_if<Arg::Number>(&a.value); n && n->symbol) size(*n->symbol);
+      if (auto s = std::get_if<Shape>(&a.value)) std::for_each(s->begin(), s->end(), size);
+    }
+}
 
 std::string Trace::str() const {
   std::string out = text_of(*symbols);

@@ -18,7 +18,12 @@ constexpr TensorId kNoTensor = -1;
 // One argument of a recorded op, in schema order.
 struct Arg {
   struct Tensor { TensorId id; };
-  struct Number { Scalar value; };  // a Python number in a tensor's position: promotes as a number, not as a tensor
+  // A Python number in a tensor's position: promotes as a number, not as a tensor. With `symbol` it is an integer that follows
+  // from sizes.
+  struct Number {
+    Scalar value;
+    std::optional<SymInt> symbol = std::nullopt;
+  };
   struct Tensors { std::vector<TensorId> ids; bool optional_elements = false; };  // kNoTensor for an absent one
   // monostate is None. Element types, layouts and memory formats are numbers (SymInt), devices are strings.
   std::variant<std::monostate, Tensor, Number, Tensors, SymInt, Scalar, std::string, Shape, std::vector<double>, ExternArg::Bools, ExternArg::Opaque> value;
@@ -30,6 +35,7 @@ struct TraceTensor {
   Shape strides;
   SymInt offset;        // in elements, from the beginning of the storage
   int32_t storage = -1;
+  bool conj = false, neg = false;  // the elements are those in memory conjugated, or negated
 };
 
 struct TraceOp {
@@ -59,6 +65,8 @@ struct Trace {
   std::shared_ptr<Symbols> symbols = std::make_shared<Symbols>();
 
   std::string str() const;
+  // Writes every size as what the symbols' guards say it equals.
+  void resolve();
 };
 
 }  // namespace broach

@@ -192,12 +192,15 @@ TEST_CASE("graph: asking about symbols answers, or records what was assumed") {
   auto last = [&] { return s.guards().empty() ? "" : s.guards().back().str(); };
   CHECK(!s.ask(a, Relation::eq, b));
   CHECK(last() == "s0 != s1");
-  CHECK(s.ask(a, Relation::eq, b + 2));
-  CHECK(last() == "s0 == s1 + 2");
   CHECK(!s.ask(a, Relation::lt, b));
   CHECK(last() == "s1 <= s0");
   CHECK(!s.ask(a, Relation::le, b));
   CHECK(last() == "s1 < s0");
+  CHECK(s.ask(a, Relation::eq, b + 2));
+  CHECK(last() == "s0 == s1 + 2");
+  CHECK(s.resolved(b * 3) == a * 3 - 6);
+  CHECK(s.ask(a, Relation::lt, b + 3));  // follows from the equation
+  CHECK(last() == "s0 == s1 + 2");
   CHECK(!s.ask(a, Relation::ne, 5));
   CHECK(last() == "s0 == 5");
   CHECK(s.ask(b, Relation::lt, a));
@@ -279,6 +282,7 @@ TEST_CASE("graph: rewriting random graphs changes no result") {
     CAPTURE(seed);
     testing::Options options;
     options.symbolic = seed % 2;
+    options.routines = seed % 3 == 0;
     Graph g = testing::random_graph(seed, options);
     Graph copy = rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
     copy.verify();
@@ -337,6 +341,12 @@ TEST_CASE("graph: operands that do not fit are errors") {
   CHECK(error_of(Op::cat, {a}, {{Attr::dim, int64_t{-1}}}) == "cat: no operand, or no such dimension");
   CHECK(error_of(Op::take, {a, a}, {{Attr::dim, int64_t{0}}}).starts_with("take: bad dimension or index type"));
   CHECK(error_of(Op::take, {a, index}, {{Attr::dim, int64_t{2}}}).starts_with("take: bad dimension or index type"));
+  CHECK(error_of(Op::scan_sum, {a}, {{Attr::dim, int64_t{2}}}) == "scan_sum: f32[2, 3] has no dimension 2");
+  CHECK(error_of(Op::sort, {a}, {{Attr::dim, int64_t{0}}, {Attr::stable, int64_t{1}}}) == "sort: attribute descending is missing or of another type");
+  CHECK(error_of(Op::kth, {a}, {{Attr::dim, int64_t{0}}, {Attr::k, int64_t{1}}}) == "kth: attribute k is missing or of another type");
+  CHECK(error_of(Op::scatter, {a, a, a}, {{Attr::dim, int64_t{0}}}) == "scatter: f32[2, 3] at f32[2, 3] does not fit f32[2, 3]");
+  CHECK(error_of(Op::scatter_add, {a, Type{DType::i64, {2, 3}, {}}, half}, {{Attr::dim, int64_t{0}}}).starts_with("scatter_add: f16[2, 3] at i64[2, 3]"));
+  CHECK(error_of(Op::search, {a, other}, {{Attr::right, int64_t{0}}}) == "search: f32[3, 2] in f32[2, 3]");
   CHECK(error_of(Op::dot, {a, a}, {{Attr::batch, int64_t{0}}}).starts_with("dot: f32[2, 3] and f32[2, 3] do not fit"));
   CHECK(error_of(Op::iota, {}, {{Attr::shape, Shape{2}}, {Attr::dim, int64_t{1}}, {Attr::dtype, DType::f32}}) == "iota: no dimension 1");
   CHECK(error_of(Op::scalar, {}, {{Attr::dtype, DType::f32}}) == "scalar: attribute value is missing or of another type");

@@ -493,6 +493,7 @@ TEST_CASE("interpreter: random graphs run, and results are finite where inputs a
     testing::Options options;
     options.symbolic = seed % 2;
     options.contractions = seed % 3 == 0;
+    options.routines = seed % 5 == 0;
     Graph g = testing::random_graph(seed, options);
     CAPTURE(g.str());
     auto inputs = testing::random_inputs(g, seed);

@@ -19,6 +19,7 @@ struct Options {
   bool low_precision = true;  // also f16 and bf16
   bool reductions = true;
   bool contractions = false;  // dot and conv
+  bool routines = false;      // scans, sorts, searches, scattered writes
   bool empty = true;          // now and then a size of 0
   bool symbolic = false;      // some sizes are symbols (at least 2)
   bool stable = true;
@@ -101,6 +102,7 @@ class Generator {
     int input = static_cast<int>(b_.graph().inputs().size());
     for (size_t d = 0; d < shape.size(); ++d)
       if (auto s = shape[d].as_symbol(); s && b_.symbols().infos()[*s].input < 0) {
+        b_.symbols().infos()[*s].source = SymbolInfo::Source::size;
         b_.symbols().infos()[*s].input = input;
         b_.symbols().infos()[*s].dim = static_cast<int>(d);
       }
@@ -131,6 +133,7 @@ class Generator {
   // ---- steps ----
 
   void step() {
+    if (options_.routines && chance(0.25)) return routine();
     switch (below(options_.contractions ? 16 : 15)) {
       case 0: case 1: return unary();
       case 2: case 3: case 4: return binary();
@@ -371,6 +374,75 @@ class Generator {
     Value centred = b_.binary(Op::sub, v, back(Op::reduce_sum, with(Op::mul, v, scale)));
     Value variance = back(Op::reduce_sum, with(Op::mul, b_.binary(Op::mul, centred, centred), scale));
     add(b_.binary(Op::mul, centred, b_.unary(Op::rsqrt, with(Op::add, variance, 0.1))), 64, false);
+  }
+
+  void routine() {
+    auto x = any_where([&](const Item& i) { return i.value.rank() && elements(i.value.shape()); });
+    if (!x) return;
+    const int64_t dim = below(x->value.rank());
+    switch (below(4)) {
+      case 0: return scan(*x, dim);
+      case 1: return order(*x, dim);
+      case 2: return search(*x);
+      default: return scatter(*x, dim);
+    }
+  }
+
+  void add_both(const std::vector<Value>& values, const Item& x) {
+    add(values[0], x.bound, x.exact);
+    add(values[1], 0, x.exact);
+  }
+
+  void scan(const Item& x, int64_t dim) {
+    const Attrs attrs{{Attr::dim, dim}};
+    if (chance(0.4)) {
+      if (steady(x)) add_both(b_.emit_all(pick({Op::scan_max, Op::scan_min}), {x.value}, attrs), x);
+      return;
+    }
+    if (x.value.dtype() == DType::b1) return;
+    const double n = static_cast<double>(hint(x.value.shape()[static_cast<size_t>(dim)]));
+    switch (below(is_float(x) ? 3 : 2)) {
+      case 0: return void(add(b_.emit(Op::scan_sum, {tamed(x, 1000 / n).value}, attrs), 1001, !is_float(x) && x.exact));
+      case 1: return void(add(b_.emit(Op::scan_prod, {tamed(x, 1).value}, attrs), 1.5, !is_float(x) && x.exact));
+      default: return void(add(b_.emit(Op::scan_logsumexp, {tamed(x, 8).value}, attrs), 8 + n, false));
+    }
+  }
+
+  void order(const Item& x, int64_t dim) {
+    if (!steady(x)) return;
+    const int64_t size = hint(x.value.shape()[static_cast<size_t>(dim)]);
+    auto flag = [&] { return AttrValue(int64_t{chance(0.5)}); };
+    switch (below(5)) {
+      case 0: return add_both(b_.emit_all(Op::sort, {x.value}, {{Attr::dim, dim}, {Attr::descending, flag()}, {Attr::stable, flag()}}), x);
+      case 1:
+        return add_both(b_.emit_all(Op::topk, {x.value}, {{Attr::dim, dim}, {Attr::k, SymInt(below(size) + 1)}, {Attr::descending, flag()}, {Attr::sorted, flag()}}), x);
+      case 2: return add_both(b_.emit_all(Op::kth, {x.value}, {{Attr::dim, dim}, {Attr::k, SymInt(below(size))}}), x);
+      case 3: return add_both(b_.emit_all(Op::median, {x.value}, {{Attr::dim, dim}, {Attr::skip_nan, flag()}}), x);
+      default: return add_both(b_.emit_all(Op::mode, {x.value}, {{Attr::dim, dim}}), x);
+    }
+  }
+
+  void search(const Item& x) {
+    if (!steady(x)) return;
+    Item values = partner(x);
+    if (!steady(values) || values.value.dtype() != x.value.dtype()) return;
+    Value line = b_.reshape(x.value, {product(x.value.shape())});
+    line = b_.emit(Op::sort, {line}, {{Attr::dim, int64_t{0}}, {Attr::descending, int64_t{0}}, {Attr::stable, int64_t{1}}});
+    add(b_.emit(Op::search, {line, values.value}, {{Attr::right, int64_t{chance(0.5)}}}), 0, x.exact && values.exact);
+  }
+
+  void scatter(const Item& x, int64_t dim) {
+    Shape shape = x.value.shape();
+    const SymInt size = shape[static_cast<size_t>(dim)];
+    shape[static_cast<size_t>(dim)] = pick<int64_t>({0, 1, 3, 9});
+    if (elements(shape) > options_.max_elements) return;
+    Value index = with(Op::mul, b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, below(x.value.rank())}, {Attr::dtype, DType::i64}}), 5);
+    index = b_.binary(Op::mod, index, b_.emit(Op::size, {}, {{Attr::expr, size}}));
+    Item source = add_input(x.value.dtype(), shape);
+    Op op = pick({Op::scatter, Op::scatter_add, Op::scatter_mul, Op::scatter_min, Op::scatter_max});
+    if (op == Op::scatter_mul && is_float(x)) op = Op::scatter;
+    const bool sums = op == Op::scatter_add || op == Op::scatter_mul;
+    add(b_.emit(op, {x.value, index, source.value}, {{Attr::dim, dim}}), x.bound + 9 * source.bound, x.exact && !(sums && is_float(x)));
   }
 
   void dot() {

@@ -148,11 +148,12 @@ TEST_CASE("text: extern calls with every kind of argument") {
 
 TEST_CASE("text: random graphs round-trip") {
   std::set<Op> seen;
-  for (uint32_t seed = 0; seed < 300; ++seed) {
+  for (uint32_t seed = 0; seed < 700; ++seed) {
     CAPTURE(seed);
     testing::Options options;
     options.symbolic = seed % 2;
     options.contractions = true;
+    options.routines = true;
     Graph g = testing::random_graph(seed, options);
     g.verify();
     for (const Node& n : g.nodes()) seen.insert(n.op);

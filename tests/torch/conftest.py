@@ -35,8 +35,12 @@ def _seeded():
 
 
 def pytest_terminal_summary(terminalreporter):
-    if not direct.SHARES:
-        return
-    terminalreporter.section("op_db: how samples run once compiled")
-    for line in direct.share_report():
-        terminalreporter.write_line(line)
+    """The shares, and in the file that BROACH_TEST_RANKS names, what to lower next."""
+    ranks = []
+    for database in sorted({r.database for r in direct.RAN}):
+        terminalreporter.section(f"{database}: how samples run once compiled")
+        for line in direct.share_report(database):
+            terminalreporter.write_line(line)
+        ranks += [database, *direct.share_report(database), *direct.rank_report(database), ""]
+    if ranks and (path := os.environ.get("BROACH_TEST_RANKS")):
+        Path(path).write_text("\n".join(ranks))

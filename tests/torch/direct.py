@@ -10,9 +10,22 @@ import torch
 from broach._native import _C
 from torch.utils import _pytree as pytree
 
-# By group of operations: how many samples ran without extern, with one, or eagerly.
-SHARES: dict[str, Counter[str]] = {}
 WAYS = ("native", "extern", "eager")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a sample of a test database ran once compiled: without extern, with some (`why` names them), or eagerly (and why)."""
+
+    database: str
+    group: str
+    name: str
+    dtype: torch.dtype
+    way: str
+    why: tuple[str, ...]
+
+
+RAN: list[Ran] = []
 
 
 class Direct:
@@ -118,6 +131,19 @@ def assert_same_tensor(have: torch.Tensor, want: torch.Tensor, where: str = "res
     assert not wrong.any(), f"{where}: {int(wrong.sum())} of {want.numel()} elements differ: {_first(have, want, wrong)}"
 
 
+def assert_no_worse(have: Any, want: Any, exact: Any, factor: float = 4.0) -> None:
+    """No tensor is further from `exact`, the same in float64, than eager's is, by more than the factor."""
+    for i, (h, w, e) in enumerate(zip(*(pytree.tree_leaves(x) for x in (have, want, exact)))):
+        if not isinstance(w, torch.Tensor) or not w.is_floating_point() or not isinstance(e, torch.Tensor):
+            assert_same(h, w, f"result {i}")
+            continue
+        assert h.dtype == w.dtype and h.shape == w.shape == e.shape
+        known = e.isfinite()
+        ours, theirs = ((t.double() - e)[known].abs().nan_to_num(torch.inf) for t in (h, w))
+        assert not ours.numel() or ours.max() <= factor * theirs.max(), f"result {i}: {ours.max()} from float64, eager {theirs.max()}"
+        assert torch.equal(h.isnan()[~known], w.isnan()[~known]), f"result {i}: other elements are NaN"
+
+
 def _first(have: torch.Tensor, want: torch.Tensor, wrong: torch.Tensor) -> str:
     at = tuple(int(i) for i in wrong.nonzero()[0])
     return f"{have[at].item()!r} at {list(at)}, eager has {want[at].item()!r}"
@@ -180,14 +206,45 @@ def check(fn: Callable, *tensors: torch.Tensor, slack: float = 1.0, **options: A
     return compiled
 
 
-def note_share(group: str, way: str) -> None:
-    SHARES.setdefault(group, Counter())[way] += 1
+def note_share(database: str, group: str, name: str, dtype: torch.dtype, compiled: Direct) -> None:
+    way = compiled.way
+    why = () if way == "native" else tuple(sorted(compiled.externs)) if way == "extern" else tuple(compiled.stats()["eager_reasons"])
+    RAN.append(Ran(database, group, name, dtype, way, why))
 
 
-def share_report() -> list[str]:
-    rows = sorted(SHARES.items()) + [("all", sum(SHARES.values(), Counter()))]
-    lines = [f"{'group':<16} {'samples':>8} {'native':>8} {'extern':>8} {'eager':>8}"]
-    for group, ways in rows:
+def _shares(title: str, key: Callable[[Ran], str], ran: Sequence[Ran]) -> list[str]:
+    rows: dict[str, Counter[str]] = {}
+    for r in ran:
+        rows.setdefault(key(r), Counter())[r.way] += 1
+    lines = [f"{title:<16} {'samples':>8} {'native':>8} {'extern':>8} {'eager':>8}"]
+    for name, ways in [*sorted(rows.items()), ("all", sum(rows.values(), Counter()))]:
         total = sum(ways.values())
-        lines.append(f"{group:<16} {total:>8} " + " ".join(f"{ways[w] / total:>8.1%}" for w in WAYS))
+        lines.append(f"{name:<16} {total:>8} " + " ".join(f"{ways[w] / total:>8.1%}" for w in WAYS))
+    return lines
+
+
+def share_report(database: str) -> list[str]:
+    """Shares by group of operations and by element type."""
+    ran = [r for r in RAN if r.database == database]
+    return [*_shares("group", lambda r: r.group, ran), "", *_shares("element type", lambda r: short(r.dtype), ran)]
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def rank_report(database: str) -> list[str]:
+    """What keeps samples from running without extern, most samples first: how many it is in, in how many it is the only cause,
+    their element types and their operations."""
+    lines = []
+    for way in ("extern", "eager"):
+        ran = [r for r in RAN if r.database == database and r.way == way]
+        causes = Counter(why for r in ran for why in r.why)
+        lines += ["", f"{'in':>6} {'alone':>6}  {way}"]
+        for why, count in causes.most_common():
+            own = [r for r in ran if why in r.why]
+            alone = sum(len(r.why) == 1 for r in own)
+            types = Counter(short(r.dtype) for r in own).most_common()
+            names = Counter(r.name for r in own).most_common(8)
+            lines.append(f"{count:>6} {alone:>6}  {why}  [{' '.join(f'{t}:{n}' for t, n in types)}]  {' '.join(f'{o}:{n}' for o, n in names)}")
     return lines

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from direct import check
+from direct import check, fresh
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,9 @@ VIEWS = {
     "diagonal": lambda t, k: t.diagonal() if t.dim() >= 2 else None,
     "half": lambda t, k: t.chunk(2, -1)[-1] if t.dim() and t.shape[-1] > 1 else None,
     "split": lambda t, k: t.unbind(-1)[0] if t.dim() and t.shape[-1] else None,
+    "windows": lambda t, k: t.unfold(-1, 1 + k % 2, 2) if 0 < t.dim() < 4 and t.shape[-1] > 1 else None,
+    "strided": lambda t, k: t.as_strided((2, 2), (2, 1)) if t.is_contiguous() and t.numel() > 3 else None,
+    "spread": lambda t, k: t.as_strided((2,), (3,), t.storage_offset() + k % 2) if t.is_contiguous() and t.numel() > 4 else None,
 }
 WRITES = {
     "add": lambda t, k, other: t.add_(k),
@@ -71,3 +75,61 @@ def test_random_views_and_writes(steps, shapes, transposed):
         inputs = [t.t() if t.dim() == 2 else t for t in inputs]
     with torch.no_grad():
         check(build(steps), *inputs, slack=20)
+
+
+def overlapping(x):
+    windows = x.unfold(-1, 3, 1)
+    x[0].mul_(2)
+    return windows * 1, windows, x.as_strided((3, 3), (1, 2), 1) + 0
+
+
+def bits(x):
+    halves = x.view(torch.int32)
+    halves[..., 1::2].neg_()
+    return halves, halves.view(torch.int16) + 1, x * 2
+
+
+def wider(x):
+    pairs = x.view(torch.float64)
+    pairs.mul_(2)
+    return pairs, x + 1
+
+
+def conjugate_views(z):
+    lazy = z.conj()
+    lazy[0].mul_(2 + 1j)
+    lazy.imag.add_(1)
+    z.real.mul_(3)
+    return lazy, lazy * 1j, z.imag, torch.view_as_real(z), z.mH @ z, lazy.imag
+
+
+def from_pairs(x):
+    z = torch.view_as_complex(x)
+    z.mul_(1j)
+    return z, z.abs(), x
+
+
+def fresh_views(z):
+    made = z * 2
+    return made.conj(), made.imag, torch.view_as_real(made)[..., 0], made.conj().imag
+
+
+@pytest.mark.parametrize(
+    "program, given",
+    [
+        (overlapping, torch.randn(3, 6)),
+        (bits, torch.randint(-9, 9, (3, 4)) << 20),
+        (bits, torch.randn(3, 4, dtype=torch.float64)),
+        (wider, torch.randn(3, 4)),
+        (conjugate_views, torch.randn(3, 3, dtype=torch.complex64)),
+        (from_pairs, torch.randn(3, 4, 2)),
+        (fresh_views, torch.randn(3, 4, dtype=torch.complex64)),
+    ],
+    ids=lambda p: getattr(p, "__name__", str(getattr(p, "dtype", ""))),
+)
+@torch.no_grad()
+def test_views_of_other_elements(program, given):
+    compiled = check(program, given)
+    assert compiled.way == "native", (compiled.externs, compiled.stats()["eager_reasons"])
+    ours, theirs = compiled(*fresh([given])), program(*fresh([given]))
+    assert [(t.is_conj(), t.is_neg()) for t in ours] == [(t.is_conj(), t.is_neg()) for t in theirs]

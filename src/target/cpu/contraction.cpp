@@ -253,7 +253,8 @@ class OneDnnContraction : public CompiledContraction {
     Built built = is_static_ ? fixed_ : for_sizes(args.symbols);
     if (built.empty) return;
     thread_local std::vector<char> memory, weight_memory;
-    const void* weight = args.packed_weight;
+    const void* prepared = args.packed_layout == built.layout ? args.packed_weight : nullptr;
+    const void* weight = prepared;
     if (!weight) {
       weight = args.operands[1];
       if (built.needs_packing) {
@@ -262,7 +263,7 @@ class OneDnnContraction : public CompiledContraction {
         weight = packed;
       }
     }
-    const Primitive& p = args.packed_weight && built.packed ? *built.packed : *built.primitive;
+    const Primitive& p = prepared && built.packed ? *built.packed : *built.primitive;
     // One piece of scratch memory: the operand and the result in oneDNN's layouts, if those differ, then the primitive's own.
     size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0, result_bytes = built.result_reorder ? round_up(p.dst_bytes()) : 0;
     size_t own = p.scratchpad_bytes();
@@ -291,6 +292,8 @@ class OneDnnContraction : public CompiledContraction {
     return b.packed ? b.packed->packed_weight_bytes() : b.needs_packing ? b.primitive->packed_weight_bytes() : 0;
   }
 
+  size_t packed_layout(std::span<const int64_t> symbols) const override { return (is_static_ ? fixed_ : for_sizes(symbols)).layout; }
+
   void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
     Built b = is_static_ ? fixed_ : for_sizes(symbols);
     (b.packed ? b.packed : b.primitive)->pack_weight(weight, packed);
@@ -306,6 +309,7 @@ class OneDnnContraction : public CompiledContraction {
     std::shared_ptr<const Primitive> primitive;
     std::shared_ptr<const Primitive> packed;  // the variant that wants its weight packed, where that is faster
     bool needs_packing = false;               // `primitive` itself wants it packed
+    size_t layout = 0;                        // of the packed weight
     // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
     std::shared_ptr<const Primitive> source_reorder, result_reorder;
     std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
@@ -352,6 +356,7 @@ class OneDnnContraction : public CompiledContraction {
       }
     }
     if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
     return b;
   }
 

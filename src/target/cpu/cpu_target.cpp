@@ -1,6 +1,7 @@
 #include "target/cpu/contraction.h"
 #include "target/cpu/jit.h"
 #include "target/cpu/onednn.h"
+#include "target/cpu/routine.h"
 
 namespace broach {
 
@@ -13,6 +14,7 @@ class CpuTarget : public Target {
     return cpu::compile_kernels(kernels, settings);
   }
   std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const override { return cpu::make_contraction(step); }
+  std::shared_ptr<const CompiledRoutine> routine(const Node& node) const override { return cpu::make_routine(node); }
   bool has_contractions(DType dtype) const override { return cpu::has_contractions(dtype); }
 };
 

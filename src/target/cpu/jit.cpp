@@ -16,6 +16,7 @@
 #include <llvm/Transforms/Scalar/LoopPassManager.h>
 #include <llvm/Transforms/Scalar/SROA.h>
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
+#include <llvm/Transforms/Utils/Cloning.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -177,6 +178,20 @@ struct Compiled {
   size_t bytes;
 };
 
+bool wants_dump(std::string_view stage) {
+  const char* stages = std::getenv("BROACH_DUMP");
+  return stages && cat(",", stages, ",").find(cat(",", stage, ",")) != std::string::npos;
+}
+
+void print_assembly(const llvm::Module& module, llvm::TargetMachine& machine) {
+  auto copy = llvm::CloneModule(module);
+  llvm::SmallVector<char, 0> text;
+  llvm::raw_svector_ostream stream(text);
+  llvm::legacy::PassManager emit;
+  if (!machine.addPassesToEmitFile(emit, stream, nullptr, llvm::CodeGenFileType::AssemblyFile)) emit.run(*copy);
+  llvm::errs() << stream.str();
+}
+
 Compiled compile_one(const Kernel& kernel, const std::string& name) {
   const Host& host = Host::get();
   llvm::LLVMContext context;
@@ -195,8 +210,9 @@ Compiled compile_one(const Kernel& kernel, const std::string& name) {
   std::string problem;
   llvm::raw_string_ostream out(problem);
   check(!llvm::verifyModule(module, &out), "cpu: the code emitted for a kernel is not valid: ", problem, "\n", kernel.str());
-  if (const char* dump = std::getenv("BROACH_DUMP"); dump && std::string_view(dump).find("llvm") != std::string_view::npos) module.print(llvm::errs(), nullptr);
+  if (wants_dump("llvm")) module.print(llvm::errs(), nullptr);
   optimize(module, *machine);
+  if (wants_dump("assembly")) print_assembly(module, *machine);
   llvm::SmallVector<char, 0> bytes;
   llvm::raw_svector_ostream stream(bytes);
   llvm::legacy::PassManager emit;

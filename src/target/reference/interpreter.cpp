@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "support/error.h"
+#include "target/reference/routines.h"
 #include "target/reference/scalar.h"
 
 namespace broach {
@@ -158,6 +159,7 @@ class Run {
       case OpKind::heavy_view: return {take(n)};
       case OpKind::reduce: return {reduce(n)};
       case OpKind::heavy: return {n.op == Op::dot ? dot(n) : conv(n)};
+      case OpKind::routine: return routine(n);
       default: return call(n);
     }
   }
@@ -442,6 +444,15 @@ class Run {
       });
     });
     return out;
+  }
+
+  std::vector<HostTensor> routine(const Node& n) const {
+    std::vector<const HostTensor*> operands;
+    for (const Value& v : n.inputs) operands.push_back(&value(v));
+    std::vector<HostTensor> results;
+    for (const Type& t : n.results) results.push_back(zeros(t.dtype, sizes_of(t), t.device));
+    run_routine(n, operands, n.attrs.contains(Attr::k) ? eval(n.get<SymInt>(Attr::k)) : 0, results);
+    return results;
   }
 
   // ---- extern calls ----

@@ -1,0 +1,85 @@
+#include "runtime/guards.h"
+
+#include "support/error.h"
+
+namespace broach {
+
+SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, const Symbols& symbols)
+    : infos_(symbols.infos()), guards_(symbols.guards()) {
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    ranks_.push_back(sizes[i].size());
+    for (const SymInt& e : sizes[i]) numbers_.push_back(number(e));
+    for (const SymInt& e : strides[i]) numbers_.push_back(number(e));
+  }
+  for (const SymInt& e : ints) numbers_.push_back(number(e));
+}
+
+SizeGuards::Number SizeGuards::number(const SymInt& e) {
+  if (auto c = e.maybe_constant()) return {*c};
+  expressions_.push_back(e);
+  return {0, static_cast<int>(expressions_.size()) - 1};
+}
+
+std::vector<int64_t> SizeGuards::hints() const {
+  std::vector<int64_t> out;
+  for (const SymbolInfo& s : infos_) out.push_back(s.hint);
+  return out;
+}
+
+std::vector<std::string> SizeGuards::text() const {
+  std::vector<std::string> out;
+  for (size_t i = 0; i < infos_.size(); ++i) out.push_back(cat(SymInt::symbol(static_cast<SymbolId>(i)), " >= ", infos_[i].min));
+  for (const Guard& g : guards_) out.push_back(g.str());
+  return out;
+}
+
+std::string SizeGuards::shown(const Number& n) const { return n.expression < 0 ? cat(n.constant) : expressions_[static_cast<size_t>(n.expression)].str(); }
+
+bool SizeGuards::differs(std::string* why, const Number& expected, int64_t value, const char* what, size_t input, size_t dim) const {
+  if (why) *why = cat("input ", input, ": ", what, " ", dim, " was ", shown(expected), ", is ", value);
+  return false;
+}
+
+bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const {
+  symbols.resize(infos_.size());
+  for (size_t i = 0; i < infos_.size(); ++i) {
+    const SymbolInfo& s = infos_[i];
+    auto input = static_cast<size_t>(s.input), dim = static_cast<size_t>(s.dim);
+    using From = SymbolInfo::Source;
+    if (s.source == From::run_time) continue;
+    symbols[i] = s.source == From::integer ? ints[dim] : s.source == From::size ? inputs[input].sizes[dim] : inputs[input].strides[dim];
+    if (symbols[i] >= s.min) continue;
+    if (why) *why = cat("a size that was ", s.hint, " is ", symbols[i], ", compiled for ", s.min, " and more");
+    return false;
+  }
+  return true;
+}
+
+bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const {
+  for (size_t i = 0; i < ranks_.size(); ++i)
+    if (inputs[i].rank != ranks_[i]) {
+      if (why) *why = cat("input ", i, ": the number of dimensions was ", ranks_[i], ", is ", inputs[i].rank);
+      return false;
+    }
+  if (!infos_.empty() && !bind(inputs, ints, symbols, why)) return false;
+  const Number* n = numbers_.data();
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    for (size_t d = 0; d < ranks_[i]; ++d, ++n)
+      if (!fits(*n, inputs[i].sizes[d], symbols)) return differs(why, *n, inputs[i].sizes[d], "size", i, d);
+    for (size_t d = 0; d < ranks_[i]; ++d, ++n)
+      if (!fits(*n, inputs[i].strides[d], symbols)) return differs(why, *n, inputs[i].strides[d], "stride", i, d);
+  }
+  for (size_t k = 0; k < ints.size(); ++k, ++n)
+    if (!fits(*n, ints[k], symbols)) {
+      if (why) *why = cat("integer ", k, " was ", shown(*n), ", is ", ints[k]);
+      return false;
+    }
+  for (const Guard& g : guards_)
+    if (!holds(g.lhs.eval(symbols), g.relation, g.rhs.eval(symbols))) {
+      if (why) *why = cat("the program found ", g.str(), ", which does not hold");
+      return false;
+    }
+  return true;
+}
+
+}  // namespace broach

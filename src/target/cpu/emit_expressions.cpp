@@ -1,0 +1,192 @@
+#include <llvm/IR/Intrinsics.h>
+
+#include "support/error.h"
+#include "target/cpu/kernel_emitter.h"
+
+namespace broach::cpu {
+
+using Kind = KernelExpr::Kind;
+using llvm::Type;
+
+// The value of an index at the current point; the vector axis stands for lane 0, or for all lanes where `lanes` is set.
+llvm::Value* KernelEmitter::integer(const SymInt& e, bool lanes) {
+  V sum = i64(e.constant_part());
+  for (const Term& t : e.terms()) {
+    V p = i64(t.coefficient);
+    for (const Atom& a : t.factors) {
+      V f = atom(a, lanes);
+      even_out(p, f);
+      p = b_.CreateMul(p, f);
+    }
+    even_out(sum, p);
+    sum = b_.CreateAdd(sum, p);
+  }
+  return sum;
+}
+
+llvm::Value* KernelEmitter::atom(const Atom& a, bool lanes) {
+  if (a.kind == AtomKind::symbol) {
+    if (a.symbol < kFirstAxis) return symbols_.at(a.symbol);
+    V at = point_.at(a.symbol);
+    if (!lanes || a.symbol != plan_.vector().id) return at;
+    return b_.CreateAdd(splat(at), iota());
+  }
+  V x = integer(a.args->first, lanes), y = integer(a.args->second, lanes);
+  even_out(x, y);
+  // Positions are not negative but for what a mask hides; there any value does.
+  switch (a.kind) {
+    case AtomKind::floordiv: return b_.CreateUDiv(x, y);
+    case AtomKind::mod: return b_.CreateURem(x, y);
+    case AtomKind::min: return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, x, y);
+    default: return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, x, y);
+  }
+}
+
+llvm::Value* KernelEmitter::position(const SymInt& e) {
+  if (!varies(e)) return integer(e, false);
+  if (auto s = stride(e, plan_.vector().id)) return b_.CreateAdd(splat(integer(e, false)), b_.CreateMul(splat(integer(*s, false)), iota()));
+  return integer(e, true);
+}
+
+llvm::Value* KernelEmitter::element(int buffer, V index) { return b_.CreateGEP(memory_type(k_.buffers[static_cast<size_t>(buffer)]), buffers_[static_cast<size_t>(buffer)], index); }
+
+// Lanes that exist and that the expression's predicate lets through; null for all.
+llvm::Value* KernelEmitter::mask_of(const KernelExpr& e) {
+  V mask = mask_;
+  if (e.predicate < 0) return mask;
+  V p = value(e.predicate);
+  if (!mask || !is_vector(p)) return mask && !is_vector(p) ? b_.CreateAnd(mask, splat(p)) : p;
+  return b_.CreateAnd(mask, p);
+}
+
+llvm::Value* KernelEmitter::load(const KernelExpr& e) {
+  const Access& a = e.access;
+  DType stored = k_.buffers[static_cast<size_t>(a.buffer)];
+  Type* type = memory_type(stored);
+  auto align = llvm::Align(static_cast<uint64_t>(size_of(stored)));
+  V dynamic = nullptr;
+  for (const auto& [expr, s] : a.dynamic) {
+    V d = value(expr), scale = integer(s, false);
+    even_out(d, scale);
+    V part = b_.CreateMul(d, scale);
+    if (dynamic) even_out(dynamic, part);
+    dynamic = dynamic ? b_.CreateAdd(dynamic, part) : part;
+  }
+  auto step = stride(a.index, plan_.vector().id);
+  bool uniform_dynamic = !dynamic || !is_vector(dynamic);
+  auto address = [&] {
+    V i = integer(a.index, false);
+    return element(a.buffer, dynamic ? b_.CreateAdd(i, dynamic) : i);
+  };
+  if (uniform_dynamic && step && *step == SymInt(0)) return to_compute(load_scalar(type, address(), e, align), stored);
+  V mask = mask_of(e);
+  if (mask && !is_vector(mask)) mask = splat(mask);
+  V nothing = llvm::Constant::getNullValue(vector_of(type));
+  if (uniform_dynamic && step && *step == SymInt(1)) {
+    V p = address();
+    return to_compute(mask ? static_cast<V>(b_.CreateMaskedLoad(vector_of(type), p, align, mask, nothing)) : b_.CreateAlignedLoad(vector_of(type), p, align), stored);
+  }
+  V index = position(a.index);
+  if (dynamic) {
+    even_out(index, dynamic);
+    index = b_.CreateAdd(index, dynamic);
+  }
+  V gathered = b_.CreateMaskedGather(vector_of(type), element(a.buffer, splat(index)), align, mask ? mask : llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty())), nothing);
+  return to_compute(gathered, stored);
+}
+
+llvm::Value* KernelEmitter::load_scalar(Type* type, V p, const KernelExpr& e, llvm::Align align) {
+  if (e.predicate < 0) return b_.CreateAlignedLoad(type, p, align);
+  V condition = value(e.predicate);
+  if (is_vector(condition)) condition = b_.CreateOrReduce(mask_ ? b_.CreateAnd(mask_, condition) : condition);
+  auto* one = llvm::FixedVectorType::get(type, 1);
+  V mask = b_.CreateVectorSplat(1, condition);
+  return b_.CreateExtractElement(b_.CreateMaskedLoad(one, p, align, mask, llvm::Constant::getNullValue(one)), uint64_t{0});
+}
+
+void KernelEmitter::store(const KernelStore& s) {
+  DType stored = k_.buffers[static_cast<size_t>(s.access.buffer)];
+  auto align = llvm::Align(static_cast<uint64_t>(size_of(stored)));
+  V v = to_memory(value(s.expr), stored);
+  auto step = stride(s.access.index, plan_.vector().id);
+  if (step && *step == SymInt(0) && !(plan_.vector().extent == SymInt(1)) && !is_vector(v)) {
+    b_.CreateAlignedStore(v, element(s.access.buffer, integer(s.access.index, false)), align);
+    return;
+  }
+  v = splat(v);
+  V all = llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty()));
+  if ((step && *step == SymInt(1)) || plan_.vector().extent == SymInt(1)) {
+    V p = element(s.access.buffer, integer(s.access.index, false));
+    bool stream = streaming_ && !mask_ && plan_.streams[static_cast<size_t>(&s - k_.stores.data())];
+    if (mask_) b_.CreateMaskedStore(v, p, align, mask_);
+    else if (stream) b_.CreateAlignedStore(v, p, llvm::Align(align.value() * lanes_))->setMetadata(llvm::LLVMContext::MD_nontemporal, llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
+    else b_.CreateAlignedStore(v, p, align);
+    return;
+  }
+  b_.CreateMaskedScatter(v, element(s.access.buffer, splat(position(s.access.index))), align, mask_ ? mask_ : all);
+}
+
+// ---- expressions ----
+llvm::Value* KernelEmitter::value(int e) {
+  if (auto it = values_.find(e); it != values_.end()) return it->second;
+  V v = compute(e);
+  values_[e] = v;
+  return v;
+}
+
+llvm::Value* KernelEmitter::compute(int at) {
+  const KernelExpr& e = plan_.expr(at);
+  switch (e.kind) {
+    case Kind::constant: return constant(e.value, e.dtype);
+    case Kind::position: return position(e.access.index);
+    case Kind::load: return load(e);
+    case Kind::bounds: return bounds(e);
+    case Kind::reduction: fail("cpu: a reduction is used before it is computed");
+    default: break;
+  }
+  auto cached = plan_.cached.find(at);
+  if (cached != plan_.cached.end() && filled_.contains(at)) return scratch(cached->second, e.dtype, nullptr);
+  std::vector<V> args;
+  bool any_vector = false;
+  for (int a : e.args) {
+    args.push_back(value(a));
+    any_vector |= is_vector(args.back());
+  }
+  if (any_vector)
+    for (V& a : args) a = splat(a);
+  DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
+  V v = operation(e, args, from);
+  if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
+  if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
+  return v;
+}
+
+// A whole vector always fits: a row has room beyond its end.
+llvm::Value* KernelEmitter::scratch_address(int64_t row, const SymInt& length, V position, DType t) {
+  V start = b_.CreateMul(i64(row * 8), b_.CreateAdd(integer(length, false), i64(64)));
+  return b_.CreateGEP(scalar_type(t), b_.CreateGEP(b_.getInt8Ty(), fn_->getArg(4), start), position);
+}
+
+// The element at the current point of row `row` of the scratch memory: stores v, or loads.
+llvm::Value* KernelEmitter::scratch(int64_t row, DType t, V v) {
+  V p = scratch_address(row, plan_.vector().extent, point_.at(plan_.vector().id), t);
+  if (!v) return b_.CreateAlignedLoad(vector_of(scalar_type(t)), p, llvm::Align(4));
+  return b_.CreateAlignedStore(v, p, llvm::Align(4));
+}
+
+llvm::Value* KernelEmitter::bounds(const KernelExpr& e) {
+  V i = value(e.args[0]), limit = integer(e.limit, false);
+  even_out(i, limit);
+  V bad = b_.CreateICmpUGE(i, limit);
+  V mask = mask_of(e);
+  V counted = bad;
+  if (mask) {
+    even_out(counted, mask);
+    counted = b_.CreateAnd(counted, mask);
+  }
+  V any = is_vector(counted) ? b_.CreateOrReduce(counted) : counted;
+  b_.CreateStore(b_.CreateOr(b_.CreateLoad(b_.getInt32Ty(), error_), b_.CreateZExt(any, b_.getInt32Ty())), error_);
+  return b_.CreateSelect(bad, llvm::Constant::getNullValue(i->getType()), i);
+}
+
+}  // namespace broach::cpu

@@ -1,0 +1,300 @@
+#include <llvm/IR/Intrinsics.h>
+#include <llvm/IR/IntrinsicsX86.h>
+
+#include "target/cpu/kernel_emitter.h"
+
+namespace broach::cpu {
+
+using llvm::BasicBlock;
+using llvm::Type;
+
+KernelEmitter::KernelEmitter(KernelPlan plan, llvm::Module& module, const std::string& name, const CodegenOptions& options)
+    : ScalarEmitter(module.getContext(), options.features, plan.lanes), plan_(std::move(plan)), context_(module.getContext()) {
+  auto* ptr = llvm::PointerType::get(context_, 0);
+  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty(), ptr, ptr}, false);
+  fn_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module);
+  entry_ = BasicBlock::Create(context_, "entry", fn_);
+  if (k_.strict) return;
+  llvm::FastMathFlags flags;
+  flags.setAllowContract(true);
+  b_.setFastMathFlags(flags);
+}
+
+KernelShape KernelEmitter::run() {
+  b_.SetInsertPoint(entry_);
+  load_arguments();
+  if (V aligned = streamed_buffers_aligned()) {
+    when(aligned, [&] {
+      streaming_ = true;
+      emit_units();
+      b_.CreateIntrinsic(llvm::Intrinsic::x86_sse_sfence, {}, {});  // before another thread is told that this one is done
+      streaming_ = false;
+    }, [&] { emit_units(); });
+  } else {
+    emit_units();
+  }
+  b_.CreateStore(b_.CreateOr(b_.CreateLoad(b_.getInt32Ty(), fn_->getArg(5)), b_.CreateLoad(b_.getInt32Ty(), error_)), fn_->getArg(5));
+  b_.CreateRetVoid();
+  return plan_.shape;
+}
+
+void KernelEmitter::emit_units() {
+  loop("unit", fn_->getArg(2), fn_->getArg(3), i64(1), [&](V unit) { emit_unit(unit); });
+}
+
+// Null if no store is to be streamed.
+llvm::Value* KernelEmitter::streamed_buffers_aligned() {
+  V address = nullptr;
+  for (size_t i = 0; i < k_.stores.size(); ++i) {
+    if (!plan_.streams[i]) continue;
+    V a = b_.CreatePtrToInt(buffers_[static_cast<size_t>(k_.stores[i].access.buffer)], b_.getInt64Ty());
+    address = address ? b_.CreateOr(address, a) : a;
+  }
+  return address ? b_.CreateICmpEQ(b_.CreateAnd(address, i64(63)), i64(0)) : nullptr;
+}
+
+llvm::AllocaInst* KernelEmitter::local(Type* t, const char* name) {
+  llvm::IRBuilder<> at(entry_, entry_->begin());
+  auto* a = at.CreateAlloca(t, nullptr, name);
+  a->setAlignment(llvm::Align(64));
+  return a;
+}
+
+// for (i = begin; i < end; i += step) body(i)
+void KernelEmitter::loop(const char* name, V begin, V end, V step, const std::function<void(V)>& body) {
+  auto* before = b_.GetInsertBlock();
+  auto* head = BasicBlock::Create(context_, name, fn_);
+  auto* inside = BasicBlock::Create(context_, "body", fn_);
+  auto* after = BasicBlock::Create(context_, "done", fn_);
+  b_.CreateBr(head);
+  b_.SetInsertPoint(head);
+  auto* i = b_.CreatePHI(b_.getInt64Ty(), 2, name);
+  i->addIncoming(begin, before);
+  b_.CreateCondBr(b_.CreateICmpSLT(i, end), inside, after);
+  b_.SetInsertPoint(inside);
+  body(i);
+  i->addIncoming(b_.CreateAdd(i, step, "", true, true), b_.GetInsertBlock());
+  b_.CreateBr(head);
+  b_.SetInsertPoint(after);
+}
+
+void KernelEmitter::when(V condition, const std::function<void()>& body, const std::function<void()>& otherwise) {
+  auto* inside = BasicBlock::Create(context_, "then", fn_);
+  auto* other = otherwise ? BasicBlock::Create(context_, "else", fn_) : nullptr;
+  auto* after = BasicBlock::Create(context_, "after", fn_);
+  b_.CreateCondBr(condition, inside, other ? other : after);
+  b_.SetInsertPoint(inside);
+  body();
+  b_.CreateBr(after);
+  if (other) {
+    b_.SetInsertPoint(other);
+    otherwise();
+    b_.CreateBr(after);
+  }
+  b_.SetInsertPoint(after);
+}
+
+void KernelEmitter::load_arguments() {
+  auto* ptr = llvm::PointerType::get(context_, 0);
+  for (size_t i = 0; i < k_.buffers.size(); ++i)
+    buffers_.push_back(b_.CreateLoad(ptr, b_.CreateConstGEP1_64(ptr, fn_->getArg(0), i)));
+  for (int i = 0; i < k_.symbols; ++i)
+    symbols_.push_back(b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstGEP1_64(b_.getInt64Ty(), fn_->getArg(1), static_cast<uint64_t>(i))));
+  error_ = local(b_.getInt32Ty(), "error");
+  b_.CreateStore(b_.getInt32(0), error_);
+}
+
+void KernelEmitter::emit_unit(V unit) {
+  V rest = unit;
+  V block = nullptr;
+  if (!plan_.vector_reduced) {
+    V n = integer(plan_.blocks, false);
+    block = b_.CreateURem(rest, n);
+    rest = b_.CreateUDiv(rest, n);
+  }
+  for (size_t i = plan_.outer.size(); i-- > 0;) {
+    const auto& axis = k_.axes[plan_.outer[i]];
+    V n = integer(axis.extent, false);
+    point_[axis.id] = i == 0 ? rest : b_.CreateURem(rest, n);
+    rest = b_.CreateUDiv(rest, n);
+  }
+  if (plan_.vector_reduced) return emit_stages();
+  V extent = integer(plan_.vector().extent, false), begin = b_.CreateMul(block, i64(plan_.block));
+  V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
+  if (plan_.tall) return emit_tall(begin, end);
+  vector_loop(begin, end, plan_.has_reduced ? 4 : 1, [&](unsigned n) { emit_columns(n); });
+}
+
+// Runs body over [begin, end) of the vector axis: `unroll` vectors at a time while they are whole, then one by one, the
+// last masked. body(n) must do the n vectors that start at the current point.
+void KernelEmitter::vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body) {
+  SymbolId axis = plan_.vector().id;
+  auto whole = [&](V from, unsigned n) {
+    V step = i64(static_cast<int64_t>(lanes_) * n);
+    V last = b_.CreateSub(end, b_.CreateURem(b_.CreateSub(end, from), step));
+    loop("vector", from, last, step, [&](V i) {
+      point_[axis] = i;
+      fresh_values();
+      body(n);
+    });
+    return last;
+  };
+  mask_ = nullptr;
+  auto extent = plan_.vector().extent.maybe_constant();
+  if (unroll > 1 && !(extent && *extent < static_cast<int64_t>(lanes_) * unroll)) begin = whole(begin, unroll);
+  if (!(extent && *extent < static_cast<int64_t>(lanes_))) begin = whole(begin, 1);
+  bool no_tail = extent && *extent % static_cast<int64_t>(lanes_) == 0 && (plan_.vector_reduced || plan_.block % lanes_ == 0);
+  if (no_tail) return fresh_values();
+  when(b_.CreateICmpSLT(begin, end), [&] {
+    point_[axis] = begin;
+    mask_ = b_.CreateICmpULT(iota(), splat(b_.CreateSub(end, begin)));
+    fresh_values();
+    body(1);
+    mask_ = nullptr;
+  });
+  fresh_values();
+}
+
+// Values hold at one point only; reductions that are finished stay.
+void KernelEmitter::fresh_values() {
+  values_.clear();
+  for (const auto& [r, v] : finished_) values_[r] = v;
+}
+
+void KernelEmitter::for_reduced_axes(size_t from, size_t to, const std::function<void()>& body) {
+  for (size_t a = from; a < to; ++a) {
+    if (!k_.axes[a].reduced || a == plan_.vector_axis) continue;
+    loop("reduce", i64(0), integer(k_.axes[a].extent, false), i64(1), [&](V i) {
+      point_[k_.axes[a].id] = i;
+      for_reduced_axes(a + 1, to, body);
+    });
+    return;
+  }
+  body();
+}
+
+// Rows: the vector axis is reduced.
+void KernelEmitter::emit_stages() {
+  constexpr unsigned kUnroll = 4;
+  finished_.clear();
+  filled_.clear();
+  fresh_values();
+  for (const auto& stage : plan_.stages) {
+    bool index = std::any_of(stage.begin(), stage.end(), [&](int r) { return is_index_reduction(plan_.expr(r).op); });
+    unsigned unroll = index ? 1 : kUnroll;
+    for (int r : stage)
+      for (unsigned s = 0; s < unroll; ++s) reset(r, s);
+    for_reduced_axes(0, k_.axes.size(), [&] {
+      vector_loop(i64(0), integer(plan_.vector().extent, false), unroll, [&](unsigned n) { for_vectors(n, [&](unsigned s) {
+        for (int r : stage) accumulate(r, s);
+      }); });
+    });
+    fresh_values();
+    for (int r : stage) finished_[r] = result(r, unroll);
+    fresh_values();
+    for (const auto& [e, row] : plan_.cached)
+      if (plan_.needs(stage, e)) filled_.insert(e);
+  }
+  store_rows();
+}
+
+void KernelEmitter::store_rows() {
+  bool any_inner = false;
+  for (const auto& s : k_.stores) any_inner |= plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index);
+  if (any_inner)
+    for_reduced_axes(0, k_.axes.size(), [&] {
+      vector_loop(i64(0), integer(plan_.vector().extent, false), 1, [&](unsigned) {
+        for (const auto& s : k_.stores)
+          if (plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index)) store(s);
+      });
+    });
+  fresh_values();
+  for (const auto& s : k_.stores)
+    if (!plan_.inner(s.expr) && !plan_.moves_with_reduced(s.access.index)) store(s);
+}
+
+// n vectors from the current point on: the vector axis advances by the lanes.
+void KernelEmitter::for_vectors(unsigned n, const std::function<void(unsigned)>& body) {
+  SymbolId axis = plan_.vector().id;
+  V start = point_[axis];
+  for (unsigned s = 0; s < n; ++s) {
+    point_[axis] = b_.CreateAdd(start, i64(static_cast<int64_t>(s) * lanes_));
+    fresh_values();
+    if (s < column_values_.size())
+      for (const auto& [r, v] : column_values_[s]) values_[r] = v;
+    body(s);
+  }
+  point_[axis] = start;
+}
+
+// Columns: each lane is a result of its own; the reduced axes are loops around n vectors.
+void KernelEmitter::emit_columns(unsigned n) {
+  column_values_.assign(n, {});
+  finished_.clear();
+  for (const auto& stage : plan_.stages) {
+    for (int r : stage)
+      for (unsigned s = 0; s < n; ++s) reset(r, s);
+    for_reduced_axes(0, k_.axes.size(), [&] { for_vectors(n, [&](unsigned s) { for (int r : stage) accumulate(r, s); }); });
+    for (unsigned s = 0; s < n; ++s)
+      for (int r : stage) {
+        const auto& e = plan_.expr(r);
+        auto& a = accumulator(r, s);
+        column_values_[s][r] = a.position ? b_.CreateLoad(vector_of(b_.getInt64Ty()), a.position) : b_.CreateLoad(vector_of(accumulator_type(e)), a.value);
+      }
+  }
+  bool any_inner = false;
+  auto is_inner = [&](const KernelStore& s) { return plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index); };
+  for (const auto& s : k_.stores) any_inner |= is_inner(s);
+  if (any_inner) for_reduced_axes(0, k_.axes.size(), [&] { for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (is_inner(s)) store(s); }); });
+  for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (!is_inner(s)) store(s); });
+  column_values_.clear();
+}
+
+Kernel k_;
+CodegenOptions options_;
+
+// Columns [begin, end) of many rows: a row of partial results in scratch memory, and a few rows at a time added to it.
+void KernelEmitter::emit_tall(V begin, V end) {
+  constexpr unsigned kRows = 4;
+  const auto& reductions = plan_.stages[0];
+  auto place = [&](size_t i) {
+    V column = b_.CreateSub(point_.at(plan_.vector().id), begin);
+    return scratch_address(static_cast<int64_t>(i), plan_.block, column, plan_.expr(reductions[i]).dtype);
+  };
+  auto each = [&](const std::function<void()>& body) { vector_loop(begin, end, 1, [&](unsigned) { body(); }); };
+  finished_.clear();
+  each([&] { for (size_t i = 0; i < reductions.size(); ++i) b_.CreateAlignedStore(splat(identity(plan_.expr(reductions[i]))), place(i), llvm::Align(4)); });
+  size_t innermost = 0;
+  for (size_t a = 0; a < k_.axes.size(); ++a)
+    if (k_.axes[a].reduced) innermost = a;
+  SymbolId row_axis = k_.axes[innermost].id;
+  auto add_rows = [&](V first, unsigned rows) {
+    each([&] {
+      for (size_t i = 0; i < reductions.size(); ++i) {
+        const auto& r = plan_.expr(reductions[i]);
+        V sum = b_.CreateAlignedLoad(vector_of(accumulator_type(r)), place(i), llvm::Align(4));
+        for (unsigned row = 0; row < rows; ++row) {
+          point_[row_axis] = b_.CreateAdd(first, i64(row));
+          fresh_values();
+          sum = combine(r, sum, splat(value(r.args[0])));
+        }
+        b_.CreateAlignedStore(sum, place(i), llvm::Align(4));
+      }
+    });
+  };
+  for_reduced_axes(0, innermost, [&] {
+    V rows = integer(plan_.kernel.axes[innermost].extent, false), whole = b_.CreateSub(rows, b_.CreateURem(rows, i64(kRows)));
+    loop("rows", i64(0), whole, i64(kRows), [&](V first) { add_rows(first, kRows); });
+    loop("row", whole, rows, i64(1), [&](V row) { add_rows(row, 1); });
+  });
+  each([&] {
+    for (size_t i = 0; i < reductions.size(); ++i) values_[reductions[i]] = b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+    for (const auto& s : k_.stores) store(s);
+  });
+}
+
+KernelShape emit_kernel(const Kernel& kernel, llvm::Module& module, const std::string& name, const CodegenOptions& options) {
+  return KernelEmitter(plan_kernel(kernel, options), module, name, options).run();
+}
+
+}  // namespace broach::cpu

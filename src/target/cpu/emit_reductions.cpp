@@ -1,0 +1,119 @@
+#include <limits>
+
+#include "target/cpu/kernel_emitter.h"
+
+namespace broach::cpu {
+
+using llvm::Type;
+
+llvm::Value* KernelEmitter::identity(const KernelExpr& r) {
+  DType t = reduced_dtype(r);
+  Type* type = scalar_type(t);
+  bool is_float = is_floating(t);
+  switch (r.op) {
+    case Op::reduce_sum: return is_float ? fp(type, 0) : llvm::Constant::getNullValue(type);
+    case Op::reduce_prod: return is_float ? fp(type, 1) : llvm::ConstantInt::get(type, 1);
+    case Op::reduce_max: case Op::reduce_argmax:
+      if (is_float) return fp(type, -std::numeric_limits<double>::infinity());
+      return is_unsigned(t) ? llvm::Constant::getNullValue(type) : llvm::ConstantInt::get(type, llvm::APInt::getSignedMinValue(type->getIntegerBitWidth()));
+    default:
+      if (is_float) return fp(type, std::numeric_limits<double>::infinity());
+      return is_unsigned(t) ? llvm::Constant::getAllOnesValue(type) : llvm::ConstantInt::get(type, llvm::APInt::getSignedMaxValue(type->getIntegerBitWidth()));
+  }
+}
+
+llvm::Value* KernelEmitter::combine(const KernelExpr& r, V a, V b) {
+  switch (r.op) {
+    case Op::reduce_sum: return binary(Op::add, a, b, r.dtype);
+    case Op::reduce_prod: return binary(Op::mul, a, b, r.dtype);
+    case Op::reduce_max: return binary(Op::max, a, b, r.dtype);
+    default: return binary(Op::min, a, b, r.dtype);
+  }
+}
+
+llvm::Value* KernelEmitter::binary(Op op, V a, V b, DType t) {
+  even_out(a, b);
+  return is_floating(t) ? float_op(op, {a, b}) : int_op(op, {a, b}, t);
+}
+
+// Whether (b, at q) replaces (a, at p): better, or NaN, or equal and earlier. Position -1 is an empty slot.
+llvm::Value* KernelEmitter::replaces(const KernelExpr& r, V a, V p, V b, V q) {
+  DType t = reduced_dtype(r);
+  V better = compare(r.op == Op::reduce_argmax ? Op::gt : Op::lt, {b, a}, t), equal = compare(Op::eq, {a, b}, t);
+  if (is_floating(t)) {
+    V a_nan = b_.CreateFCmpUNO(a, a), b_nan = b_.CreateFCmpUNO(b, b);
+    better = b_.CreateOr(better, b_.CreateAnd(b_nan, b_.CreateNot(a_nan)));
+    equal = b_.CreateOr(equal, b_.CreateAnd(a_nan, b_nan));
+    better = b_.CreateAnd(better, b_.CreateNot(a_nan));
+  }
+  V minus = llvm::Constant::getAllOnesValue(p->getType());
+  V take = b_.CreateOr(better, b_.CreateAnd(equal, b_.CreateICmpSLT(q, p)));
+  take = b_.CreateOr(take, b_.CreateICmpEQ(p, minus));
+  return b_.CreateAnd(take, b_.CreateICmpNE(q, minus));
+}
+
+KernelEmitter::Accumulator& KernelEmitter::accumulator(int r, unsigned slot) {
+  auto& list = accumulators_[r];
+  while (list.size() <= slot) {
+    const auto& e = plan_.expr(r);
+    Accumulator a{local(vector_of(accumulator_type(e)), "sum")};
+    if (is_index_reduction(e.op)) a.position = local(vector_of(b_.getInt64Ty()), "at");
+    list.push_back(a);
+  }
+  return list[slot];
+}
+
+void KernelEmitter::reset(int r, unsigned slot) {
+  Accumulator& a = accumulator(r, slot);
+  b_.CreateStore(splat(identity(plan_.expr(r))), a.value);
+  if (a.position) b_.CreateStore(llvm::Constant::getAllOnesValue(vector_of(b_.getInt64Ty())), a.position);
+}
+
+void KernelEmitter::accumulate(int r, unsigned slot) {
+  const auto& e = plan_.expr(r);
+  Accumulator& a = accumulator(r, slot);
+  V x = splat(value(e.args[0]));
+  V old = b_.CreateLoad(x->getType(), a.value);
+  if (a.position) {
+    V at = splat(position(e.access.index)), before = b_.CreateLoad(at->getType(), a.position);
+    if (mask_) at = b_.CreateSelect(mask_, at, llvm::Constant::getAllOnesValue(at->getType()));
+    V take = replaces(e, old, before, x, at);
+    b_.CreateStore(b_.CreateSelect(take, x, old), a.value);
+    b_.CreateStore(b_.CreateSelect(take, at, before), a.position);
+    return;
+  }
+  if (mask_ && plan_.vector_reduced) x = b_.CreateSelect(mask_, x, splat(identity(e)));
+  b_.CreateStore(combine(e, old, x), a.value);
+}
+
+// The reduction's value from its accumulators: over the lanes too if the vector axis is reduced.
+llvm::Value* KernelEmitter::result(int r, unsigned slots) {
+  const auto& e = plan_.expr(r);
+  V v = b_.CreateLoad(vector_of(accumulator_type(e)), accumulator(r, 0).value);
+  if (accumulator(r, 0).position) return index_result(r, v);
+  if (!plan_.vector_reduced) return v;
+  for (unsigned s = 1; s < slots; ++s) v = combine(e, v, b_.CreateLoad(v->getType(), accumulator(r, s).value));
+  for (unsigned width = lanes_ / 2; width >= 1; width /= 2) {
+    std::vector<int> low, high;
+    for (unsigned i = 0; i < width; ++i) low.push_back(static_cast<int>(i)), high.push_back(static_cast<int>(i + width));
+    V x = b_.CreateShuffleVector(v, low), y = b_.CreateShuffleVector(v, high);
+    v = combine(e, x, y);
+  }
+  return b_.CreateExtractElement(v, uint64_t{0});
+}
+
+llvm::Value* KernelEmitter::index_result(int r, V v) {
+  const auto& e = plan_.expr(r);
+  V at = b_.CreateLoad(vector_of(b_.getInt64Ty()), accumulator(r, 0).position);
+  if (!plan_.vector_reduced) return at;
+  V best = b_.CreateExtractElement(v, uint64_t{0}), best_at = b_.CreateExtractElement(at, uint64_t{0});
+  for (unsigned i = 1; i < lanes_; ++i) {
+    V x = b_.CreateExtractElement(v, uint64_t{i}), q = b_.CreateExtractElement(at, uint64_t{i});
+    V take = replaces(e, best, best_at, x, q);
+    best = b_.CreateSelect(take, x, best);
+    best_at = b_.CreateSelect(take, q, best_at);
+  }
+  return best_at;
+}
+
+}  // namespace broach::cpu

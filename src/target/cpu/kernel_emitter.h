@@ -1,0 +1,85 @@
+// The loop nest of a kernel, from its plan: see kernel_plan.h. If the vector axis is reduced, each lane reduces a part and
+// the lanes are combined at the end; if not, lanes are different results. Its tail is a masked iteration.
+#pragma once
+
+#include <set>
+
+#include "target/cpu/kernel_plan.h"
+#include "target/cpu/scalar_emitter.h"
+
+namespace broach::cpu {
+
+class KernelEmitter : ScalarEmitter {
+ public:
+  KernelEmitter(KernelPlan plan, llvm::Module& module, const std::string& name, const CodegenOptions& options);
+  KernelShape run();
+
+ private:
+  // ---- emit_expressions.cpp: values at the current point, and memory ----
+  V integer(const SymInt& e, bool lanes);
+  V atom(const Atom& a, bool lanes);
+  bool varies(const SymInt& e) const { return e.contains(plan_.vector().id); }
+  V position(const SymInt& e);
+  V element(int buffer, V index);
+  V mask_of(const KernelExpr& e);
+  V load(const KernelExpr& e);
+  V load_scalar(Type* type, V p, const KernelExpr& e, llvm::Align align);
+  void store(const KernelStore& s);
+  V value(int e);
+  V compute(int at);
+  V scratch_address(int64_t row, const SymInt& length, V position, DType t);
+  V scratch(int64_t row, DType t, V v);
+  V bounds(const KernelExpr& e);
+
+  // ---- emit_reductions.cpp ----
+  struct Accumulator {
+    llvm::AllocaInst* value;
+    llvm::AllocaInst* position = nullptr;
+  };
+  DType reduced_dtype(const KernelExpr& r) const { return is_index_reduction(r.op) ? plan_.expr(r.args[0]).dtype : r.dtype; }
+  Type* accumulator_type(const KernelExpr& r) { return scalar_type(reduced_dtype(r)); }
+  V identity(const KernelExpr& r);
+  V combine(const KernelExpr& r, V a, V b);
+  V binary(Op op, V a, V b, DType t);
+  V replaces(const KernelExpr& r, V a, V p, V b, V q);
+  Accumulator& accumulator(int r, unsigned slot);
+  void reset(int r, unsigned slot);
+  void accumulate(int r, unsigned slot);
+  V result(int r, unsigned slots);
+  V index_result(int r, V v);
+
+  // ---- emit_loops.cpp ----
+  llvm::AllocaInst* local(Type* t, const char* name);
+  void loop(const char* name, V begin, V end, V step, const std::function<void(V)>& body);
+  void when(V condition, const std::function<void()>& body, const std::function<void()>& otherwise = nullptr);
+  void load_arguments();
+  void emit_units();
+  V streamed_buffers_aligned();
+  void emit_unit(V unit);
+  void vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body);
+  void fresh_values();
+  void for_reduced_axes(size_t from, size_t to, const std::function<void()>& body);
+  void emit_stages();
+  void store_rows();
+  void for_vectors(unsigned n, const std::function<void(unsigned)>& body);
+  void emit_columns(unsigned n);
+  void emit_tall(V begin, V end);
+
+  KernelPlan plan_;
+  const Kernel& k_ = plan_.kernel;
+  llvm::LLVMContext& context_;
+  llvm::Function* fn_;
+  llvm::BasicBlock* entry_;
+  std::vector<V> buffers_, symbols_;
+  llvm::AllocaInst* error_ = nullptr;
+  std::map<SymbolId, V> point_;      // of each axis, the current position; of the vector axis that of lane 0
+  bool streaming_ = false;           // write results that are to be streamed past the caches
+  V mask_ = nullptr;                 // lanes that exist; null for all
+  std::map<int, V> values_;          // of expressions at the current point
+  std::map<int, V> finished_;        // reductions of earlier stages
+  std::set<int> filled_;             // expressions whose row of scratch memory is filled
+  std::vector<std::map<int, V>> column_values_;
+  std::map<int, std::vector<Accumulator>> accumulators_;
+};
+
+}  // namespace broach::cpu

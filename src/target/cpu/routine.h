@@ -1,0 +1,42 @@
+// Routines on the CPU: scans, sorts, searches and scattered writes, as templates over element types.
+//
+// They are compiled with the library, not for a program: what they do is bound by memory, by comparisons or by a chain of
+// dependent operations, so that code made for the sizes at hand would bring little.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "target/target.h"
+
+namespace broach::cpu {
+
+// Null if there is no routine for the node's element types.
+std::shared_ptr<const CompiledRoutine> make_routine(const Node& node);
+
+// ---- for the families of routines ----
+
+using RoutineFunction = std::function<bool(const RoutineArgs&)>;
+
+// Empty if there is none for these element types.
+RoutineFunction make_scan(const Node& node);
+RoutineFunction make_order(const Node& node);  // sort, topk, kth, median, mode
+RoutineFunction make_search(const Node& node);
+RoutineFunction make_scatter(const Node& node);
+
+constexpr size_t kMostLines = 4;  // tensors that are walked together
+
+// Lines of several tensors that lie at equal distances: line j of tensor t starts at offset[t] + j * across[t], and its
+// elements are along[t] apart. All in elements.
+struct LineRun {
+  int64_t lines;
+  int64_t offset[kMostLines], across[kMostLines], along[kMostLines];
+};
+
+// Calls body for runs that make up all lines of tensors[0] along dimension `dim`, in parallel; `work` is about what a line
+// costs, in element operations. The other tensors have its other dimensions at least; one without `dim` (a reduction's
+// result) does not move along it, and null stands for a tensor that is absent.
+void for_each_run(std::span<const RoutineTensor* const> tensors, size_t dim, int64_t work, const Threads& threads,
+                  const std::function<void(const LineRun&)>& body);
+
+}  // namespace broach::cpu

@@ -1,0 +1,309 @@
+#include "trace/layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/lower.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+template <class F>
+void for_each_tensor(const TraceOp& op, const F& f) {
+  for (const Arg& a : op.args) {
+    if (auto one = std::get_if<Arg::Tensor>(&a.value)) f(one->id);
+    if (auto many = std::get_if<Arg::Tensors>(&a.value))
+      for (TensorId id : many->ids)
+        if (id != kNoTensor) f(id);
+  }
+}
+
+// ---- strides ----
+
+// Memory without gaps, in the order of dimensions that `strides` has: the strides of the symbolic sizes.
+std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  std::vector<size_t> order(shape.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  Shape out(shape.size());
+  SymInt next(1);
+  int64_t number = 1;
+  for (size_t d : order) {
+    if (sizes[d] > 1 && strides[d] != number) return std::nullopt;
+    out[d] = next;
+    next = next * shape[d];
+    number *= sizes[d];
+  }
+  return out;
+}
+
+// The strides of a reshape that is a view: each run of new dimensions lies in a run of old ones without gaps.
+std::optional<Shape> reshaped_strides(Symbols& symbols, const Shape& shape, const Shape& strides, const Shape& to) {
+  if (strides == contiguous_strides(shape)) return contiguous_strides(to);
+  Shape out(to.size(), SymInt(1));
+  auto at = static_cast<int64_t>(to.size()) - 1;
+  SymInt base = strides.empty() ? SymInt(1) : strides.back(), old_run(1), new_run(1);
+  for (auto d = static_cast<int64_t>(shape.size()) - 1; d >= 0; --d) {
+    old_run = old_run * shape[static_cast<size_t>(d)];
+    bool ends = d == 0;
+    if (!ends) {
+      auto outer = static_cast<size_t>(d - 1);
+      ends = !symbols.equal(shape[outer], 1) && !symbols.equal(strides[outer], old_run * base);
+    }
+    if (!ends) continue;
+    while (at >= 0 && (symbols.ask(new_run, Relation::lt, old_run) || symbols.equal(to[static_cast<size_t>(at)], 1))) {
+      out[static_cast<size_t>(at)] = new_run * base;
+      new_run = new_run * to[static_cast<size_t>(at)];
+      --at;
+    }
+    if (!symbols.equal(new_run, old_run)) return std::nullopt;
+    if (d > 0) {
+      base = strides[static_cast<size_t>(d - 1)];
+      old_run = new_run = SymInt(1);
+    }
+  }
+  return at < 0 ? std::optional(out) : std::nullopt;
+}
+
+// A window after one primitive view.
+bool apply(Symbols& symbols, const Node& step, TraceTensor& t) {
+  const Shape& to = step.results[0].shape;
+  switch (step.op) {
+    case Op::permute: {
+      Shape strides;
+      for (int64_t d : step.ints(Attr::dims)) strides.push_back(t.strides[static_cast<size_t>(d)]);
+      t.strides = std::move(strides);
+      break;
+    }
+    case Op::slice: {
+      const Shape& starts = step.sizes(Attr::starts);
+      for (size_t d = 0; d < starts.size(); ++d) {
+        t.offset = t.offset + starts[d] * t.strides[d];
+        t.strides[d] = t.strides[d] * step.ints(Attr::steps)[d];
+      }
+      break;
+    }
+    case Op::expand:
+      for (size_t d = 0; d < to.size(); ++d)
+        if (t.type.shape[d] == SymInt(1) && !(to[d] == SymInt(1))) t.strides[d] = 0;
+      break;
+    case Op::reshape: {
+      auto strides = reshaped_strides(symbols, t.type.shape, t.strides, to);
+      if (!strides) return false;
+      t.strides = std::move(*strides);
+      break;
+    }
+    case Op::bitcast: break;
+    default: return false;
+  }
+  t.type = step.results[0];
+  return true;
+}
+
+// ---- results ----
+
+class Results {
+ public:
+  Results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen) : t_(trace), op_(op), seen_(std::move(seen)), scratch_(trace.symbols) {}
+
+  std::optional<std::vector<TraceTensor>> run() {
+    if (op_.schema == "aten::as_strided") return as_strided();
+    const OpEntry* entry = OpTable::get().find(op_.schema);
+    if (!entry) return std::nullopt;
+    std::vector<Value> operands(t_.tensors.size());
+    for_each_tensor(op_, [&](TensorId id) {
+      Value& v = operands[static_cast<size_t>(id)];
+      if (!v) v = scratch_.input(tensor(id).type);
+    });
+    std::vector<Type> expected;
+    for (const TraceTensor& s : seen_) expected.push_back(placeholder(s.type));
+    std::optional<std::vector<Value>> values;
+    try {
+      OpCall call(scratch_, op_.schema, op_.args, operands, expected);
+      values = entry->lower(call);
+    } catch (const std::exception&) {
+      // Arguments the lowering was not written for.
+    }
+    if (!values || values->size() < seen_.size()) return std::nullopt;
+    std::vector<TraceTensor> out;
+    for (size_t i = 0; i < seen_.size(); ++i) {
+      auto r = result(seen_[i], (*values)[i]);
+      if (!r) return std::nullopt;
+      out.push_back(std::move(*r));
+    }
+    return out;
+  }
+
+ private:
+  const TraceTensor& tensor(TensorId id) const { return t_.tensors[static_cast<size_t>(id)]; }
+  Symbols& symbols() { return *t_.symbols; }
+  std::vector<int64_t> hints(const Shape& s) {
+    std::vector<int64_t> out;
+    for (const SymInt& e : s) out.push_back(symbols().hint(e));
+    return out;
+  }
+
+  // A lowering may ask for the sizes of its results, which are only known in numbers: what it makes of these must not pass for
+  // something that follows from the operands.
+  Type placeholder(Type t) {
+    for (SymInt& e : t.shape)
+      if (e.constant() > 1) e = SymInt::symbol(kPlaceholder + static_cast<SymbolId>(e.constant()));
+    return t;
+  }
+  static bool has_placeholder(const Shape& s) {
+    std::vector<SymbolId> symbols;
+    for (const SymInt& e : s) e.collect_symbols(symbols);
+    return std::any_of(symbols.begin(), symbols.end(), [](SymbolId id) { return id >= kPlaceholder; });
+  }
+
+  std::optional<TraceTensor> result(const TraceTensor& seen, Value v) {
+    if (!v) return seen.type.dtype == DType::opaque ? std::optional(seen) : std::nullopt;
+    if (has_placeholder(v.shape()) || v.rank() != seen.type.rank()) return std::nullopt;
+    TraceTensor out = seen;
+    out.type.shape.clear();
+    for (const SymInt& e : v.shape()) out.type.shape.push_back(symbols().resolved(e));
+    std::vector<int64_t> sizes = hints(seen.type.shape);
+    if (hints(out.type.shape) != sizes) return std::nullopt;
+    TensorId base = base_of(seen);
+    if (base != kNoTensor) return view(seen, base, v, out);
+    auto strides = dense_strides(out.type.shape, sizes, hints(seen.strides));
+    if (!strides || !(seen.offset == SymInt(0))) return std::nullopt;
+    out.strides = std::move(*strides);
+    return out;
+  }
+
+  TensorId base_of(const TraceTensor& seen) const {
+    TensorId base = kNoTensor;
+    for_each_tensor(op_, [&](TensorId id) {
+      if (base == kNoTensor && tensor(id).storage == seen.storage) base = id;
+    });
+    return base;
+  }
+
+  std::optional<TraceTensor> view(const TraceTensor& seen, TensorId base, Value v, TraceTensor out) {
+    std::vector<const Node*> steps;
+    for (; v.node->op != Op::input; v = v.node->inputs[0]) {
+      if (v.node->inputs.size() != 1) return std::nullopt;
+      steps.push_back(v.node);
+    }
+    TraceTensor t = tensor(base);
+    for (size_t i = steps.size(); i-- > 0;)
+      if (!apply(symbols(), *steps[i], t)) return std::nullopt;
+    out.strides = t.strides;
+    out.offset = t.offset;
+    for (size_t d = 0; d < out.strides.size(); ++d) {
+      if (symbols().hint(out.strides[d]) == seen.strides[d].constant()) continue;
+      if (seen.type.shape[d].constant() > 1) return std::nullopt;
+      out.strides[d] = seen.strides[d];  // of one element or none: any number does
+    }
+    return symbols().hint(out.offset) == seen.offset.constant() ? std::optional(out) : std::nullopt;
+  }
+
+  std::optional<std::vector<TraceTensor>> as_strided() {
+    auto ints = [&](size_t i) { return i < op_.args.size() ? std::get_if<Shape>(&op_.args[i].value) : nullptr; };
+    if (!ints(1) || !ints(2)) return std::nullopt;
+    TraceTensor out = seen_[0];
+    out.type.shape = *ints(1);
+    out.strides = *ints(2);
+    if (auto offset = op_.args.size() > 3 ? std::get_if<SymInt>(&op_.args[3].value) : nullptr) out.offset = *offset;
+    return std::vector{out};
+  }
+
+  static constexpr SymbolId kPlaceholder = 1u << 21;
+  const Trace& t_;
+  const TraceOp& op_;
+  std::vector<TraceTensor> seen_;
+  GraphBuilder scratch_;
+};
+
+}  // namespace
+
+namespace {
+
+std::vector<SymInt> sizes_mentioned(const Trace& trace, const TraceOp& op) {
+  std::vector<SymInt> out;
+  auto add = [&](const SymInt& e) {
+    if (!e.is_constant() && std::find(out.begin(), out.end(), e) == out.end()) out.push_back(e);
+  };
+  for_each_tensor(op, [&](TensorId id) {
+    const Shape& s = trace.tensors[static_cast<size_t>(id)].type.shape;
+    std::for_each(s.begin(), s.end(), add);
+  });
+  for (const Arg& a : op.args) {
+    if (auto i = std::get_if<SymInt>(&a.value)) add(*i);
+    if (auto s = std::get_if<Shape>(&a.value)) std::for_each(s->begin(), s->end(), add);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::optional<std::vector<TraceTensor>> probed_results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen, const SizeOracle& ask) {
+  const Symbols& symbols = *trace.symbols;
+  // Multiples of the recorded sizes, so that what had to be divisible stays so; each symbol has its own factor.
+  static constexpr int64_t kFactors[][6] = {{1, 1, 1, 1, 1, 1}, {2, 3, 5, 7, 11, 13}, {3, 2, 7, 5, 13, 11}};
+  std::vector<std::vector<int64_t>> points;
+  std::vector<std::vector<std::vector<int64_t>>> answers;
+  for (const auto& factors : kFactors) {
+    std::vector<int64_t> raw, values;
+    for (size_t i = 0; i < symbols.infos().size(); ++i) raw.push_back(symbols.infos()[i].hint * factors[i % std::size(factors)]);
+    for (size_t i = 0; i < raw.size(); ++i) values.push_back(symbols.resolved(SymInt::symbol(static_cast<SymbolId>(i))).eval(raw));
+    auto answer = ask(values);
+    if (!answer || answer->size() != seen.size()) return std::nullopt;
+    points.push_back(std::move(values));
+    answers.push_back(std::move(*answer));
+  }
+  auto candidates = sizes_mentioned(trace, op);
+  std::vector<TraceTensor> out = seen;
+  for (size_t r = 0; r < seen.size(); ++r) {
+    if (seen[r].type.dtype == DType::opaque) continue;
+    std::vector<int64_t> sizes, strides;
+    for (size_t d = 0; d < seen[r].type.shape.size(); ++d) {
+      sizes.push_back(seen[r].type.shape[d].constant());
+      strides.push_back(seen[r].strides[d].constant());
+      auto agrees = [&](const SymInt& e) {
+        for (size_t p = 0; p < points.size(); ++p)
+          if (answers[p][r].size() <= d || answers[p][r][d] != e.eval(points[p])) return false;
+        return true;
+      };
+      SymInt& size = out[r].type.shape[d];
+      if (agrees(size)) continue;
+      auto it = std::find_if(candidates.begin(), candidates.end(), agrees);
+      if (it == candidates.end()) return std::nullopt;
+      size = *it;
+    }
+    auto dense = dense_strides(out[r].type.shape, sizes, strides);
+    if (!dense || !(seen[r].offset == SymInt(0))) return std::nullopt;
+    out[r].strides = std::move(*dense);
+  }
+  return out;
+}
+
+std::vector<SymbolId> symbols_of(const Trace& trace, const TraceOp& op) {
+  std::vector<SymbolId> out;
+  auto collect = [&](const Shape& s) {
+    for (const SymInt& e : s) e.collect_symbols(out);
+  };
+  for_each_tensor(op, [&](TensorId id) {
+    const TraceTensor& t = trace.tensors[static_cast<size_t>(id)];
+    collect(t.type.shape);
+    collect(t.strides);
+    t.offset.collect_symbols(out);
+  });
+  for (const Arg& a : op.args) {
+    if (auto i = std::get_if<SymInt>(&a.value)) i->collect_symbols(out);
+    if (auto n = std::get_if<Arg::Number>(&a.value); n && n->symbol) n->symbol->collect_symbols(out);
+    if (auto s = std::get_if<Shape>(&a.value)) collect(*s);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
+}
+
+std::optional<std::vector<TraceTensor>> symbolic_results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen) {
+  return Results(trace, op, std::move(seen)).run();
+}
+
+}  // namespace broach

@@ -1,0 +1,255 @@
+#include "symbolic.h"
+
+#include <c10/core/SymNodeImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+using c10::SymNode;
+using NodeList = c10::ArrayRef<SymNode>;
+
+// A comparison of sizes, or several joined; asked once the program decides by it.
+using Condition = std::function<bool()>;
+
+class SizeNode : public c10::SymNodeImpl {
+ public:
+  using Held = std::shared_ptr<Symbols>;
+  SizeNode(Held symbols, SymInt value) : symbols_(std::move(symbols)), value_(std::move(value)) {}
+  SizeNode(Held symbols, Condition condition) : symbols_(std::move(symbols)), condition_(std::move(condition)) {}
+  // A number computed from sizes in floating point: the sizes are fixed by then.
+  SizeNode(Held symbols, double number) : symbols_(std::move(symbols)), number_(number) {}
+
+  const SymInt& value() const {
+    if (!is_int_) fail("a symbolic integer was expected");
+    return value_;
+  }
+
+  bool is_int() override { return is_int_; }
+  bool is_bool() override { return static_cast<bool>(condition_); }
+  bool is_float() override { return number_.has_value(); }
+  bool has_hint() override { return true; }
+  std::string str() override { return is_int() ? value_.str() : is_float() ? std::to_string(*number_) : "condition"; }
+  SymNode clone() override { return c10::make_intrusive<SizeNode>(*this); }
+  SymNode wrap_int(int64_t n) override { return integer(n); }
+  SymNode wrap_bool(bool b) override { return condition([b] { return b; }); }
+  SymNode wrap_float(double d) override { return number(d); }
+  std::optional<int64_t> constant_int() override { return is_int() ? value_.maybe_constant() : std::nullopt; }
+  std::optional<int64_t> maybe_as_int() override { return constant_int(); }
+  bool is_symbolic() override { return true; }
+
+  SymNode add(const SymNode& o) override { return arithmetic(o, [](auto a, auto b) { return a + b; }); }
+  SymNode sub(const SymNode& o) override { return arithmetic(o, [](auto a, auto b) { return a - b; }); }
+  SymNode mul(const SymNode& o) override { return arithmetic(o, [](auto a, auto b) { return a * b; }); }
+  SymNode floordiv(const SymNode& o) override {
+    if (is_float() || o->is_float()) return number(std::floor(as_number() / number_of(o)));
+    return integer(broach::floordiv(value(), positive(o)));
+  }
+  SymNode mod(const SymNode& o) override {
+    if (is_float() || o->is_float()) return number(as_number() - std::floor(as_number() / number_of(o)) * number_of(o));
+    return integer(broach::mod(value(), positive(o)));
+  }
+  SymNode truediv(const SymNode& o) override { return number(as_number() / number_of(o)); }
+  SymNode pow(const SymNode& o) override {
+    if (is_float() || o->is_float()) return number(std::pow(as_number(), number_of(o)));
+    int64_t exponent = symbols_->specialize(value_of(o));
+    if (exponent < 0) return number(std::pow(as_number(), static_cast<double>(exponent)));
+    SymInt p(1);
+    for (int64_t i = 0; i < exponent; ++i) p = p * value();
+    return integer(p);
+  }
+  SymNode neg() override { return is_float() ? number(-*number_) : integer(SymInt(0) - value()); }
+  SymNode floor() override { return is_float() ? integer(static_cast<int64_t>(std::floor(*number_))) : clone(); }
+  SymNode ceil() override { return is_float() ? integer(static_cast<int64_t>(std::ceil(*number_))) : clone(); }
+  SymNode sym_float() override { return number(as_number()); }
+  SymNode sym_min(const SymNode& o) override { return extreme(o, false); }
+  SymNode sym_max(const SymNode& o) override { return extreme(o, true); }
+
+  SymNode eq(const SymNode& o) override { return compare(o, Relation::eq, std::equal_to<double>()); }
+  SymNode ne(const SymNode& o) override { return compare(o, Relation::ne, std::not_equal_to<double>()); }
+  SymNode lt(const SymNode& o) override { return compare(o, Relation::lt, std::less<double>()); }
+  SymNode le(const SymNode& o) override { return compare(o, Relation::le, std::less_equal<double>()); }
+  SymNode gt(const SymNode& o) override { return o->lt(held()); }
+  SymNode ge(const SymNode& o) override { return o->le(held()); }
+  SymNode sym_or(const SymNode& o) override { return condition([a = held(), o] { return a->bool_() || o->bool_(); }); }
+  SymNode sym_and(const SymNode& o) override { return condition([a = held(), o] { return a->bool_() && o->bool_(); }); }
+  SymNode sym_not() override { return condition([a = held()] { return !a->bool_(); }); }
+  SymNode sym_ite(const SymNode& yes, const SymNode& no) override { return bool_() ? yes : no; }
+
+  SymNode is_contiguous(NodeList sizes, NodeList strides) override {
+    std::vector<size_t> order(sizes.size());
+    std::iota(order.rbegin(), order.rend(), size_t{0});
+    return dense(sizes, strides, order);
+  }
+  SymNode is_channels_last_contiguous_2d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 3, 2, 0}); }
+  SymNode is_channels_last_contiguous_3d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 4, 3, 2, 0}); }
+  SymNode is_channels_last_strides_2d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 3, 2, 0}); }
+  SymNode is_channels_last_strides_3d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 4, 3, 2, 0}); }
+  SymNode is_non_overlapping_and_dense(NodeList sizes, NodeList strides) override {
+    std::vector<size_t> order(sizes.size());
+    std::iota(order.rbegin(), order.rend(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return hint(strides[a]) < hint(strides[b]); });
+    return dense(sizes, strides, order);
+  }
+
+  int64_t guard_int(const char*, int64_t) override { return is_float() ? static_cast<int64_t>(*number_) : symbols_->specialize(value()); }
+  bool guard_bool(const char*, int64_t) override { return is_int() ? !symbols_->equal(value_, 0) : is_float() ? *number_ != 0 : condition_(); }
+  double guard_float(const char*, int64_t) override { return as_number(); }
+  int64_t int_() override { return guard_int("", 0); }
+  bool bool_() override { return guard_bool("", 0); }
+  // Whether it holds for all sizes is not asked for here: the recorded call's answer, kept true by a guard, is what eager does.
+  bool statically_known_true(const char*, int64_t) override { return bool_(); }
+
+ private:
+  SymNode held() { return SymNode::reclaim_copy(this); }
+  SymNode integer(SymInt v) const { return c10::make_intrusive<SizeNode>(symbols_, std::move(v)); }
+  SymNode condition(Condition c) const { return c10::make_intrusive<SizeNode>(symbols_, std::move(c)); }
+  SymNode number(double d) const { return c10::make_intrusive<SizeNode>(symbols_, d); }
+
+  static SymInt value_of(const SymNode& n) {
+    if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->value();
+    if (auto c = n->maybe_as_int()) return *c;
+    fail("a symbolic integer of another kind meets one of Broach");
+  }
+  static double number_of(const SymNode& n) {
+    if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->as_number();
+    return n->is_float() ? n->guard_float("", 0) : static_cast<double>(value_of(n).constant());
+  }
+  double as_number() { return is_float() ? *number_ : static_cast<double>(symbols_->specialize(value())); }
+  int64_t hint(const SymNode& n) const { return symbols_->hint(value_of(n)); }
+
+  // Division by a symbol is defined for positive values.
+  SymInt positive(const SymNode& n) const {
+    SymInt v = value_of(n);
+    if (v.is_constant() || symbols_->ask(0, Relation::lt, v)) return v;
+    return symbols_->specialize(v);
+  }
+
+  template <class F>
+  SymNode arithmetic(const SymNode& o, const F& f) {
+    if (is_float() || o->is_float()) return number(f(as_number(), number_of(o)));
+    return integer(f(value(), value_of(o)));
+  }
+  SymNode extreme(const SymNode& o, bool greater) {
+    if (is_float() || o->is_float()) return number(greater ? std::max(as_number(), number_of(o)) : std::min(as_number(), number_of(o)));
+    return integer(greater ? broach::max(value(), value_of(o)) : broach::min(value(), value_of(o)));
+  }
+  template <class F>
+  SymNode compare(const SymNode& o, Relation r, const F& numbers) {
+    if (is_bool()) return condition([a = held(), o, r] { return (a->bool_() == o->bool_()) == (r == Relation::eq); });
+    if (is_float() || o->is_float()) return condition([answer = static_cast<bool>(numbers(as_number(), number_of(o)))] { return answer; });
+    return condition([s = symbols_, a = value(), b = value_of(o), r] { return s->ask(a, r, b); });
+  }
+
+  // Whether the dimensions, from the innermost outwards, lie without gaps. Size 1 has any stride.
+  SymNode dense(NodeList sizes, NodeList strides, const std::vector<size_t>& order) const {
+    std::vector<std::pair<SymInt, SymInt>> dims;
+    for (size_t d : order) dims.emplace_back(value_of(sizes[d]), value_of(strides[d]));
+    return condition([s = symbols_, dims] {
+      SymInt expected(1);
+      for (const auto& [size, stride] : dims) {
+        if (s->equal(size, 1)) continue;
+        if (s->equal(size, 0)) return true;
+        if (!s->equal(stride, expected)) return false;
+        expected = expected * size;
+      }
+      return true;
+    });
+  }
+  SymNode channels_last(NodeList sizes, NodeList strides, const std::vector<size_t>& order) const {
+    if (sizes.size() != order.size()) return condition([] { return false; });
+    return dense(sizes, strides, order);
+  }
+
+  std::shared_ptr<Symbols> symbols_;
+  SymInt value_;
+  Condition condition_;
+  std::optional<double> number_;
+  bool is_int_ = !condition_ && !number_;
+};
+
+c10::SymIntArrayRef view(const std::vector<c10::SymInt>& v) { return {v.data(), v.size()}; }
+
+class CaptureTensor : public c10::TensorImpl {
+ public:
+  CaptureTensor(at::Tensor real, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, const c10::SymInt& offset)
+      : c10::TensorImpl(keys_of(real), real.dtype(), real.device()), real_(std::move(real)) {
+    set_sizes_and_strides(sizes, strides, offset);
+    set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
+  }
+  const at::Tensor& real() const { return real_; }
+
+  // Who asks in plain numbers decides by them.
+  c10::IntArrayRef sizes_custom() const override { return fixed(sym_sizes(), real_.sizes()); }
+  c10::IntArrayRef strides_custom() const override { return fixed(sym_strides(), real_.strides()); }
+  int64_t numel_custom() const override {
+    sizes_custom();
+    return real_.numel();
+  }
+  int64_t storage_offset_custom() const override { return sym_storage_offset().guard_int(__FILE__, __LINE__); }
+  int64_t size_custom(int64_t d) const override { return sym_size(d).guard_int(__FILE__, __LINE__); }
+  bool has_storage() const override { return false; }
+
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& v, bool change) const override { return copy(v, change); }
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& v, bool change) const override { return copy(std::move(v), change); }
+
+ private:
+  // Autograd and autocast see it as a tensor of its device; no backend does, so that nothing computes with it unrecorded.
+  static c10::DispatchKeySet keys_of(const at::Tensor& real) {
+    auto above = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+    auto backend = real.key_set() & above;
+    return backend.add(c10::DispatchKey::ADInplaceOrView).add(c10::DispatchKey::AutocastCPU).add(c10::DispatchKey::AutogradCPU);
+  }
+  c10::IntArrayRef fixed(c10::SymIntArrayRef symbolic, c10::IntArrayRef plain) const {
+    for (const c10::SymInt& s : symbolic) s.guard_int(__FILE__, __LINE__);
+    return plain;
+  }
+  template <class Version>
+  c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool change) const {
+    auto impl = c10::make_intrusive<CaptureTensor>(real_, sym_sizes(), sym_strides(), sym_storage_offset());
+    copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), change);
+    return impl;
+  }
+
+  at::Tensor real_;
+};
+
+std::vector<c10::SymInt> program_integers(const Shape& s, const std::shared_ptr<Symbols>& symbols) {
+  std::vector<c10::SymInt> out;
+  for (const SymInt& e : s) out.push_back(program_integer(e, symbols));
+  return out;
+}
+
+}  // namespace
+
+c10::SymInt program_integer(const SymInt& value, const std::shared_ptr<Symbols>& symbols) {
+  if (auto c = value.maybe_constant()) return *c;
+  return c10::SymInt(SymNode(c10::make_intrusive<SizeNode>(symbols, value)));
+}
+
+SymInt integer_of(const c10::SymInt& value) {
+  if (auto plain = value.maybe_as_int()) return *plain;
+  auto node = dynamic_cast<SizeNode*>(value.toSymNodeImplUnowned());
+  if (!node) fail("a symbolic integer that is not Broach's");
+  return node->value();
+}
+
+at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols) {
+  auto s = program_integers(sizes, symbols), t = program_integers(strides, symbols);
+  return at::detail::make_tensor<CaptureTensor>(real, view(s), view(t), program_integer(offset, symbols));
+}
+
+const at::Tensor* real_tensor(const at::Tensor& t) {
+  auto impl = t.defined() ? dynamic_cast<CaptureTensor*>(t.unsafeGetTensorImpl()) : nullptr;
+  return impl ? &impl->real() : nullptr;
+}
+
+}  // namespace broach

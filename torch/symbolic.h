@@ -1,0 +1,26 @@
+// Tensors and integers that stand for the caller's while sizes are captured as symbols.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <memory>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace broach {
+
+// A symbolic integer as the program sees it: arithmetic builds expressions, and whatever the program decides by one (a
+// comparison, a loop bound, a conversion to a plain number) becomes a guard in `symbols`. Constants give plain integers.
+c10::SymInt program_integer(const SymInt& value, const std::shared_ptr<Symbols>& symbols);
+// Back again. A symbolic integer of somebody else's is an error.
+SymInt integer_of(const c10::SymInt& value);
+
+// A tensor with symbolic sizes outside and the real tensor inside. It has no memory of its own: what reaches for it directly
+// (a data pointer, a storage) fails, and the capture with it. Code in C++ that asks for plain sizes fixes them by guards.
+at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols);
+// The real tensor inside, or null for any other tensor.
+const at::Tensor* real_tensor(const at::Tensor& t);
+
+}  // namespace broach
