@@ -62,6 +62,7 @@ struct Version {
       : function([this](at::TensorList inputs, c10::SymIntArrayRef ints) { return run_program(inputs, ints); }, constant, options) {}
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints);
+  Ref run_again(Pending& p, const Arguments& arguments);
   Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p);
 
   ArgumentsForm form;
@@ -193,6 +194,20 @@ bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
 }
 
+// A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
+// gets another one. Throws what it raises.
+Ref Version::run_again(Pending& p, const Arguments& arguments) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  if (Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
+    PyErr_Restore(type, value, trace);
+    throw py::error_already_set();
+  }
+  reject(p, cat("raises ", reinterpret_cast<PyTypeObject*>(type)->tp_name, " while torch.compiler.is_compiling() is true"));
+  Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+  return checked(call(p.callable->data->program.get(), arguments));
+}
+
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints) {
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
@@ -221,9 +236,10 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Ref result;
   if (state) {
     Recorded recorded(p, *state);
-    result = checked(call(program, arguments));
+    result = Ref::steal(call(program, arguments));
     recorded.finish();
-    p.rejected = recorded.verdict();
+    if (!result) result = run_again(p, arguments);
+    else p.rejected = recorded.verdict();
   } else {
     result = checked(call(program, arguments));
   }

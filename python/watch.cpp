@@ -2,6 +2,9 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "compat.h"
 #include "function.h"
 #include "support/error.h"
 
@@ -65,6 +68,8 @@ Watch::Watch(State& state) : state_(state) {
 Watch::~Watch() { PyEval_SetProfile(before_, before_argument_.get()); }
 
 int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
+  // Inside an operation that is written in Python: the operation is recorded, not its parts.
+  if (c10::impl::tls_is_dispatch_key_excluded(kCaptureKey)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);

@@ -79,6 +79,7 @@ Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* siz
     if (known) fail_with("one tensor is given twice");
     if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
   }
+  for (const at::Tensor& t : inputs) needed_gradients_.push_back(t.requires_grad());
   if (!symbolic_) return;
   trace_.symbols = sizes->symbols;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -106,10 +107,21 @@ void Capture::finish(std::vector<at::Tensor>& outputs) {
     trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
   }
   trace_.resolve();
+  if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   // The program wrote to stand-ins, whose versions are their own.
   if (!symbolic_ || !failure_.empty()) return;
   for (auto& [real, before] : saved_)
     if (!real.is_inference()) real.unsafeGetTensorImpl()->bump_version();
+}
+
+// No operation shows a write to `requires_grad`.
+bool Capture::changes_gradients(const std::vector<at::Tensor>& outputs) const {
+  for (size_t i = 0; i < needed_gradients_.size(); ++i)
+    if ((i < given_.size() ? given_[i] : lifted_[i - given_.size()]).requires_grad() != needed_gradients_[i]) return true;
+  if (at::GradMode::is_enabled()) return false;  // results that need gradients are nobody's mistake
+  return std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& t) {
+    return t.defined() && t.requires_grad() && std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
+  });
 }
 
 // ---- sizes as symbols ----
@@ -141,6 +153,13 @@ void Capture::save_before_write(TensorId id) {
     const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
     if (std::none_of(saved_.begin(), saved_.end(), [&](const auto& s) { return s.first.is_same(real); })) saved_.emplace_back(real, real.clone());
   }
+}
+
+bool Capture::has_written() const {
+  auto is_input = [&](TensorId m) {
+    return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) { return trace_.tensors[static_cast<size_t>(i)].storage == trace_.tensors[static_cast<size_t>(m)].storage; });
+  };
+  return std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& op) { return op.effect || std::any_of(op.mutated.begin(), op.mutated.end(), is_input); });
 }
 
 void Capture::roll_back() {
@@ -286,9 +305,30 @@ TensorId Capture::id_of(const at::Tensor& t) {
     return id;
   }
   if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
+  if (add_unreported_view(id)) return id;
   trace_.inputs.push_back(id);
   lifted_.push_back(t);
+  needed_gradients_.push_back(t.requires_grad());
   return id;
+}
+
+// A window into memory that the program allocated, made without an operation (`Tensor.data`).
+bool Capture::add_unreported_view(TensorId id) {
+  const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
+  auto shares = [&](TensorId other) { return other != id && trace_.tensors[static_cast<size_t>(other)].storage == t.storage; };
+  if (std::any_of(trace_.inputs.begin(), trace_.inputs.end(), shares)) return false;
+  TensorId base = kNoTensor;
+  for (TensorId other = 0; other < id; ++other)
+    if (shares(other)) base = other;
+  if (base == kNoTensor) return false;
+  if (symbolic_ || trace_.tensors[static_cast<size_t>(base)].type.dtype != t.type.dtype) fail_with("a view of a computed tensor is made without an operation");
+  TraceOp view;
+  view.schema = "aten::as_strided";
+  view.args = {{Arg::Tensor{base}}, {t.type.shape}, {t.strides}, {t.offset}};
+  view.results.push_back(id);
+  view.is_view = true;
+  trace_.ops.push_back(std::move(view));
+  return true;
 }
 
 namespace {
@@ -419,6 +459,21 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
   }
 }
 
+// An operation that makes a tensor another window into its own memory is a view, which the tensor then is.
+void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
+  auto [name, overload] = op.operator_name();
+  if (name.ends_with('_')) name.pop_back();
+  auto view = c10::Dispatcher::singleton().findSchema({name, overload});
+  bool is_view = view && !view->schema().returns().empty() && view->schema().returns()[0].alias_info() && !view->schema().returns()[0].alias_info()->isWrite();
+  auto* self = out.args.empty() ? nullptr : std::get_if<Arg::Tensor>(&out.args[0].value);
+  if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end())
+    return fail_with(cat(out.schema, " changes the sizes of a tensor in place", line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+  out.schema = full_name(*view);
+  out.is_view = true;
+  out.mutated.clear();
+  std::erase_if(tensors_, [&](const auto& seen) { return seen.second.id == self->id; });
+}
+
 // An element of an input that nothing has written is a value to guard on, and a constant in the trace.
 bool Capture::guard_read(const torch::jit::Stack& stack, const TraceOp& op) {
   if (op.schema != "aten::_local_scalar_dense" || stack.back().isComplexDouble()) return false;
@@ -476,7 +531,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = op.hasTag(at::Tag::nondeterministic_seeded) || !name.starts_with("aten::");
-    if (op.hasTag(at::Tag::inplace_view)) fail_with(cat(name, " changes the sizes of a tensor in place"));
+    if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
     if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) fail_with(cat("the sizes of the result of ", name, " depend on data"));
   }
   torch::jit::Stack given;

@@ -37,6 +37,8 @@ class Capture {
   // ---- sizes as symbols ----
   const std::vector<at::Tensor>& inputs() const { return inputs_; }
   bool is_symbolic() const { return symbolic_; }
+  // Whether anything that existed before the program, or that the capture does not understand, was written so far.
+  bool has_written() const;
   // After an error, or when the recording cannot be used: the elements that the program has written and the state of random
   // numbers become what they were before, so that it can be run again. For symbolic captures only.
   void roll_back();
@@ -63,16 +65,19 @@ class Capture {
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
   TensorId twin_of(TensorId id) const;
+  bool add_unreported_view(TensorId id);
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
   Arg arg_of(c10::IValue& v);
   Arg number_of(const at::Tensor& t, c10::IValue& v);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
+  void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
   std::optional<std::vector<std::vector<int64_t>>> ask_meta(const c10::OperatorHandle& op, const TraceOp& out, const torch::jit::Stack& given, const std::vector<int64_t>& values) const;
   void fix_sizes(const TraceOp& op);
   at::Tensor seen_by_program(const at::Tensor& real);
   void save_before_write(TensorId id);
   bool guard_read(const torch::jit::Stack& stack, const TraceOp& op);
+  bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void fail_with(const std::string& why);
 
@@ -81,6 +86,7 @@ class Capture {
   std::vector<at::Tensor> given_, inputs_, lifted_;
   std::string failure_;
   int32_t line_ = -1;
+  std::vector<bool> needed_gradients_;  // by input, before the program ran
   // Tensors and storages seen so far. Weak references keep an address from being used again, but not the memory behind it.
   struct Seen {
     c10::weak_intrusive_ptr<c10::TensorImpl> impl;

@@ -8,7 +8,7 @@ import types
 import weakref
 
 # Attributes of tensors whose change is invisible to the recording of operations.
-STORED = frozenset({"data", "grad", "requires_grad", "real", "imag", "names", "_backward_hooks", "_grad"})
+STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
 READ = frozenset({"grad", "grad_fn", "_version", "_base", "__cuda_array_interface__", "__array_interface__"})
 NAMES = STORED | READ

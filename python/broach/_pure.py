@@ -15,6 +15,8 @@ PURE = frozenset(
     numbers fractions decimal enum dataclasses typing contextlib unicodedata _json json
     sys.getrecursionlimit sys.getsizeof sys.intern sys.exc_info sys._getframe sys.getrefcount sys.audit
     _warnings.warn warnings
+    dict list tuple str set frozenset int float complex bool bytes bytearray slice range enumerate zip map filter reversed
+    GenericAlias types.GenericAlias _thread.RLock _thread.lock _thread.allocate_lock
     torch object type method-wrapper mappingproxy re.Pattern re.Match _struct.Struct
     collections.OrderedDict collections.deque collections.defaultdict _collections.deque
     dict_keys dict_values dict_items odict_keys odict_values odict_items
@@ -30,7 +32,7 @@ IMPURE = frozenset(
     """
     builtins.print builtins.input builtins.open builtins.exec builtins.eval builtins.breakpoint builtins.globals
     Tensor.numpy Tensor.tolist Tensor.data_ptr Tensor.untyped_storage Tensor._typed_storage Tensor.storage Tensor._storage
-    Tensor.__array__ Tensor.__dlpack__ Tensor._make_subclass Tensor.requires_grad_ Tensor.retain_grad Tensor.backward
+    Tensor.__array__ Tensor.__dlpack__ Tensor._make_subclass Tensor.retain_grad Tensor.backward
     Tensor.map_ Tensor.map2_ Tensor.apply_ Tensor.share_memory_ Tensor.set_ Tensor.resize_ Tensor.resize_as_
     Tensor._cdata Tensor.__reduce_ex__
     torch._C._to_dlpack torch._C._to_dlpack_versioned torch._C._from_dlpack

@@ -129,13 +129,16 @@ void Executable::place_arena(const MemoryPlan& plan, std::byte* arena, Frame& fr
 }
 
 void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
-  constexpr size_t kMany = 64;
-  void* few[kMany];
-  int64_t few_symbols[kMany];
-  check(step.buffers.size() <= kMany && step.symbols.size() <= kMany, "a kernel with more than ", kMany, " buffers or symbols");
-  for (size_t i = 0; i < step.buffers.size(); ++i) few[i] = frame.data[static_cast<size_t>(step.buffers[i])];
-  for (size_t i = 0; i < step.symbols.size(); ++i) few_symbols[i] = frame.symbols[step.symbols[i]];
-  if (!step.kernel->launch(few, few_symbols, *frame.threads)) throw std::out_of_range("index out of range in self");
+  constexpr size_t kFew = 64;
+  void* few[kFew];
+  int64_t few_symbols[kFew];
+  std::vector<void*> many(step.buffers.size() > kFew ? step.buffers.size() : 0);
+  std::vector<int64_t> many_symbols(step.symbols.size() > kFew ? step.symbols.size() : 0);
+  void** buffers = many.empty() ? few : many.data();
+  int64_t* symbols = many_symbols.empty() ? few_symbols : many_symbols.data();
+  for (size_t i = 0; i < step.buffers.size(); ++i) buffers[i] = frame.data[static_cast<size_t>(step.buffers[i])];
+  for (size_t i = 0; i < step.symbols.size(); ++i) symbols[i] = frame.symbols[step.symbols[i]];
+  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw std::out_of_range("index out of range in self");
 }
 
 namespace {
