@@ -50,7 +50,7 @@ struct Pending {
   Arguments arguments;
   Leaves leaves;
   Ref result;                // of a run of the program itself on the caller's own arguments
-  bool captured = false;
+  bool captured = false, ran_eagerly = false;
   std::string rejected;      // why the capture must not be used
   bool final = false;        // no other attempt will fare better
 };
@@ -228,6 +228,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   }
   PyObject* program = p.callable->data->program.get();
   if (!Capture::current()) {
+    p.ran_eagerly = true;
     p.result = checked(call(program, arguments));
     return {};
   }
@@ -405,6 +406,8 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
     p.version = v.get();
     Ref result = Ref::steal(run(p));
     if (result && p.captured && !after_capture(c, p, v)) return nullptr;
+    if (result && p.ran_eagerly && !p.captured && d.guarded && !d.fallback)
+      if (std::string why = v->function.stats().capture_failure; !why.empty() && !give_up(c, why)) return nullptr;
     return result.release();
   }
   return call_anew(c, a);

@@ -15,6 +15,7 @@ ProgramOptions options_from(const py::dict& d) {
   flag("lower", o.lower);
   if (d.contains("dynamic") && !d["dynamic"].is_none()) o.dynamic = d["dynamic"].cast<bool>() ? ProgramOptions::Dynamic::always : ProgramOptions::Dynamic::never;
   if (d.contains("symbolic_dims")) o.symbolic_dims = d["symbolic_dims"].cast<std::vector<uint64_t>>();
+  if (d.contains("branches")) o.branches = d["branches"].cast<int>();
   if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();
   if (d.contains("disable_passes")) o.disabled_passes = d["disable_passes"].cast<std::vector<std::string>>();
   if (d.contains("progress") && !d["progress"].is_none()) {
@@ -57,6 +58,7 @@ py::dict stats_of(const std::vector<Function*>& functions) {
     s.calls += one.calls;
     s.compiled_calls += one.compiled_calls;
     s.eager_calls += one.eager_calls;
+    s.other_ways += one.other_ways;
     auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     append(s.recompilations, one.recompilations);
     append(s.eager_reasons, one.eager_reasons);
@@ -66,6 +68,7 @@ py::dict stats_of(const std::vector<Function*>& functions) {
   }
   py::dict d;
   d["calls"] = s.calls;
+  d["other_ways"] = s.other_ways;
   d["compiled_calls"] = s.compiled_calls;
   d["eager_calls"] = s.eager_calls;
   d["recompilations"] = s.recompilations;

@@ -16,6 +16,7 @@ struct PipelineOptions {
   enum class Dynamic : uint8_t { automatic, never, always };
   Dynamic dynamic = Dynamic::automatic;
   std::vector<uint64_t> symbolic_dims;        // by input, a bit for each dimension that is a symbol from the first call on
+  int branches = 0;                           // most programs kept for different values read on the host; 0: none is compiled
   bool strict = false;                        // round and contract as eager does; fold nothing into weights
   bool freeze = true;                         // compute what depends on constant inputs once
   bool fuse = true;

@@ -71,7 +71,7 @@ Capture* Capture::current() {
   return slot ? slot->capture : nullptr;
 }
 
-Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes) : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr) {
+Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes, bool speculative) : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr), speculative_(speculative) {
   for (const at::Tensor& t : inputs) {
     bool known = t.defined() && tensors_.contains(t.unsafeGetTensorImpl());
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
@@ -474,17 +474,34 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
   std::erase_if(tensors_, [&](const auto& seen) { return seen.second.id == self->id; });
 }
 
-// An element of an input that nothing has written is a value to guard on, and a constant in the trace.
+// An element of an input that nothing has written is a value to guard on, and a constant in the trace; so is a computed
+// integer, which is compared once it is known. Computed fractions would differ by their rounding.
 bool Capture::guard_read(const torch::jit::Stack& stack, const TraceOp& op) {
   if (op.schema != "aten::_local_scalar_dense" || stack.back().isComplexDouble()) return false;
   const auto* read = std::get_if<Arg::Tensor>(&op.args.at(0).value);
-  auto input = read ? std::find(trace_.inputs.begin(), trace_.inputs.end(), read->id) : trace_.inputs.end();
-  if (input == trace_.inputs.end()) return false;
-  int32_t storage = trace_.tensors[static_cast<size_t>(read->id)].storage;
-  for (const TraceOp& before : trace_.ops)
-    for (TensorId m : before.mutated)
-      if (trace_.tensors[static_cast<size_t>(m)].storage == storage) return false;
-  trace_.reads.push_back({static_cast<int>(input - trace_.inputs.begin()), scalar_of(stack.back().toScalar())});
+  if (!read) return false;
+  auto input = std::find(trace_.inputs.begin(), trace_.inputs.end(), read->id);
+  const TraceTensor& t = trace_.tensors[static_cast<size_t>(read->id)];
+  bool written = std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& before) {
+    return std::any_of(before.mutated.begin(), before.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == t.storage; });
+  });
+  ValueRead r;
+  r.value = scalar_of(stack.back().toScalar());
+  r.line = op.line;
+  if (input != trace_.inputs.end() && !written) {
+    r.input = static_cast<int>(input - trace_.inputs.begin());
+  } else {
+    if (!speculative_ || std::holds_alternative<double>(r.value)) return false;
+    TraceTensor copy = t;
+    r.tensor = static_cast<TensorId>(trace_.tensors.size());
+    copy.storage = -1 - r.tensor;
+    copy.strides.assign(copy.strides.size(), SymInt(1));
+    copy.offset = 0;
+    copy.conj = copy.neg = false;
+    trace_.tensors.push_back(std::move(copy));
+    trace_.ops.push_back({"aten::clone", {{Arg::Tensor{read->id}}, {}}, {r.tensor}, {}, false, false, op.line});
+  }
+  trace_.reads.push_back(std::move(r));
   return true;
 }
 

@@ -24,7 +24,8 @@ namespace broach {
 class Capture {
  public:
   // `sizes`, if not null: symbols for the inputs' sizes. The program must then be run on `inputs()`.
-  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr);
+  // `speculative`: integers and truth values that the program computes may be read on the host.
+  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false);
   ~Capture();
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
@@ -99,7 +100,7 @@ class Capture {
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
-  bool symbolic_ = false;
+  bool symbolic_ = false, speculative_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> stand_ins_;  // by real tensor
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
   at::Tensor random_state_;

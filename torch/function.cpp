@@ -48,6 +48,14 @@ Function::Results Function::run_eager(at::TensorList inputs, at::IntArrayRef int
   return eager_(inputs, c10::fromIntArrayRefSlow(ints));
 }
 
+Function::Results Function::give_up(at::TensorList inputs, at::IntArrayRef ints, const std::string& why) {
+  {
+    std::lock_guard lock(stats_mutex_);
+    stats_.capture_failure = why;
+  }
+  return run_eager(inputs, ints, why);
+}
+
 void Function::note_eager(const std::string& why) {
   std::lock_guard lock(stats_mutex_);
   ++stats_.eager_calls;
@@ -74,10 +82,20 @@ bool Function::is_capturing_symbols() {
 
 std::optional<Function::Results> Function::run_compiled(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
   CompiledProgram::SymbolValues symbols;
-  for (const Entry& e : entries) {
-    if (!(e.modes == modes) || !e.program->accepts(inputs, ints, symbols, nullptr)) continue;
+  std::vector<Scalar> observed;  // values read on the host by the programs that took another way
+  size_t first = last_.load(std::memory_order_relaxed);
+  for (size_t k = 0; k < entries.size(); ++k) {
+    size_t at = first >= entries.size() ? k : k == 0 ? first : k <= first ? k - 1 : k;  // the last one used first
+    const Entry& e = entries[at];
+    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(inputs, ints, symbols, nullptr)) continue;
+    auto tensors = e.program->run(inputs, symbols, observed);
+    if (!tensors) {
+      ++other_ways_;
+      continue;
+    }
     ++compiled_calls_;
-    Results r{e.program->run(inputs, symbols), {}, e.form};
+    if (at != first) last_.store(at, std::memory_order_relaxed);
+    Results r{std::move(*tensors), {}, e.form};
     for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(symbols));
     return r;
   }
@@ -86,7 +104,8 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
 
 void Function::note_recompilation(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
   if (entries.empty()) return;
-  std::string why = "the grad, autocast or other mode differs";
+  std::string why = "a value that the program computes and reads on the host is another one";
+  if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast or other mode differs";
   CompiledProgram::SymbolValues symbols;
   for (const Entry& e : entries)
     if (e.modes == modes) e.program->accepts(inputs, ints, symbols, &why);
@@ -143,7 +162,7 @@ SymbolicSizes Function::symbols_for(at::TensorList inputs, at::IntArrayRef ints,
 
 Function::Recorded Function::record(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes* sizes) {
   Recorded out;
-  out.capture = std::make_unique<Capture>(inputs.vec(), sizes);
+  out.capture = std::make_unique<Capture>(inputs.vec(), sizes, options_.branches > 0);
   Capture& capture = *out.capture;
   std::vector<c10::SymInt> given;
   if (sizes)
@@ -182,7 +201,9 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
   if (!lock.owns_lock()) return run_eager(inputs, ints, "another thread is compiling");
   auto entries = entries_.load();
   if (auto results = run_compiled(*entries, inputs, ints, modes)) return std::move(*results);
-  if (entries->size() >= limit_) return run_eager(inputs, ints, cat("more than ", limit_, " versions would be needed"));
+  if (entries->size() >= limit_) return give_up(inputs, ints, cat("more than ", limit_, " versions would be needed"));
+  auto branches = std::count_if(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_computed_values(); });
+  if (branches && branches >= options_.branches) return give_up(inputs, ints, cat("data leads to more than ", options_.branches, " ways through the program"));
   note_recompilation(*entries, inputs, ints, modes);
   auto start = std::chrono::steady_clock::now();
   auto seconds = [&] {
@@ -242,6 +263,7 @@ FunctionStats Function::stats() const {
   FunctionStats s = stats_;
   s.calls = calls_;
   s.compiled_calls = compiled_calls_;
+  s.other_ways = other_ways_;
   return s;
 }
 

@@ -20,6 +20,7 @@ class Capture;
 // Counters and reasons of one function, for `explain` and the logs.
 struct FunctionStats {
   int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
+  int64_t other_ways = 0;                    // runs of a program whose values read on the host turned out to be others
   std::vector<std::string> recompilations;   // which guard failed each time
   std::vector<std::string> eager_reasons;    // why calls ran eagerly
   std::string capture_failure;               // why the last recording gave no program; empty if it did
@@ -94,6 +95,7 @@ class Function {
   };
 
   Results capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
+  Results give_up(at::TensorList inputs, at::IntArrayRef ints, const std::string& why);
   Results run_eager(at::TensorList inputs, at::IntArrayRef ints, const std::string& why);
   void note_eager(const std::string& why);
   std::optional<Results> run_compiled(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
@@ -113,7 +115,8 @@ class Function {
   bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
-  std::atomic<int64_t> calls_{0}, compiled_calls_{0};
+  std::atomic<int64_t> calls_{0}, compiled_calls_{0}, other_ways_{0};
+  std::atomic<size_t> last_{0};        // the entry used last
   std::atomic<bool> hopeless_{false};  // capture failed for a reason that no other input changes
   std::atomic<bool> eager_with_grad_{false};  // results need gradients through tensors that the program holds itself
 };

@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/core/GradMode.h>
@@ -57,7 +59,12 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.schedule_text = std::move(compiled.schedule_text);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
-  reads_ = trace.reads;
+  for (const ValueRead& r : trace.reads) {
+    if (r.input >= 0) reads_.push_back(r);
+    else read_values_.push_back(r.value);
+    if (r.input < 0) stats_.guards.push_back(cat("read on the host", r.line >= 0 ? " at " + trace.lines[static_cast<size_t>(r.line)] : "", ": ", str(r.value)));
+  }
+  draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
   std::vector<Shape> sizes, strides;
   for (TensorId id : trace.inputs) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(id)];
@@ -114,35 +121,80 @@ bool CompiledProgram::accepts(at::TensorList inputs, at::IntArrayRef ints, Symbo
   return true;
 }
 
-std::vector<at::Tensor> CompiledProgram::run(at::TensorList inputs, const SymbolValues& symbols) const {
+bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
+  return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())), read_values_.begin());
+}
+
+std::vector<at::Tensor> CompiledProgram::execute(at::TensorList inputs, const SymbolValues& symbols) const {
+  static const std::vector<int> none;
+  const auto& written = program_.reads ? none : program_.mutated_inputs;
+  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols) : nullptr;
+  if (!weights || weights->frozen.empty()) return main_->run(inputs, symbols, weights ? &weights->packs : nullptr, written);
+  std::vector<at::Tensor> with_frozen = inputs.vec();
+  with_frozen.insert(with_frozen.end(), weights->frozen.begin(), weights->frozen.end());
+  return main_->run(with_frozen, symbols, &weights->packs, written);
+}
+
+std::vector<at::Tensor> CompiledProgram::results(at::TensorList inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
+  std::vector<at::Tensor> out;
+  out.reserve(program_.results.size());
+  for (const ResultSpec& r : program_.results) {
+    using K = ResultSpec::Kind;
+    if (r.kind == K::none) out.emplace_back();
+    else if (r.kind == K::input) out.push_back(inputs[static_cast<size_t>(r.index)]);
+    else if (r.kind == K::view_of_input) out.push_back(window(inputs[static_cast<size_t>(r.index)], r, symbols));
+    else if (r.kind == K::fresh) out.push_back(fresh[static_cast<size_t>(r.index)]);
+    else out.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols));
+  }
+  return out;
+}
+
+// Takes the values read on the host off the results' end.
+bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const {
+  size_t first = results.size() - program_.reads;
+  std::vector<Scalar> now;
+  while (now.size() < program_.reads && (now.empty() || now.back() == read_values_[now.size() - 1])) {
+    c10::Scalar s = results[first + now.size()].item();
+    now.push_back(s.isBoolean() ? Scalar(s.toBool()) : Scalar(s.toLong()));
+  }
+  results.resize(first);
+  if (now == read_values_) return true;
+  if (now.size() > observed.size()) observed = std::move(now);
+  return false;
+}
+
+std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList inputs, const SymbolValues& symbols, std::vector<Scalar>& observed) const {
   std::vector<at::Tensor> all;
   if (!lifted_.empty()) {
     all.assign(inputs.begin(), inputs.end());
     all.insert(all.end(), lifted_.begin(), lifted_.end());
     inputs = all;
   }
-  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols) : nullptr;
-  std::vector<at::Tensor> fresh;
-  if (weights && !weights->frozen.empty()) {
-    std::vector<at::Tensor> with_frozen = inputs.vec();
-    with_frozen.insert(with_frozen.end(), weights->frozen.begin(), weights->frozen.end());
-    fresh = main_->run(with_frozen, symbols, &weights->packs, program_.mutated_inputs);
+  std::vector<at::Tensor> fresh, out;
+  if (!program_.reads) {
+    fresh = execute(inputs, symbols);
   } else {
-    fresh = main_->run(inputs, symbols, weights ? &weights->packs : nullptr, program_.mutated_inputs);
+    auto generator = at::detail::getDefaultCPUGenerator();
+    at::Tensor state = draws_ ? generator.get_state() : at::Tensor();
+    try {
+      fresh = execute(inputs, symbols);
+    } catch (const std::out_of_range&) {
+      // On a way that eager might not have taken: a run that finds no other raises it.
+      if (draws_) generator.set_state(state);
+      return std::nullopt;
+    }
+    out = results(inputs, fresh, symbols);
+    if (!took_this_way(out, observed)) {
+      if (draws_) generator.set_state(state);
+      return std::nullopt;
+    }
+    at::AutoDispatchBelowADInplaceOrView guard;
+    for (auto [input, output] : program_.commits) inputs[static_cast<size_t>(input)].copy_(fresh[static_cast<size_t>(output)]);
   }
   for (int m : program_.mutated_inputs)
     if (!inputs[static_cast<size_t>(m)].is_inference()) inputs[static_cast<size_t>(m)].unsafeGetTensorImpl()->bump_version();
-  std::vector<at::Tensor> results;
-  results.reserve(program_.results.size());
-  for (const ResultSpec& r : program_.results) {
-    using K = ResultSpec::Kind;
-    if (r.kind == K::none) results.emplace_back();
-    else if (r.kind == K::input) results.push_back(inputs[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) results.push_back(window(inputs[static_cast<size_t>(r.index)], r, symbols));
-    else if (r.kind == K::fresh) results.push_back(fresh[static_cast<size_t>(r.index)]);
-    else results.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols));
-  }
-  return results;
+  if (!program_.reads) out = results(inputs, fresh, symbols);
+  return out;
 }
 
 ProgramStats CompiledProgram::stats() const {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,12 +41,21 @@ class CompiledProgram {
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
   bool accepts(at::TensorList inputs, at::IntArrayRef ints, SymbolValues& symbols, std::string* why) const;
+  bool reads_computed_values() const { return program_.reads > 0; }
+  // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
+  bool agrees(const std::vector<Scalar>& observed) const;
   // Inputs must be accepted. Throws what eager would throw for a bad index.
-  std::vector<at::Tensor> run(at::TensorList inputs, const SymbolValues& symbols) const;
+  // Nothing if a value that the program read on the host is another one now: nothing is written then, and `observed` has the
+  // values up to that one, if it got longer.
+  std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, const SymbolValues& symbols, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
 
  private:
+  std::vector<at::Tensor> execute(at::TensorList inputs, const SymbolValues& symbols) const;
+  std::vector<at::Tensor> results(at::TensorList inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
+  bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
+
   struct InputGuard {
     c10::ScalarType dtype;
     c10::Device device;
@@ -56,7 +66,9 @@ class CompiledProgram {
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
   SizeGuards sizes_;
-  std::vector<ValueRead> reads_;
+  std::vector<ValueRead> reads_;      // of inputs
+  std::vector<Scalar> read_values_;   // of what the program computes
+  bool draws_ = false;                // random numbers
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
   ProgramStats stats_;

@@ -11,7 +11,7 @@ import torch
 
 from ._backend import Collected, backend, native_options, register
 from ._native import _C
-from ._options import Options
+from ._options import OPTIONS, Options
 
 log = logging.getLogger("broach")
 
@@ -73,7 +73,9 @@ def compile_with_dynamo(
 
 def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None) -> Any:
     front = Front(program, options, fullgraph, dynamic)
-    compiled = _C.Callable(program, front, (), {**native_options(options), "dynamic": dynamic}, True)
+    branches = 0 if fullgraph else options.get("branches", OPTIONS["branches"].default)
+    native = {**native_options(options), "dynamic": dynamic, "branches": branches}
+    compiled = _C.Callable(program, front, (), native, True)
     register(compiled)
     functools.update_wrapper(compiled, program, updated=("__dict__",) if inspect.isfunction(program) else ())
     return compiled

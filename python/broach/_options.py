@@ -23,6 +23,7 @@ OPTIONS = {
     for o in (
         Option("capture", "auto", str, "how programs are captured: natively, by Dynamo, or natively where possible (auto)"),
         Option("verify", 0, int, "compare with eager on this many first calls, and then ever more rarely"),
+        Option("branches", 16, int, "most programs kept for the ways that data lets a program take; 0: it goes to Dynamo"),
         Option("strict", False, bool, "results bit-equal to eager's for everything but contractions; slower"),
         Option("freeze", True, bool, "keep weights packed for the kernels that read them; a write to a weight is noticed"),
         Option("fuse", True, bool, "compute several operations in one kernel (off: one kernel each, to find a difference)"),

@@ -503,12 +503,18 @@ class Functionalizer {
   Program finish() {
     std::vector<Value> outputs;
     for (TensorId id : t_.outputs) program_.results.push_back(result(id, outputs));
+    for (const ValueRead& r : t_.reads) {
+      if (r.tensor == kNoTensor) continue;
+      program_.results.push_back(result(r.tensor, outputs));
+      ++program_.reads;
+    }
     for (size_t i = 0; i < t_.inputs.size(); ++i) {
       TensorId id = t_.inputs[i];
       StorageState& s = storage(id);
       if (s.root != id || s.version == 0) continue;
       program_.mutated_inputs.push_back(static_cast<int>(i));
-      program_.requests.push_back({{}, static_cast<int>(i)});
+      if (program_.reads) program_.commits.push_back({static_cast<int>(i), static_cast<int>(outputs.size())});
+      program_.requests.push_back(program_.reads ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
       outputs.push_back(value(id));
     }
     program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs)));

@@ -38,6 +38,13 @@ struct Program {
   std::vector<ResultSpec> results;      // by program output
   std::vector<Shape> input_strides;
   std::vector<int> mutated_inputs;
+  // Where the program read values that it computed, the last `reads` results are these, in order. Nothing may be seen of a run
+  // with other values, so the new elements of inputs are then graph outputs too, to be copied by whoever runs the program.
+  size_t reads = 0;
+  struct Commit {
+    int input, output;
+  };
+  std::vector<Commit> commits;
 };
 
 struct FunctionalizeOptions {

@@ -49,10 +49,13 @@ struct TraceOp {
   int32_t line = -1;                    // into Trace::lines
 };
 
-// The program read an element of an input on the host: the trace stands for it only where the element is the same.
+// The program read the only element of a tensor on the host: the trace stands for it only where the element is the same.
+// That of an input is known before the program runs; one that the program computed only afterwards.
 struct ValueRead {
-  int input;  // position in Trace::inputs; a tensor of one element
+  int input = -1;               // position in Trace::inputs, or
+  TensorId tensor = kNoTensor;  // a copy of the computed tensor as it was when it was read
   Scalar value;
+  int32_t line = -1;            // into Trace::lines
 };
 
 struct Trace {
