@@ -1,6 +1,7 @@
 // From a group of nodes to one kernel: values are inlined from the stores backwards, each as a function of the point.
 #include <algorithm>
 #include <map>
+#include <unordered_map>
 
 #include "schedule/schedule.h"
 #include "support/error.h"
@@ -10,6 +11,9 @@ namespace broach {
 namespace {
 
 using Kind = KernelExpr::Kind;
+
+constexpr size_t kLargeKernel = 1000;  // expressions
+constexpr int kMostEvaluations = 8;    // of one node, in a kernel that is large already
 
 struct Misfit {
   const Node* node;
@@ -132,6 +136,8 @@ class KernelBuilder {
   int expr(const Value& v, const Index& index, int predicate) {
     Key key{v, index, predicate};
     if (auto it = done_.find(key); it != done_.end()) return it->second;
+    // Concatenations of windows of concatenations: each level would compute its operands at several positions.
+    if (k_.exprs.size() > kLargeKernel && !place_(v) && ++evaluations_[v.node] > kMostEvaluations) throw Misfit{v.node};
     int e = compute(v, index, predicate);
     done_.emplace(std::move(key), e);
     return e;
@@ -156,18 +162,18 @@ class KernelBuilder {
   int source(const Node& n, const Index& index) {
     if (n.op == Op::scalar) return constant(n.get<Scalar>(Attr::value), n.results[0].dtype);
     if (n.op == Op::size) return position(n.get<SymInt>(Attr::expr));
-    if (n.op == Op::iota) return cast(position_of(index[static_cast<size_t>(n.integer(Attr::dim))]), n.results[0].dtype);
+    if (n.op == Op::iota) return cast(position_of(index[static_cast<size_t>(n.integer(Attr::dim))], n), n.results[0].dtype);
     fail("kernel: input %", n.id, " has no place in memory");
   }
 
   // Positions that depend on a taken index are sums of a static part and the index.
-  int position_of(const SymInt& i) {
+  int position_of(const SymInt& i, const Node& n) {
     for (const Dynamic& d : dynamic_)
       if (i.contains(d.symbol)) {
         auto linear = i.linear_in(d.symbol);
-        if (!linear) fail("kernel: a position within a taken index");
-        int scaled = op(Op::mul, DType::i64, {d.expr, position_of(linear->first)});
-        return op(Op::add, DType::i64, {scaled, position_of(linear->second)});
+        if (!linear) throw Misfit{&n};
+        int scaled = op(Op::mul, DType::i64, {d.expr, position_of(linear->first, n)});
+        return op(Op::add, DType::i64, {scaled, position_of(linear->second, n)});
       }
     return position(i);
   }
@@ -183,12 +189,12 @@ class KernelBuilder {
     return op(n.op, n.results[0].dtype, std::move(args));
   }
 
-  int in_range(const SymInt& i, const SymInt& low, const SymInt& high) {
+  int in_range(const SymInt& i, const SymInt& low, const SymInt& high, const Node& n) {
     // low <= i < high; what the axes' extents decide is left out.
     int e = -1;
     Ranges r = ranges();
-    if (!proven_non_negative(i - low, r)) e = op(Op::ge, DType::b1, {position_of(i), position(low)});
-    if (!proven_non_negative(high - 1 - i, r)) e = both(e, op(Op::lt, DType::b1, {position_of(i), position(high)}));
+    if (!proven_non_negative(i - low, r)) e = op(Op::ge, DType::b1, {position_of(i, n), position(low)});
+    if (!proven_non_negative(high - 1 - i, r)) e = both(e, op(Op::lt, DType::b1, {position_of(i, n), position(high)}));
     return e;
   }
 
@@ -254,7 +260,7 @@ class KernelBuilder {
     int inside = -1;
     for (size_t d = 0; d < in.size(); ++d) {
       in[d] = index[d] - n.sizes(Attr::low)[d];
-      inside = both(inside, in_range(in[d], 0, x.shape()[d]));
+      inside = both(inside, in_range(in[d], 0, x.shape()[d], n));
     }
     int value = expr(x, in, both(predicate, inside));
     if (inside < 0) return value;
@@ -270,13 +276,13 @@ class KernelBuilder {
     for (size_t i = n.inputs.size(); i-- > 0;) {
       Index in = index;
       in[dim] = index[dim] - starts[i];
-      int here = in_range(in[dim], 0, n.inputs[i].shape()[dim]);
+      int here = in_range(in[dim], 0, n.inputs[i].shape()[dim], n);
       int value = expr(n.inputs[i], in, both(predicate, here));
       if (result < 0 || here < 0) {
         result = value;
         continue;
       }
-      int before = op(Op::lt, DType::b1, {position_of(index[dim]), position(starts[i + 1])});
+      int before = op(Op::lt, DType::b1, {position_of(index[dim], n), position(starts[i + 1])});
       result = op(Op::where, n.results[0].dtype, {before, value, result});
     }
     return result;
@@ -404,6 +410,7 @@ class KernelBuilder {
   std::vector<int> buffers_;
   std::vector<Dynamic> dynamic_;
   std::map<Key, int> done_;
+  std::unordered_map<const Node*, int> evaluations_;  // in a large kernel, at different positions
 };
 
 }  // namespace
