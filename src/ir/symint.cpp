@@ -99,6 +99,13 @@ std::optional<SymbolId> SymInt::as_symbol() const {
   return t.factors[0].symbol;
 }
 
+size_t SymInt::atoms() const {
+  size_t n = 0;
+  for (const Term& t : terms())
+    for (const Atom& a : t.factors) n += 1 + (a.args ? a.args->first.atoms() + a.args->second.atoms() : 0);
+  return n;
+}
+
 void SymInt::collect_symbols(std::vector<SymbolId>& out) const {
   for (const Term& t : terms())
     for (const Atom& a : t.factors) {

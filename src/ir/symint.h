@@ -64,6 +64,9 @@ class SymInt {
   // Splits e = coefficient * symbol + rest where neither part contains the symbol; nothing if it is not linear in it.
   std::optional<std::pair<SymInt, SymInt>> linear_in(SymbolId id) const;
 
+  // The number of atoms in it, those within others counted too.
+  size_t atoms() const;
+
   // Symbols print as s<id>, axes as i<id - kFirstAxis>.
   std::string str() const;
   static SymInt parse(std::string_view text);

@@ -12,6 +12,7 @@ namespace {
 
 using Kind = KernelExpr::Kind;
 
+constexpr size_t kLargePosition = 64;  // atoms of a position: views of views of sizes that are symbols
 constexpr size_t kLargeKernel = 1000;  // expressions
 constexpr int kMostEvaluations = 8;    // of one node, in a kernel that is large already
 
@@ -217,7 +218,11 @@ class KernelBuilder {
       case Op::slice:
         for (size_t d = 0; d < in.size(); ++d) in[d] = n.sizes(Attr::starts)[d] + index[d] * SymInt(n.ints(Attr::steps)[d]);
         return expr(x, in, predicate);
-      case Op::reshape: return expr(x, reshaped(n.results[0].shape, x.shape(), index), predicate);
+      case Op::reshape:
+        in = reshaped(n.results[0].shape, x.shape(), index);
+        for (const SymInt& i : in)
+          if (i.atoms() > kLargePosition) throw Misfit{&n};
+        return expr(x, in, predicate);
       case Op::pad: return pad(n, index, predicate);
       default: return concatenation(n, index, predicate);
     }
