@@ -134,6 +134,28 @@ llvm::Value* KernelEmitter::value(int e) {
   return v;
 }
 
+// (x & 0xffffffff) | (y << 32), as complex numbers are packed.
+bool KernelEmitter::puts_halves_together(const KernelExpr& e) const {
+  auto is = [&](int arg, Op op, int64_t number) {
+    const KernelExpr& half = plan_.expr(arg);
+    if (half.kind != Kind::op || half.op != op) return false;
+    const KernelExpr& n = plan_.expr(half.args[1]);
+    return n.kind == Kind::constant && as_int(n.value) == number;
+  };
+  return e.op == Op::bit_or && e.dtype == DType::i64 && is(e.args[0], Op::bit_and, 0xffffffff) && is(e.args[1], Op::shl, 32);
+}
+
+// As one shuffle of 32-bit lanes. For the zero extension that the formula would become, LLVM 19's x86 backend makes nodes that it
+// cannot select, and ends the process.
+llvm::Value* KernelEmitter::interleaved(V low, V high) {
+  auto lanes = llvm::cast<llvm::FixedVectorType>(low->getType())->getNumElements();
+  auto* half = llvm::FixedVectorType::get(b_.getInt32Ty(), lanes);
+  std::vector<int> order;
+  for (unsigned i = 0; i < lanes; ++i) order.insert(order.end(), {static_cast<int>(i), static_cast<int>(lanes + i)});
+  V pairs = b_.CreateShuffleVector(b_.CreateTrunc(low, half), b_.CreateTrunc(b_.CreateLShr(high, 32), half), order);
+  return b_.CreateBitCast(pairs, low->getType());
+}
+
 llvm::Value* KernelEmitter::compute(int at) {
   const KernelExpr& e = plan_.expr(at);
   switch (e.kind) {
@@ -155,7 +177,7 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
-  V v = operation(e, args, from);
+  V v = any_vector && puts_halves_together(e) ? interleaved(args[0], args[1]) : operation(e, args, from);
   if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;

@@ -27,6 +27,8 @@ class KernelEmitter : ScalarEmitter {
   void store(const KernelStore& s);
   V value(int e);
   V compute(int at);
+  bool puts_halves_together(const KernelExpr& e) const;
+  V interleaved(V low, V high);
   V scratch_address(int64_t row, const SymInt& length, V position, DType t);
   V scratch(int64_t row, DType t, V v);
   V bounds(const KernelExpr& e);
