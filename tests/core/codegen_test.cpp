@@ -136,13 +136,16 @@ TEST_CASE("short vectors widen") {
       for (DType to : {DType::i16, DType::i32, DType::i64}) {
         std::vector<std::vector<Value>> parts;
         for (auto [first, count] : {std::pair{int64_t{0}, int64_t{1}}, {int64_t{1}, n - 2}, {n - 1, int64_t{1}}})
-          for (Value v : {b.binary(Op::mul, columns(2 * first, count, 2), columns(2 * first + 1, count, 2))}) {
-            if (from == DType::f32) v = b.emit(Op::bitcast, {b.binary(Op::div, v, columns(first, count, 1))}, {{Attr::dtype, DType::i32}});
-            parts.push_back(widened(b, v, to));
-          }
+        {
+          Value v = b.binary(Op::mul, columns(2 * first, count, 2), columns(2 * first + 1, count, 2));
+          if (from == DType::f32) v = b.emit(Op::bitcast, {b.binary(Op::div, v, columns(first, count, 1))}, {{Attr::dtype, DType::i32}});
+          parts.push_back(widened(b, v, to));
+        }
         for (size_t i = 0; i < parts[0].size(); ++i) {
           out.push_back(parts[1][i]);
           out.push_back(b.emit(Op::cat, {parts[0][i], parts[1][i], parts[2][i]}, {{Attr::dim, int64_t{1}}}));
+          Value first = b.slice(parts[0][i], {0, 0}, {1, 1}, {SymInt(3), SymInt(1)}), zero = number_like(b, first, 0);
+          out.push_back(b.emit(Op::cat, {zero, parts[1][i], zero}, {{Attr::dim, int64_t{1}}}));
         }
       }
       Graph g = b.finish(out);
