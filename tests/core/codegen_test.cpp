@@ -145,7 +145,7 @@ TEST_CASE("short vectors widen") {
           out.push_back(parts[1][i]);
           out.push_back(b.emit(Op::cat, {parts[0][i], parts[1][i], parts[2][i]}, {{Attr::dim, int64_t{1}}}));
           Value first = b.slice(parts[0][i], {0, 0}, {1, 1}, {SymInt(3), SymInt(1)}), zero = number_like(b, first, 0);
-          out.push_back(b.emit(Op::cat, {zero, parts[1][i], zero}, {{Attr::dim, int64_t{1}}}));
+          for (Value left : {zero, first}) out.push_back(b.emit(Op::cat, {left, parts[1][i], zero}, {{Attr::dim, int64_t{1}}}));
         }
       }
       Graph g = b.finish(out);
