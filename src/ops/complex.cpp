@@ -446,6 +446,19 @@ void add_reductions(OpTable& t) {
     Expr d = magnitude(argument(c, 0) - argument(c, 1));
     return c.result().dtype == DType::f32 ? p_norm(d, c.number(2), Axes::all(d.value().rank())).value() : Value{};
   });
+  add_one(t, "logsumexp", [](OpCall& c) {
+    Complex z = argument(c, 0);
+    if (c.b.symbols().equal(z.re.value().type().numel(), 0)) return Value{};
+    Axes axes = Axes::of(c, 1, 2, z.re.value().rank());
+    // Shifted by the largest real part, where it is finite.
+    auto top = [&](const Axes& over) {
+      Expr m = reduce(Op::reduce_max, z.re, over);
+      return select(equal(abs(m), kInfinity), 0.0, m);
+    };
+    Expr kept = top(axes.kept());
+    Complex r = log(sum_over(exp(Complex{z.re - kept, z.im}), axes));
+    return result(c, {r.re + top(axes), r.im});
+  });
   add_one(t, "trace", [](OpCall& c) {
     Complex z = parts(c.b, diagonal(c.b, c.tensor(0), 0, 0, 1));
     return result(c, sum_over(z, Axes::all(1)));
@@ -518,6 +531,30 @@ void add_products(OpTable& t) {
   });
 }
 
+// ---- sequences ----
+
+// Points from one number to another, the first half counted from the start, the second from the end; nothing for other layouts.
+std::optional<Complex> evenly_spaced(OpCall& c, size_t layout) {
+  int64_t steps = c.constant(2);
+  if (c.result().dtype != DType::c64 || c.result().device.kind != DeviceKind::cpu || (!c.is_none(layout) && c.constant(layout) != 0)) return std::nullopt;
+  Complex start = argument(c, 0), end = argument(c, 1);
+  Expr i{c.b, positions(c.b, steps, DType::f32)};
+  if (steps < 2) return start + number({i, i}, 0);
+  Complex step = (end - start) * like(start.re, 1.0 / static_cast<double>(steps - 1));
+  return choose(i < static_cast<double>(steps / 2), start + step * i, end - step * (static_cast<double>(steps - 1) - i));
+}
+
+void add_sequences(OpTable& t) {
+  add_one(t, "linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor", [](OpCall& c) {
+    auto z = evenly_spaced(c, 4);
+    return z ? packed(*z) : Value{};
+  });
+  add_one(t, "logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", [](OpCall& c) {
+    auto z = evenly_spaced(c, 5);
+    return z ? packed(power(number(*z, c.number_or(3, 10)), *z)) : Value{};
+  });
+}
+
 }  // namespace
 
 void add_complex_ops(OpTable& t) {
@@ -528,6 +565,8 @@ void add_complex_ops(OpTable& t) {
   add_reductions(t);
   add_casts(t);
   add_products(t);
+  add_sequences(t);
+  add_partwise_ops(t);
 }
 
 }  // namespace broach

@@ -30,5 +30,6 @@ Complex parts(GraphBuilder& b, Value x);  // of a real value: itself and 0
 Value packed(const Complex& z);
 
 void add_complex_ops(OpTable&);
+void add_partwise_ops(OpTable&);  // complex_parts.cpp: those that act on both parts alike
 
 }  // namespace broach

@@ -26,12 +26,43 @@ Value with_batch(GraphBuilder& b, Value x, const Shape& batch) {
   return broadcast_to(b, x, shape);
 }
 
+// Products with at most so many multiplications are loops of their own where the CPU's library of contractions does not know the
+// element type: beyond, the host's library gains from blocking.
+constexpr int64_t kMostMultiplications = 1 << 15;
+
+// The product as a sum of broadcast products: b.dot for element types that contractions lack.
+Value summed_products(GraphBuilder& b, Value x, Value y, int64_t batch) {
+  int64_t k = x.rank() - 1;
+  bool column = y.shape().back() == SymInt(1);
+  Shape xs = x.shape(), ys(y.shape().begin(), y.shape().begin() + batch), result(xs.begin(), xs.end() - 1);
+  ys.insert(ys.end(), static_cast<size_t>(k - batch), SymInt(1));
+  ys.push_back(y.shape()[y.shape().size() - 2]);
+  if (!column) xs.push_back(SymInt(1)), ys.push_back(y.shape().back());
+  result.push_back(y.shape().back());
+  Shape all = xs;
+  if (!column) all.back() = ys.back();
+  Value products = b.binary(Op::mul, broadcast_to(b, b.reshape(x, xs), all), broadcast_to(b, b.reshape(y, ys), all));
+  return b.reshape(b.reduce(Op::reduce_sum, products, {k}), result);
+}
+
+// x y, where what is summed over has the same size in both.
+Value dot(GraphBuilder& b, Value x, Value y, int64_t batch = 0) {
+  DType t = x.dtype();
+  Shape result(x.shape().begin(), x.shape().end() - 1);
+  result.push_back(y.shape().back());
+  if (x.shape().back() == SymInt(0)) return b.full(result, 0.0, t, x.type().device);
+  if (x.type().device.kind != DeviceKind::cpu || t == DType::f32 || t == DType::bf16) return b.dot(x, y, batch);
+  if (t == DType::f16) return b.cast(b.dot(b.cast(x, DType::f32), b.cast(y, DType::f32), batch), t);
+  SymInt work = product(result) * x.shape().back();
+  return b.symbols().ask(work, Relation::le, kMostMultiplications) ? summed_products(b, x, y, batch) : b.dot(x, y, batch);
+}
+
 // a's last dimension against b's last but one; the sizes may be equal by a guard only.
 Value product_of(GraphBuilder& b, Value x, Value y, int64_t batch = 0) {
   Shape shape = y.shape();
   shape[shape.size() - 2] = x.shape().back();
   for (int64_t i = 0; i < batch; ++i) shape[static_cast<size_t>(i)] = x.shape()[static_cast<size_t>(i)];
-  return b.dot(x, with_sizes(b, y, shape), batch);
+  return dot(b, x, with_sizes(b, y, shape), batch);
 }
 
 }  // namespace
@@ -80,7 +111,7 @@ Value sum_of_products(GraphBuilder& b, Value x, Value y) {
   y = with_sizes(b, y, {x.shape()[0], x.shape()[2], y.shape()[2]});
   SymInt k = x.shape()[0] * x.shape()[2];
   Value rows = b.reshape(b.permute(x, {1, 0, 2}), {x.shape()[1], k});
-  return b.dot(rows, b.reshape(y, {k, y.shape()[2]}));
+  return dot(b, rows, b.reshape(y, {k, y.shape()[2]}));
 }
 
 // input, two factors, beta, alpha; with out_dtype between for the overloads `.dtype`.
@@ -150,7 +181,7 @@ Result tensordot(OpCall& c) {
   shape = left;
   shape.insert(shape.end(), right.begin(), right.end());
   Value rows = c.b.reshape(c.b.permute(x, px), {product(left), k}), columns = c.b.reshape(c.b.permute(y, py), {k, product(right)});
-  return as_result(c, c.b.reshape(c.b.dot(rows, columns), shape));
+  return as_result(c, c.b.reshape(dot(c.b, rows, columns), shape));
 }
 
 Value outer(GraphBuilder& b, Value x, Value y) { return b.binary(Op::mul, unsqueeze(b, x, 1), unsqueeze(b, y, 0)); }
@@ -231,6 +262,11 @@ Result convolve(OpCall& c, Convolution a) {
   size_t n = a.w.shape().size() - 2;
   bool typed = is_floating(a.x.dtype()) && a.w.dtype() == a.x.dtype() && (!a.bias || a.bias->dtype() == a.x.dtype());
   if (!typed || a.w.rank() < 3) return std::nullopt;
+  DType type = a.x.dtype();
+  if (type == DType::f16 && a.x.type().device.kind == DeviceKind::cpu) {
+    for (Value* v : {&a.x, &a.w}) *v = b.cast(*v, DType::f32);
+    if (a.bias) a.bias = b.cast(*a.bias, DType::f32);
+  }
   bool single = a.x.shape().size() == n + 1;
   if (single) a.x = unsqueeze(b, a.x, 0);
   Shape sizes = a.x.shape();
@@ -246,7 +282,7 @@ Result convolve(OpCall& c, Convolution a) {
                     {Attr::output_padding, for_each_dim(a.output_padding, n, 0)},
                     {Attr::groups, a.groups}});
   if (single) r = b.reshape(r, Shape(r.shape().begin() + 1, r.shape().end()));
-  return as_result(c, r);
+  return as_result(c, b.cast(r, type));
 }
 
 // Where a schema has its arguments; -1: it has none.

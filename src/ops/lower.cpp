@@ -57,6 +57,21 @@ Scalar OpCall::scalar(size_t i) const {
   return *s;
 }
 
+bool OpCall::is_complex_number(size_t i) const {
+  if (auto n = std::get_if<Arg::Number>(&args_.at(i).value)) return is_complex(n->value);
+  auto s = std::get_if<Scalar>(&args_.at(i).value);
+  return s && is_complex(*s);
+}
+
+OpCall OpCall::mapped(const std::function<Value(Value)>& f) const {
+  OpCall c = *this;
+  for (Value& v : c.tensors_)
+    if (v) v = f(v);
+  for (Type& t : c.results_)
+    if (t.dtype == DType::c64) t.dtype = DType::f32;
+  return c;
+}
+
 std::string OpCall::text(size_t i) const {
   auto s = std::get_if<std::string>(&args_.at(i).value);
   check(s, schema, ": argument ", i, " is not a string");

@@ -41,6 +41,9 @@ class OpCall {
   std::optional<DType> dtype(size_t i) const;
   const Type& result(size_t i = 0) const { return results_.at(i); }
   const std::vector<Type>& results() const { return results_; }
+  bool is_complex_number(size_t i) const;
+  // The same call with other tensors; complex results become real ones of the same precision.
+  OpCall mapped(const std::function<Value(Value)>& f) const;
   // A dimension number, negative ones counted from the end, for a tensor of this rank (0-dim tensors count as 1-dim).
   int64_t dim(size_t i, int rank) const { return wrap_dim(constant(i), rank); }
   std::vector<int64_t> dims(size_t i, int rank) const;  // none or an empty list: all

@@ -179,13 +179,60 @@ Value beats(GraphBuilder& b, Value v, Value best) {
 
 // Maxima of tiles and, as eager has it, the position of the first maximum, or of the last NaN. `whole` is the tensor in whose
 // planes positions count.
-std::vector<Value> tile_max(GraphBuilder& b, Value x, Value whole, const Shape& out, const Shape& k) {
+struct Windows {
+  Value tiles;                // as `split` has them
+  Value inside;               // which elements belong to their window; null for all
+  std::vector<Value> firsts;  // where windows begin in each dimension
+  Shape k;
+};
+
+Windows tiles_of(GraphBuilder& b, Value x, const Shape& out, const Shape& k) {
+  Windows w{split(b, x, out, k), {}, {}, k};
+  for (size_t d = 0; d < k.size(); ++d) w.firsts.push_back(scaled(b, positions(b, out[d]), k[d]));
+  return w;
+}
+
+// Window i of an adaptive pool holds the elements from floor(i * in / out) to ceil((i + 1) * in / out), exclusive. Each is read as
+// one of the size of the largest, whose last elements may be outside. Nothing where sizes are symbols.
+std::optional<Windows> adaptive_windows(GraphBuilder& b, Value x, const Shape& out) {
+  Windows w;
+  size_t n = out.size();
+  std::vector<Value> counts;
+  for (size_t d = 0; d < n; ++d) {
+    auto in = size_at(x, n, d).maybe_constant(), o = out[d].maybe_constant();
+    if (!in || !o || *in < 1 || *o < 1) return std::nullopt;
+    int64_t most = 1;
+    for (int64_t i = 0; i < *o; ++i) most = std::max(most, ((i + 1) * *in + *o - 1) / *o - i * *in / *o);
+    w.k.push_back(most);
+    Value i = positions(b, out[d]), size = b.constant(*o, DType::i64);
+    Value first = b.binary(Op::floor_div, with_number(b, Op::mul, i, *in), b.expand(size, i.shape()));
+    Value end = with_number(b, Op::floor_div, with_number(b, Op::add, with_number(b, Op::mul, with_number(b, Op::add, i, int64_t{1}), *in), *o - 1), *o);
+    w.firsts.push_back(first);
+    counts.push_back(b.binary(Op::sub, end, first));
+  }
+  for (size_t d = 0; d < n; ++d) {
+    Value at = b.binary(Op::add, along(b, w.firsts[d], 0, 2), along(b, positions(b, w.k[d]), 1, 2));
+    at = with_number(b, Op::min, b.reshape(at, {out[d] * w.k[d]}), size_at(x, n, d).constant() - 1);
+    x = take(b, x, at, static_cast<int64_t>(lead(x, n) + d));
+  }
+  w.tiles = split(b, x, out, w.k);
+  std::vector<int64_t> dims = inner_dims(w.tiles, n);
+  for (size_t d = 0; d < n; ++d) {
+    Value inside = b.binary(Op::lt, along(b, positions(b, w.k[d]), dims[d], w.tiles.rank()), along(b, counts[d], dims[d] - 1, w.tiles.rank()));
+    w.inside = w.inside ? b.binary(Op::bit_and, w.inside, inside) : inside;
+  }
+  w.inside = broadcast_to(b, w.inside, w.tiles.shape());
+  return w;
+}
+
+std::vector<Value> window_maxima(GraphBuilder& b, const Windows& w, const Value& whole) {
+  const Shape& k = w.k;
   size_t n = k.size();
-  Value tiles = split(b, x, out, k);
+  Value tiles = w.inside ? b.where(w.inside, w.tiles, b.constant(lowest(w.tiles.dtype()), w.tiles.dtype())) : w.tiles;
   std::vector<int64_t> dims = inner_dims(tiles, n);
   Shape strides = plane_strides(whole, n), inside = contiguous_strides(k);
   Value best = b.reduce(Op::reduce_max, tiles, dims), at = b.reduce(Op::reduce_argmax, tiles, dims), local;
-  if (is_floating(x.dtype())) {
+  if (is_floating(tiles.dtype())) {
     for (size_t d = 0; d < n; ++d) {
       Value part = along(b, scaled(b, positions(b, k[d]), inside[d]), dims[d], tiles.rank());
       local = local ? b.binary(Op::add, local, part) : part;
@@ -193,9 +240,7 @@ std::vector<Value> tile_max(GraphBuilder& b, Value x, Value whole, const Shape& 
     Value last = b.reduce(Op::reduce_max, b.where(b.unary(Op::is_nan, tiles), local, b.constant(int64_t{-1}, DType::i64)), dims);
     at = b.where(with_number(b, Op::ge, last, int64_t{0}), last, at);
   }
-  std::vector<Value> firsts;
-  for (size_t d = 0; d < n; ++d) firsts.push_back(scaled(b, positions(b, out[d]), k[d]));
-  Value position = plane_positions(b, firsts, strides, at.rank()), rest = at;
+  Value position = plane_positions(b, w.firsts, strides, at.rank()), rest = at;
   for (size_t d = 0; d < n; ++d) {
     Value step = size_value(b, inside[d]);
     position = b.binary(Op::add, position, scaled(b, b.binary(Op::floor_div, rest, step), strides[d]));
@@ -240,7 +285,7 @@ Lowering max_pool(size_t n) {
     Shape out = output_sizes(c.b, p, x);
     std::vector<Value> r;
     if (p.taps() <= kMostTaps) r = window_max(c.b, p, x, out);
-    else if (auto part = tiled_part(c.b, p, x, out)) r = tile_max(c.b, *part, x, out, sizes_of(p.kernel));
+    else if (auto part = tiled_part(c.b, p, x, out)) r = window_maxima(c.b, tiles_of(c.b, *part, out, sizes_of(p.kernel)), x);
     else return std::nullopt;
     r.resize(c.results().size());
     return r;
@@ -252,8 +297,10 @@ Lowering adaptive_max_pool(size_t n) {
     Value x = c.tensor(0);
     Shape out = c.ints(1);
     out.resize(n, out[0]);
-    auto k = poolable(x, n) && is_floating(x.dtype()) ? tile_sizes(x, out) : std::nullopt;
-    return k ? std::optional(tile_max(c.b, x, x, out, *k)) : std::nullopt;
+    if (!poolable(x, n) || !is_floating(x.dtype())) return std::nullopt;
+    if (auto k = tile_sizes(x, out)) return window_maxima(c.b, tiles_of(c.b, x, out, *k), x);
+    auto w = adaptive_windows(c.b, x, out);
+    return w ? std::optional(window_maxima(c.b, *w, x)) : std::nullopt;
   };
 }
 
@@ -314,14 +361,28 @@ Value divided_by_each(GraphBuilder& b, Value v, const Shape& k) {
   return v;
 }
 
+// Means of windows of unequal sizes.
+Result adaptive_mean(OpCall& c, const Shape& out) {
+  GraphBuilder& b = c.b;
+  Value x = c.tensor(0);
+  DType wide = compute_dtype(x.dtype());
+  auto w = adaptive_windows(b, b.cast(x, wide), out);
+  if (!w) return std::nullopt;
+  std::vector<int64_t> dims = inner_dims(w->tiles, out.size());
+  Value sum = b.reduce(Op::reduce_sum, b.where(w->inside, w->tiles, b.constant(0.0, wide)), dims);
+  Value count = b.cast(b.reduce(Op::reduce_sum, b.cast(w->inside, DType::i64), dims), wide);
+  return as_result(c, b.cast(b.binary(Op::div, sum, count), x.dtype()));
+}
+
 Lowering adaptive_avg_pool(size_t n) {
   return [n](OpCall& c) -> Result {
     GraphBuilder& b = c.b;
     Value x = c.tensor(0);
     Shape out = c.ints(1);
     out.resize(n, out[0]);
-    auto k = poolable(x, n) && is_floating(x.dtype()) ? tile_sizes(x, out) : std::nullopt;
-    if (!k) return std::nullopt;
+    if (!poolable(x, n) || !is_floating(x.dtype())) return std::nullopt;
+    auto k = tile_sizes(x, out);
+    if (!k) return adaptive_mean(c, out);
     Value tiles = split(b, b.cast(x, compute_dtype(x.dtype())), out, *k);
     Value sum = b.reduce(Op::reduce_sum, tiles, inner_dims(tiles, n));
     // To a single element eager takes the mean.

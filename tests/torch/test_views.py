@@ -133,3 +133,13 @@ def test_views_of_other_elements(program, given):
     assert compiled.way == "native", (compiled.externs, compiled.stats()["eager_reasons"])
     ours, theirs = compiled(*fresh([given])), program(*fresh([given]))
     assert [(t.is_conj(), t.is_neg()) for t in ours] == [(t.is_conj(), t.is_neg()) for t in theirs]
+
+
+# Where such rows are joined of parts, LLVM's code generator has ended the process.
+@pytest.mark.parametrize("size", range(3, 10))
+@pytest.mark.parametrize("edge_order", [1, 2])
+def test_gradients_of_short_complex_rows(size, edge_order):
+    z = torch.randn(size, size, dtype=torch.complex64)
+    at = torch.sort(torch.randn(size, dtype=torch.float32)).values.to(torch.complex64)
+    check(lambda z, at: torch.gradient(z, spacing=(at, at), edge_order=edge_order), z, at, slack=4)
+    check(lambda z: torch.gradient(z, spacing=2.0, edge_order=edge_order), z)

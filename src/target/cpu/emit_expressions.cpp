@@ -134,6 +134,29 @@ llvm::Value* KernelEmitter::value(int e) {
   return v;
 }
 
+bool KernelEmitter::is_constant(int e, int64_t number) const { return plan_.expr(e).kind == Kind::constant && as_int(plan_.expr(e).value) == number; }
+
+// x << 32 and (x & 0xffffffff) | (y << 32) of i64 vectors, as complex numbers are packed: the lower and the upper half of the lanes.
+// Nothing for other expressions. From the extensions that the formula has, LLVM 19's x86 backend makes nodes that it cannot
+// select, and ends the process.
+std::optional<std::pair<llvm::Value*, llvm::Value*>> KernelEmitter::halves(const KernelExpr& e) {
+  if (e.dtype != DType::i64) return std::nullopt;
+  auto is = [&](const KernelExpr& x, Op op, int64_t number) { return x.kind == Kind::op && x.op == op && is_constant(x.args[1], number); };
+  auto low = [&](int x) { return b_.CreateTrunc(splat(value(x)), vector_of(b_.getInt32Ty())); };
+  auto widened = [&](int x) { return plan_.expr(x).kind == Kind::op && plan_.expr(x).op == Op::cast && plan_.expr(plan_.expr(x).args[0]).dtype == DType::i32; };
+  if (is(e, Op::shl, 32) && widened(e.args[0])) return std::pair{static_cast<V>(llvm::Constant::getNullValue(vector_of(b_.getInt32Ty()))), low(e.args[0])};
+  if (e.op != Op::bit_or) return std::nullopt;
+  const KernelExpr &x = plan_.expr(e.args[0]), &y = plan_.expr(e.args[1]);
+  if (!is(x, Op::bit_and, 0xffffffff) || !is(y, Op::shl, 32)) return std::nullopt;
+  return std::pair{low(x.args[0]), low(y.args[0])};
+}
+
+llvm::Value* KernelEmitter::interleaved(V low, V high) {
+  std::vector<int> order;
+  for (unsigned i = 0; i < lanes_; ++i) order.insert(order.end(), {static_cast<int>(i), static_cast<int>(lanes_ + i)});
+  return b_.CreateBitCast(b_.CreateShuffleVector(low, high, order), vector_of(b_.getInt64Ty()));
+}
+
 llvm::Value* KernelEmitter::compute(int at) {
   const KernelExpr& e = plan_.expr(at);
   switch (e.kind) {
@@ -155,7 +178,8 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
-  V v = operation(e, args, from);
+  auto pair = any_vector ? halves(e) : std::nullopt;
+  V v = pair ? interleaved(pair->first, pair->second) : operation(e, args, from);
   if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;

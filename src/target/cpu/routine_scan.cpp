@@ -31,13 +31,29 @@ W log_of_sum(W total, W x) {
   return low != high || std::isfinite(low) ? std::log1p(std::exp(low - high)) + high : x;
 }
 
+// One line: the total stays in a register.
+template <class E, class Combine>
+void scan_line(const typename E::Stored* from, typename E::Stored* to, int64_t length, int64_t from_step, int64_t to_step, const Combine& combine) {
+  using W = Wide<typename E::Computed>;
+  W total{};
+  for (int64_t i = 0; i < length; ++i) {
+    const W v = static_cast<W>(E::widen(from[i * from_step]));
+    total = i ? combine(total, v) : v;
+    to[i * to_step] = E::narrow(static_cast<typename E::Computed>(total));
+  }
+}
+
 // out[i] = combine of x[0 .. i], for the lines of a run.
 template <class E, class Combine>
 void scan_run(const typename E::Stored* x, typename E::Stored* out, int64_t length, const LineRun& r, const Combine& combine) {
   using W = Wide<typename E::Computed>;
-  const int64_t together = r.along[0] > r.across[0] ? kTogether : 1;
-  for (int64_t first = 0; first < r.lines; first += together) {
-    const int64_t n = std::min(together, r.lines - first);
+  if (r.along[0] <= r.across[0] || r.lines == 1) {
+    for (int64_t j = 0; j < r.lines; ++j)
+      scan_line<E>(x + r.offset[0] + j * r.across[0], out + r.offset[1] + j * r.across[1], length, r.along[0], r.along[1], combine);
+    return;
+  }
+  for (int64_t first = 0; first < r.lines; first += kTogether) {
+    const int64_t n = std::min(kTogether, r.lines - first);
     const auto* from = x + r.offset[0] + first * r.across[0];
     auto* to = out + r.offset[1] + first * r.across[1];
     W totals[kTogether];

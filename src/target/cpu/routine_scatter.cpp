@@ -63,6 +63,21 @@ void write_row(typename E::Stored* to, const typename E::Stored* by, const LineR
     for (int64_t j = 0; j < r.lines; ++j) write<E, Change>(to[j * r.across[0]], by[j * r.across[2]]);
 }
 
+// One line by itself; steps of one are by far the most frequent.
+template <class E, class Change, class I>
+bool write_line(typename E::Stored* to, const I* index, const typename E::Stored* by, int64_t length, int64_t limit, const LineRun& r) {
+  auto walk = [&](int64_t to_step, int64_t index_step, int64_t by_step) {
+    for (int64_t i = 0; i < length; ++i) {
+      const auto at = static_cast<int64_t>(index[i * index_step]);
+      if (static_cast<uint64_t>(at) >= static_cast<uint64_t>(limit)) return false;
+      write<E, Change>(to[at * to_step], by[i * by_step]);
+    }
+    return true;
+  };
+  if (r.along[0] == 1 && r.along[1] == 1 && r.along[2] == 1) return walk(1, 1, 1);
+  return walk(r.along[0], r.along[1], r.along[2]);
+}
+
 template <class E, class Change, class I>
 bool write_run(const Tensors& t, const LineRun& r) {
   auto* out = static_cast<typename E::Stored*>(t.out.data) + r.offset[0];
@@ -84,10 +99,11 @@ bool write_run(const Tensors& t, const LineRun& r) {
     write<E, Change>(out[at * r.along[0] + j * r.across[0]], source[i * r.along[2] + j * r.across[2]]);
     return true;
   };
-  if (r.along[1] <= r.across[1]) {
-    for (int64_t j = 0; j < r.lines; ++j)
-      for (int64_t i = 0; i < length; ++i)
-        if (!write_at(i, j)) return false;
+  if (r.along[1] <= r.across[1] || r.lines == 1) {
+    for (int64_t j = 0; j < r.lines; ++j) {
+      const bool whole = write_line<E, Change>(out + j * r.across[0], index + j * r.across[1], source + j * r.across[2], length, limit, r);
+      if (!whole) return false;
+    }
   } else {
     for (int64_t i = 0; i < length; ++i)
       for (int64_t j = 0; j < r.lines; ++j)

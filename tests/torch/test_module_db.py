@@ -1,0 +1,91 @@
+"""Every module of PyTorch's own test database, captured directly: the compiled forward must equal eager's, and leave the same buffers.
+
+Float32 in the bounded run; BROACH_TEST_ALL=1 adds the other element types. BROACH_TEST_OPS=name,name narrows it to modules.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import direct
+import pytest
+import torch
+from torch.testing._internal.common_modules import module_db
+from torch.utils import _pytree as pytree
+
+ALL = os.environ.get("BROACH_TEST_ALL") == "1"
+ONLY = [name for name in os.environ.get("BROACH_TEST_OPS", "").split(",") if name]
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16] if ALL else [torch.float32]
+# Of a module's inputs in the bounded run.
+SAMPLES = 24
+
+
+def placed(args, kwargs):
+    """The tensors among the arguments, and a function that puts others in their places."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def place(tensors):
+        filled = list(leaves)
+        for i, t in zip(places, tensors):
+            filled[i] = t
+        return pytree.tree_unflatten(filled, spec)
+
+    return [leaves[i] for i in places], place
+
+
+def run(info, dtype, training, sample) -> str | None:
+    """Checks one sample; the reason where it cannot be compared."""
+    given = sample.constructor_input
+    theirs = info.module_cls(*given.args, **given.kwargs).to(dtype).train(training)
+    tensors, place = placed(sample.forward_input.args, sample.forward_input.kwargs)
+    if not tensors or any(t.layout != torch.strided or type(t) is not torch.Tensor for t in tensors):
+        return "not a plain tensor"
+
+    def program(module):
+        def forward(*ts):
+            args, kwargs = place(ts)
+            return module(*args, **kwargs)
+
+        return forward
+
+    if info.is_lazy:  # its parameters exist after a first call
+        program(theirs)(*direct.fresh(tensors))
+    ours = copy.deepcopy(theirs)
+    state = torch.get_rng_state()
+    try:
+        program(theirs)(*direct.fresh(tensors))
+        if not torch.equal(state, torch.get_rng_state()):
+            return "draws random numbers"
+        want = program(theirs)(*direct.fresh(tensors))
+    except (RuntimeError, NotImplementedError):
+        return "eager raises"
+    compiled = direct.compile_direct(program(ours), *tensors, compile_threads=1)
+    have = compiled(*direct.fresh(tensors))
+    direct.note_share("module_db", "torch.nn", info.name, dtype, compiled)
+    direct.assert_same(have, want)
+    direct.assert_same(dict(ours.state_dict()), dict(theirs.state_dict()), "parameter or buffer")
+    return None
+
+
+@pytest.mark.parametrize("info", [m for m in module_db if not ONLY or m.name in ONLY], ids=lambda m: m.formatted_name)
+@torch.no_grad()
+def test_module(info):
+    failures, reasons, compared = [], set(), 0
+    for dtype in TYPES:
+        if dtype not in info.supported_dtypes("cpu"):
+            continue
+        for training in (False, True) if info.train_and_eval_differ or ALL else (False,):
+            samples = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=training)
+            for number, sample in enumerate(samples if ALL else samples[:SAMPLES]):
+                try:
+                    why = run(info, dtype, training, sample)
+                except Exception as error:
+                    failures.append(f"{dtype} {'train' if training else 'eval'} sample {number} {sample.desc}: {type(error).__name__}: {error}")
+                    continue
+                compared += why is None
+                reasons.add(why)
+    assert not failures, "\n".join(failures)
+    if not compared:
+        pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")
