@@ -9,6 +9,32 @@ from typing import Any, Callable
 import torch
 
 from ._backend import CompiledModule
+from ._native import _C
+
+
+class Step:
+    """One kind of step of a compiled program: what equal steps took together, in one call."""
+
+    def __init__(self, name: str, runs: list[tuple]):
+        calls = max(r[2] for r in runs)
+        self.name = name
+        self.lines = sorted({r[1] for r in runs if r[1]})
+        self.count = len(runs)
+        self.milliseconds = 1e3 * sum(r[3] for r in runs) / calls
+        self.gigabytes_per_second = 1e-9 * sum(r[4] for r in runs) / max(sum(r[3] for r in runs), 1e-12)
+        self.gigaflops_per_second = 1e-9 * sum(r[5] for r in runs) / max(sum(r[3] for r in runs), 1e-12)
+
+    def __str__(self) -> str:
+        flops = f", {self.gigaflops_per_second:.1f} GFLOP/s" if self.gigaflops_per_second else ""
+        return f"{self.milliseconds:.3f} ms ({self.count}x, {self.gigabytes_per_second:.1f} GB/s{flops})"
+
+
+def _steps(programs: list[dict[str, Any]]) -> list[Step]:
+    runs: dict[str, list[tuple]] = {}
+    for p in programs:
+        for step in p["steps"]:
+            runs.setdefault(step[0], []).append(step)
+    return sorted((Step(name, r) for name, r in runs.items()), key=lambda s: -s.milliseconds)
 
 
 class Explanation:
@@ -40,6 +66,8 @@ class Explanation:
         self.eager_reasons = [r for m in self.modules for r in m["eager_reasons"]]
         self.recompilations = [r for m in self.modules for r in m["recompilations"]]
         self.guards = [g for p in programs for g in p["guards"]]
+        # The longest first; only while BROACH_PROFILE=1, since measuring each step costs time.
+        self.steps = _steps(programs)
 
     @classmethod
     def of(cls, fn: Callable, args: tuple, kwargs: dict, known: Any, observers: Any, compile: Callable) -> "Explanation":
@@ -50,7 +78,7 @@ class Explanation:
         start = time.perf_counter()
         try:
             # A second call shows the steady state: what the first one recorded is in use.
-            for _ in range(2):
+            for _ in range(10 if _C.is_profiling() else 2):
                 compiled(*args, **kwargs)
             seconds = time.perf_counter() - start
             modules = known.get(compiled, observers.current)
@@ -86,6 +114,7 @@ class Explanation:
         out += [("packed weights", mib(self.packed_bytes)), ("arena", mib(self.arena_bytes))]
         out += [("extern " + name, f"{n}x") for name, n in self.externs]
         out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
+        out += [("step " + s.name, str(s)) for s in self.steps]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
         out += [("graph break", why) for why in self.graph_breaks]
