@@ -13,14 +13,13 @@ from ._native import _C
 
 
 class Step:
-    """One kind of step of a compiled program: what equal steps took together, in one call."""
+    """One kind of step of a compiled program: what equal steps took together, each in its fastest run."""
 
     def __init__(self, name: str, runs: list[tuple]):
-        calls = max(r[2] for r in runs)
         self.name = name
         self.lines = sorted({r[1] for r in runs if r[1]})
         self.count = len(runs)
-        self.milliseconds = 1e3 * sum(r[3] for r in runs) / calls
+        self.milliseconds = 1e3 * sum(r[3] for r in runs)
         self.gigabytes_per_second = 1e-9 * sum(r[4] for r in runs) / max(sum(r[3] for r in runs), 1e-12)
         self.gigaflops_per_second = 1e-9 * sum(r[5] for r in runs) / max(sum(r[3] for r in runs), 1e-12)
 

@@ -139,18 +139,15 @@ void Profile::enable(bool on) { switch_() = on; }
 
 void Profile::add(size_t step, double seconds, const StepCost& cost) {
   std::lock_guard lock(mutex_);
-  Sum& s = sums_.at(step);
-  ++s.runs;
-  s.seconds += seconds;
-  s.cost.bytes += cost.bytes;
-  s.cost.flops += cost.flops;
+  Best& b = best_.at(step);
+  if (b.runs++ == 0 || seconds < b.seconds) b.seconds = seconds, b.cost = cost;
 }
 
 std::vector<StepProfile> Profile::report(const Schedule& schedule) const {
   std::lock_guard lock(mutex_);
   std::vector<StepProfile> out;
-  for (size_t i = 0; i < sums_.size(); ++i) {
-    const Sum& s = sums_[i];
+  for (size_t i = 0; i < best_.size(); ++i) {
+    const Best& s = best_[i];
     if (s.runs == 0) continue;
     int32_t line = schedule.steps[i].line;
     const auto& lines = schedule.graph->lines();

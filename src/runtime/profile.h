@@ -23,13 +23,13 @@ std::string step_name(const Step& step);
 struct StepProfile {
   std::string name, line;  // line: of the program's source, if known
   int64_t runs = 0;
-  double seconds = 0, bytes = 0, flops = 0;  // sums over the runs
+  double seconds = 0, bytes = 0, flops = 0;  // of the fastest run: others may have waited for something else
 };
 
-// Sums over the runs of one executable, from any number of threads.
+// The steps of one executable, run by any number of threads.
 class Profile {
  public:
-  explicit Profile(size_t steps) : sums_(steps) {}
+  explicit Profile(size_t steps) : best_(steps) {}
 
   static bool enabled();
   static void enable(bool on);
@@ -38,13 +38,13 @@ class Profile {
   std::vector<StepProfile> report(const Schedule& schedule) const;  // by step; empty if nothing ran
 
  private:
-  struct Sum {
+  struct Best {
     int64_t runs = 0;
     double seconds = 0;
     StepCost cost;
   };
   mutable std::mutex mutex_;
-  std::vector<Sum> sums_;
+  std::vector<Best> best_;
 };
 
 }  // namespace broach
