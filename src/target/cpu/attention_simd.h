@@ -1,4 +1,6 @@
 // The code of attention.h for vectors of kWidth floats. Included by one file for each instruction set.
+#pragma once
+
 #include "target/cpu/attention.h"
 
 namespace broach::cpu {
