@@ -38,6 +38,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });
+  m.def("set_profiling", &Profile::enable);
+  m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { ArenaPool::get().clear(); });
   m.def("idle_arena_bytes", [] { return ArenaPool::get().idle_bytes(); });
 }

@@ -45,6 +45,9 @@ py::dict dict_of(const ProgramStats& x) {
   e["arena_bytes"] = x.arena_bytes;
   e["graph"] = x.graph_text;
   e["schedule"] = x.schedule_text;
+  py::list steps;
+  for (const StepProfile& p : x.steps) steps.append(py::make_tuple(p.name, p.line, p.runs, p.seconds, p.bytes, p.flops));
+  e["steps"] = steps;
   return e;
 }
 

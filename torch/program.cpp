@@ -200,6 +200,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList input
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
   if (weights_) s.packed_bytes = weights_->bytes();
+  s.steps = main_->executable().profile();
   for (size_t i = 0; i < given_; ++i)
     s.guards.push_back(cat("input ", i, ": ", program_.graph->inputs()[i].type().str(), " strides ", list_text(program_.input_strides[i])));
   for (std::string& text : sizes_.text()) s.guards.push_back(std::move(text));

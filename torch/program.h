@@ -25,6 +25,7 @@ struct ProgramStats {
   std::vector<std::string> guards;
   int64_t packed_bytes = 0, arena_bytes = 0;
   std::string graph_text, schedule_text;
+  std::vector<StepProfile> steps;                       // if profiling was on while it ran
 };
 
 class Runner;

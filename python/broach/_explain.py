@@ -16,6 +16,30 @@ def _graph_breaks() -> Counter[str]:
     return Counter(dynamo.counters["graph_break"]) if dynamo else Counter()
 
 
+class Step:
+    """One kind of step of a compiled program: what equal steps took together, each in its fastest run."""
+
+    def __init__(self, name: str, runs: list[tuple]):
+        self.name = name
+        self.lines = sorted({r[1] for r in runs if r[1]})
+        self.count = len(runs)
+        self.milliseconds = 1e3 * sum(r[3] for r in runs)
+        self.gigabytes_per_second = 1e-9 * sum(r[4] for r in runs) / max(sum(r[3] for r in runs), 1e-12)
+        self.gigaflops_per_second = 1e-9 * sum(r[5] for r in runs) / max(sum(r[3] for r in runs), 1e-12)
+
+    def __str__(self) -> str:
+        flops = f", {self.gigaflops_per_second:.1f} GFLOP/s" if self.gigaflops_per_second else ""
+        return f"{self.milliseconds:.3f} ms ({self.count}x, {self.gigabytes_per_second:.1f} GB/s{flops})"
+
+
+def _steps(programs: list[dict[str, Any]]) -> list[Step]:
+    runs: dict[str, list[tuple]] = {}
+    for p in programs:
+        for step in p["steps"]:
+            runs.setdefault(step[0], []).append(step)
+    return sorted((Step(name, r) for name, r in runs.items()), key=lambda s: -s.milliseconds)
+
+
 class Explanation:
     def __init__(self, modules: list[dict[str, Any]], graph_breaks: list[str], seconds: float, native: dict[str, Any] | None):
         self.modules = modules
@@ -51,6 +75,8 @@ class Explanation:
         self.capture_reasons: list[str] = native["reasons"] if native else []
         # For each version: the Python state that it holds for.
         self.state: list[list[str]] = native["state"] if native else []
+        # The longest first; only while BROACH_PROFILE=1, since measuring each step costs time.
+        self.steps = _steps(programs)
 
     @classmethod
     def of(cls, fn: Callable, args: tuple, kwargs: dict, known: Any, observers: Any, compile: Callable) -> "Explanation":
@@ -65,7 +91,7 @@ class Explanation:
             for _ in range(3):
                 if native is not None and not native.stats()["settled"]:
                     compiled(*args, **kwargs)
-            for _ in range(2):
+            for _ in range(10 if _C.is_profiling() else 2):
                 compiled(*args, **kwargs)
             seconds = time.perf_counter() - start
             modules = native.policy.collected if native is not None else known.get(compiled, observers.current)
@@ -104,6 +130,7 @@ class Explanation:
         out += [("packed weights", mib(self.packed_bytes)), ("arena", mib(self.arena_bytes))]
         out += [("extern " + name, f"{n}x") for name, n in self.externs]
         out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
+        out += [("step " + s.name, str(s)) for s in self.steps]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
         out += [("not captured natively" if self.front == "dynamo" else "not captured", why) for why in self.capture_reasons]

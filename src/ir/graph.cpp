@@ -42,6 +42,7 @@ const AttrRow& row(Attr a) {
       {"stride", Ints{}},     {"padding", Shape{}},      {"dilation", Ints{}},        {"transposed", int64_t{}},
       {"output_padding", Shape{}}, {"groups", int64_t{}}, {"descending", int64_t{}},   {"stable", int64_t{}},
       {"sorted", int64_t{}},  {"k", SymInt{}},           {"skip_nan", int64_t{}},     {"right", int64_t{}},
+      {"scale", Scalar{}},    {"causal", int64_t{}},
       {"call", std::shared_ptr<const ExternCall>{}},
   };
   static_assert(std::size(rows) == static_cast<size_t>(Attr::call) + 1);
@@ -369,7 +370,21 @@ struct Inference {
     return like(in[0], in[0].shape());
   }
 
+  std::vector<Type> attention() const {
+    check(in.size() == 3 || in.size() == 4, "attention: ", in.size(), " operands");
+    const Shape &q = in[0].shape(), &k = in[1].shape(), &v = in[2].shape();
+    check(q.size() == 4 && k.size() == 4 && v.size() == 4 && is_floating(in[0].dtype()) && in[0].dtype() == in[1].dtype() && in[0].dtype() == in[2].dtype(),
+          "attention of ", in[0].type().str(), ", ", in[1].type().str(), " and ", in[2].type().str());
+    bool fits = q[3] == k[3] && k[2] == v[2];
+    for (size_t d = 0; d < 2; ++d) fits = fits && q[d] == k[d] && q[d] == v[d];
+    check(fits, "attention: ", in[0].type().str(), ", ", in[1].type().str(), " and ", in[2].type().str(), " do not fit");
+    check(in.size() < 4 || in[3].type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ", in.back().type().str());
+    (void)get<Scalar>(Attr::scale), (void)get<int64_t>(Attr::causal);
+    return {like(in[0], {q[0], q[1], q[2], v[3]}), {DType::f32, {q[0], q[1], q[2]}, device()}};
+  }
+
   std::vector<Type> routine() const {
+    if (op == Op::attention) return attention();
     if (op == Op::search) return (void)get<int64_t>(Attr::right), std::vector<Type>{{DType::i64, search_shape(), device()}};
     const int64_t dim = get<int64_t>(Attr::dim);
     distinct({dim}, in[0]);

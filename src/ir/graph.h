@@ -75,7 +75,7 @@ struct ExternCall {
 enum class Attr : uint8_t {
   index, value, dtype, shape, dim, dims, expr, starts, steps, low, high, batch,
   stride, padding, dilation, transposed, output_padding, groups,
-  descending, stable, sorted, k, skip_nan, right, call,
+  descending, stable, sorted, k, skip_nan, right, scale, causal, call,
 };
 const char* name_of(Attr a);
 

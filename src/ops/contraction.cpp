@@ -239,6 +239,22 @@ Result attention_math(OpCall& c) {
   return std::vector<Value>{b.cast(matmul(b, p, b.cast(v, wide)), type), b.cast(p, type)};
 }
 
+// The kernel that eager picks on the CPU, which keeps no scores in memory: queries, keys and values of one depth.
+Result attention(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value q = c.tensor(0), k = c.tensor(1), v = c.tensor(2);
+  bool typed = k.dtype() == q.dtype() && v.dtype() == q.dtype() && (q.dtype() == DType::f32 || q.dtype() == DType::bf16);
+  bool fits = q.rank() == 4 && k.rank() == 4 && v.rank() == 4 && q.shape()[0] == k.shape()[0] && q.shape()[1] == k.shape()[1];
+  if (!typed || !fits || c.number_or(3, 0) != 0) return std::nullopt;
+  std::vector<Value> operands{q, with_sizes(b, k, {q.shape()[0], q.shape()[1], k.shape()[2], q.shape()[3]}), with_sizes(b, v, {q.shape()[0], q.shape()[1], k.shape()[2], v.shape()[3]})};
+  if (auto mask = c.maybe_tensor(5)) {
+    if (!is_floating(mask->dtype())) return std::nullopt;
+    operands.push_back(b.expand(b.cast(*mask, DType::f32), {q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]}));
+  }
+  double scale = c.is_none(6) ? 1 / std::sqrt(static_cast<double>(b.symbols().specialize(q.shape().back()))) : c.number(6);
+  return b.emit_all(Op::attention, std::move(operands), {{Attr::scale, Scalar(scale)}, {Attr::causal, int64_t{c.flag(4)}}});
+}
+
 // ---- convolutions ----
 
 struct Convolution {
@@ -364,6 +380,7 @@ void add_contraction_ops(OpTable& t) {
   add_real(t, "tensordot", tensordot);
   add_real(t, "kron", kron);
   add_real(t, "_scaled_dot_product_attention_math", attention_math);
+  add_real(t, "_scaled_dot_product_flash_attention_for_cpu", attention);
 
   add_real(t, "convolution _convolution _convolution.deprecated convolution_overrideable",
         convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));

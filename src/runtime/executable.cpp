@@ -1,6 +1,7 @@
 #include "runtime/executable.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 #include "support/error.h"
@@ -34,7 +35,8 @@ struct Executable::PreparedRoutine {
   }
 };
 
-Executable::Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs) : schedule_(std::move(schedule)) {
+Executable::Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs)
+    : schedule_(std::move(schedule)), profile_(schedule_.steps.size()) {
   std::vector<std::shared_ptr<const Kernel>> kernels;
   for (const Step& s : schedule_.steps)
     if (auto k = std::get_if<KernelStep>(&s.work)) kernels.push_back(k->kernel);
@@ -178,17 +180,29 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
   if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, *frame.threads})) throw std::out_of_range("index out of range in self");
 }
 
+void Executable::run_step(const CompiledStep& s, Frame& frame) const {
+  if (s.kernel) run_kernel(s, frame);
+  else if (s.contraction) run_contraction(s, frame);
+  else if (s.routine) run_routine(*s.routine, frame);
+  else s.external->run(frame);
+  for (int b : s.releases) frame.release(frame, b);
+}
+
+void Executable::run_profiled(Frame& frame) const {
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    auto start = std::chrono::steady_clock::now();
+    run_step(steps_[i], frame);
+    std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    profile_.add(i, took.count(), step_cost(schedule_.steps[i], frame.symbols));
+  }
+}
+
 void Executable::run(Frame& frame) const {
   auto plan = plan_for(frame.symbols);
   ArenaLease arena(plan->bytes);
   place_arena(*plan, arena.data(), frame);
-  for (const CompiledStep& s : steps_) {
-    if (s.kernel) run_kernel(s, frame);
-    else if (s.contraction) run_contraction(s, frame);
-    else if (s.routine) run_routine(*s.routine, frame);
-    else s.external->run(frame);
-    for (int b : s.releases) frame.release(frame, b);
-  }
+  if (Profile::enabled()) return run_profiled(frame);
+  for (const CompiledStep& s : steps_) run_step(s, frame);
 }
 
 PackedWeight Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols) const {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/memory.h"
+#include "runtime/profile.h"
 #include "target/target.h"
 
 namespace broach {
@@ -70,6 +71,9 @@ class Executable {
   PackedWeight pack(int contraction, const void* data, std::span<const int64_t> symbols) const;
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
 
+  // What the runs with Profile::enabled() took.
+  std::vector<StepProfile> profile() const { return profile_.report(schedule_); }
+
   MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
 
  private:
@@ -89,6 +93,8 @@ class Executable {
   };
 
   void find_lifetimes();
+  void run_step(const CompiledStep& step, Frame& frame) const;
+  void run_profiled(Frame& frame) const;
   void run_kernel(const CompiledStep& step, Frame& frame) const;
   void run_contraction(const CompiledStep& step, Frame& frame) const;
   void run_routine(const PreparedRoutine& routine, Frame& frame) const;
@@ -106,6 +112,7 @@ class Executable {
   std::vector<ArenaBuffer> arena_buffers_;
   std::vector<SymbolId> plan_symbols_;  // those that sizes of arena buffers depend on
   std::shared_ptr<const MemoryPlan> fixed_plan_;
+  mutable Profile profile_;
   mutable std::shared_mutex mutex_;
   mutable std::map<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_;
 };

@@ -250,6 +250,8 @@ class Scheduler {
       const auto& strides = n.call().result_strides;
       return i < strides.size() && strides[i].size() == shape.size() ? strides[i] : contiguous_strides(shape);
     }
+    // Heads beside each other, as the projection that follows reads them.
+    if (n.op == Op::attention && i == 0) return strides_in_order(shape, {0, 2, 1, 3});
     if (n.op == Op::conv || (channels_last_[n.id] && n.op != Op::dot && shape.size() >= 3)) return channels_last_strides(shape);
     if (auto it = stored_as_.find(n.id); it != stored_as_.end() && it->second != &n) return layouts_[it->second->id][0];
     if (is_elementwise(n.op))

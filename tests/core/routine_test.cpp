@@ -284,3 +284,41 @@ TEST_CASE("routines: symbolic sizes, fused neighbours, results that nobody reads
     CHECK(first_difference(out, want, 1e-5, 1e-6) == "");
   }
 }
+
+TEST_CASE("attention: the target agrees with the reference") {
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal;
+  auto filled = [&](DType t, const Sizes& sizes) {
+    HostTensor x = zeros(t, sizes);
+    for (int64_t i = 0; i < x.numel(); ++i) x.set(i, normal(random));
+    return x;
+  };
+  struct Case {
+    int64_t heads, rows, keys, depth, values;
+    bool causal, mask;
+  };
+  // Tiles that are whole and not, several blocks of rows and of keys, one row, nothing to see.
+  for (const Case& c : {Case{2, 6, 64, 64, 64, false, false}, Case{3, 7, 5, 3, 3, false, true}, Case{2, 200, 530, 8, 8, true, false}, Case{1, 13, 77, 40, 24, true, true},
+                        Case{2, 1, 600, 64, 64, false, false}, Case{2, 2, 33, 32, 80, false, true}, Case{1, 1, 1, 1, 1, true, false}, Case{1, 5, 0, 4, 4, false, false},
+                        Case{1, 300, 20, 16, 130, true, true}})
+    for (DType t : {DType::f32, DType::bf16}) {
+      std::vector<HostTensor> operands{filled(t, {2, c.heads, c.rows, c.depth}), filled(t, {2, c.heads, c.keys, c.depth}), filled(t, {2, c.heads, c.keys, c.values})};
+      if (c.mask) {
+        operands.push_back(filled(DType::f32, {2, c.heads, c.rows, c.keys}));
+        for (int64_t i = 0; i < operands[3].numel(); ++i)
+          if (i % 3 == 0 || i < c.keys) operands[3].set(i, -inf);  // the first row sees nothing
+      }
+      check_target(Op::attention, operands, {{Attr::scale, Scalar(0.3)}, {Attr::causal, int64_t{c.causal}}}, {}, t == DType::f32 ? 2e-5 : 2e-2);
+    }
+}
+
+TEST_CASE("attention: NaN reaches the rows that see it, and no others") {
+  HostTensor q = zeros(DType::f32, Sizes{1, 1, 3, 4}), k = q, v = q;
+  for (int64_t i = 0; i < 12; ++i) v.set(i, 1.0);
+  k.set(4, nan_);  // of key 1
+  const Attrs attrs{{Attr::scale, Scalar(1.0)}, {Attr::causal, int64_t{1}}};
+  check_target(Op::attention, {q, k, v}, attrs);
+  Numbers out = by_hand(Op::attention, {q, k, v}, attrs)[0];
+  CHECK(out[0] == 1);
+  CHECK(std::isnan(out[4]));
+}

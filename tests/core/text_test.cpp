@@ -163,7 +163,13 @@ TEST_CASE("text: random graphs round-trip") {
   std::string missing;
   for (int i = 0; i <= static_cast<int>(Op::extern_call); ++i)
     if (!seen.contains(static_cast<Op>(i))) missing += std::string(" ") + name_of(static_cast<Op>(i));
-  CHECK(missing == " tan acosh copy is_nan bitcast extern_call");
+  CHECK(missing == " tan acosh copy is_nan bitcast attention extern_call");
+}
+
+TEST_CASE("text: attention round-trips") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {1, 2, 3, 4}, {}});
+  round_trip(b.finish(b.emit_all(Op::attention, {x, x, x}, {{Attr::scale, Scalar(0.1)}, {Attr::causal, int64_t{1}}})));
 }
 
 TEST_CASE("text: errors name line and column") {

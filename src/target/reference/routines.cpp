@@ -287,6 +287,33 @@ void scatter(const Node& n, const HostTensor& x, const HostTensor& index, const 
   });
 }
 
+// ---- attention ----
+
+void attention(const Node& n, const std::vector<const HostTensor*>& in, HostTensor& out, HostTensor& lse) {
+  const auto q = in[0]->sizes(), v = in[2]->sizes();
+  const int64_t rows = q[2], depth = q[3], keys = v[2], values = v[3];
+  const double scale = as_double(n.get<Scalar>(Attr::scale));
+  for (int64_t i = 0; i < q[0] * q[1] * rows; ++i) {
+    const int64_t head = i / rows, row = i % rows, seen = n.integer(Attr::causal) ? std::min(row + 1, keys) : keys;
+    std::vector<double> scores(static_cast<size_t>(seen));
+    double top = -HUGE_VAL, sum = 0;
+    for (int64_t j = 0; j < seen; ++j) {
+      double& s = scores[static_cast<size_t>(j)];
+      for (int64_t d = 0; d < depth; ++d) s += as_double(in[0]->at(i * depth + d)) * as_double(in[1]->at((head * keys + j) * depth + d));
+      s *= scale;
+      if (in.size() > 3) s += as_double(in[3]->at(i * keys + j));
+      if (s > top) top = s;
+    }
+    for (double& s : scores) sum += s = top == -HUGE_VAL && !std::isnan(s) ? 0 : std::exp(s - top);
+    for (int64_t e = 0; e < values; ++e) {
+      double x = 0;
+      for (int64_t j = 0; j < seen; ++j) x += scores[static_cast<size_t>(j)] * as_double(in[2]->at((head * keys + j) * values + e));
+      out.set(i * values + e, sum == 0 ? 0.0 : x / sum);
+    }
+    lse.set(i, top + std::log(sum));
+  }
+}
+
 }  // namespace
 
 void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_t k, std::vector<HostTensor>& out) {
@@ -299,6 +326,7 @@ void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_
     case Op::kth: return kth(n, x, k, out);
     case Op::median: return median(n, x, out);
     case Op::mode: return mode(n, x, out);
+    case Op::attention: return attention(n, in, out[0], out[1]);
     case Op::search: return search(n, x, *in[1], out[0]);
     default: return scatter(n, x, *in[1], *in[2], out[0]);
   }

@@ -1,0 +1,160 @@
+#include "runtime/profile.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <map>
+
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+std::atomic<bool>& switch_() {
+  static std::atomic<bool> on = [] {
+    const char* text = std::getenv("BROACH_PROFILE");
+    return text && *text && std::string(text) != "0";
+  }();
+  return on;
+}
+
+// Elements that an access touches: one for each position of the axes that move it.
+double elements(const Kernel& k, const Access& a, const std::vector<std::vector<bool>>& uses, const std::function<int64_t(const SymInt&)>& eval) {
+  double n = 1;
+  for (size_t i = 0; i < k.axes.size(); ++i) {
+    bool moves = a.index.contains(k.axes[i].id);
+    for (const auto& d : a.dynamic) moves = moves || uses[static_cast<size_t>(d.first)][i];
+    if (moves) n *= static_cast<double>(eval(k.axes[i].extent));
+  }
+  return n;
+}
+
+StepCost cost_of(const KernelStep& s, std::span<const int64_t> symbols) {
+  const Kernel& k = *s.kernel;
+  auto eval = [&](const SymInt& e) { return e.eval([&](SymbolId id) { return symbols[s.symbols.at(id)]; }); };
+  auto uses = axis_uses(k);
+  // Several reads of one buffer (the taps of a window) meet in the caches; what is written is counted on top.
+  std::map<int, double> read, written;
+  for (const auto& e : k.exprs)
+    if (e.kind == KernelExpr::Kind::load) {
+      double& most = read[e.access.buffer];
+      most = std::max(most, elements(k, e.access, uses, eval));
+    }
+  for (const auto& st : k.stores) written[st.access.buffer] += elements(k, st.access, uses, eval);
+  StepCost c;
+  for (const auto* counts : {&read, &written})
+    for (const auto& [b, n] : *counts) c.bytes += n * static_cast<double>(size_of(k.buffers[static_cast<size_t>(b)]));
+  return c;
+}
+
+// Elements that lie in memory: a repeated dimension is one.
+double bytes_of(const Operand& o, std::span<const int64_t> symbols) {
+  double n = static_cast<double>(size_of(o.type.dtype));
+  for (size_t d = 0; d < o.type.shape.size(); ++d)
+    if (o.place.strides[d].eval(symbols) != 0) n *= static_cast<double>(o.type.shape[d].eval(symbols));
+  return n;
+}
+
+double bytes_of(const std::vector<Operand>& operands, std::span<const int64_t> symbols) {
+  double sum = 0;
+  for (const Operand& o : operands)
+    if (o.place.buffer >= 0) sum += bytes_of(o, symbols);
+  return sum;
+}
+
+StepCost cost_of(const ContractionStep& c, std::span<const int64_t> symbols) {
+  StepCost cost{bytes_of(c.operands, symbols) + bytes_of(c.result, symbols), 0};
+  if (c.bias) cost.bytes += bytes_of(*c.bias, symbols);
+  for (const Epilogue& e : c.epilogue)
+    if (e.operand) cost.bytes += bytes_of(*e.operand, symbols);
+  const Shape& x = c.operands[0].type.shape;
+  const Shape& w = c.operands[1].type.shape;
+  // Multiply-adds for each element: of the result, or for a transposed convolution of the operand.
+  bool transposed = c.node->op == Op::conv && c.node->integer(Attr::transposed) != 0;
+  double depth = 1;
+  if (c.node->op == Op::conv)
+    for (size_t d = 1; d < w.size(); ++d) depth *= static_cast<double>(w[d].eval(symbols));
+  else
+    depth = static_cast<double>(x.back().eval(symbols));
+  cost.flops = 2 * depth * static_cast<double>((transposed ? c.operands[0].type : c.node->results[0]).numel().eval(symbols));
+  return cost;
+}
+
+std::string shape_text(const Shape& s) {
+  std::string out;
+  for (size_t i = 0; i < s.size(); ++i) out += cat(i ? "x" : "", s[i]);
+  return out.empty() ? "1" : out;
+}
+
+std::string name_of_kernel(const Kernel& k) {
+  Shape kept, reduced;
+  for (const auto& a : k.axes) (a.reduced ? reduced : kept).push_back(a.extent);
+  std::string out = cat("kernel ", shape_text(kept), reduced.empty() ? "" : " over " + shape_text(reduced), ":");
+  std::vector<std::string> seen;
+  for (const auto& e : k.exprs) {
+    if (e.kind != KernelExpr::Kind::op && e.kind != KernelExpr::Kind::reduction) continue;
+    std::string name = broach::name_of(e.op);
+    if (std::find(seen.begin(), seen.end(), name) == seen.end()) seen.push_back(name);
+  }
+  constexpr size_t kMost = 8;
+  for (size_t i = 0; i < std::min(seen.size(), kMost); ++i) out += " " + seen[i];
+  if (seen.size() > kMost) out += " ..";
+  if (seen.empty()) out += " copy";
+  return out;
+}
+
+std::string name_of_contraction(const ContractionStep& c) {
+  std::string out = cat(broach::name_of(c.node->op), " ", shape_text(c.operands[0].type.shape), " by ", shape_text(c.operands[1].type.shape));
+  if (c.bias) out += " bias";
+  for (const Epilogue& e : c.epilogue) out += cat(" ", broach::name_of(e.op));
+  return out;
+}
+
+}  // namespace
+
+StepCost step_cost(const Step& step, std::span<const int64_t> symbols) {
+  if (auto k = std::get_if<KernelStep>(&step.work)) return cost_of(*k, symbols);
+  if (auto c = std::get_if<ContractionStep>(&step.work)) return cost_of(*c, symbols);
+  if (auto r = std::get_if<RoutineStep>(&step.work)) return {bytes_of(r->operands, symbols) + bytes_of(r->results, symbols), 0};
+  const auto& e = std::get<ExternStep>(step.work);
+  StepCost cost{bytes_of(e.operands, symbols), 0};
+  for (size_t i = 0; i < e.results.size(); ++i)
+    if (e.results[i] >= 0) {
+      const Type& t = e.node->results[i];
+      cost.bytes += static_cast<double>(t.numel().eval(symbols) * size_of(t.dtype));
+    }
+  return cost;
+}
+
+std::string step_name(const Step& step) {
+  if (auto k = std::get_if<KernelStep>(&step.work)) return name_of_kernel(*k->kernel);
+  if (auto c = std::get_if<ContractionStep>(&step.work)) return name_of_contraction(*c);
+  if (auto r = std::get_if<RoutineStep>(&step.work)) return cat("routine ", name_of(r->node->op), " ", shape_text(r->operands[0].type.shape));
+  return cat("extern ", std::get<ExternStep>(step.work).node->call().schema);
+}
+
+bool Profile::enabled() { return switch_().load(std::memory_order_relaxed); }
+void Profile::enable(bool on) { switch_() = on; }
+
+void Profile::add(size_t step, double seconds, const StepCost& cost) {
+  std::lock_guard lock(mutex_);
+  Best& b = best_.at(step);
+  if (b.runs++ == 0 || seconds < b.seconds) b.seconds = seconds, b.cost = cost;
+}
+
+std::vector<StepProfile> Profile::report(const Schedule& schedule) const {
+  std::lock_guard lock(mutex_);
+  std::vector<StepProfile> out;
+  for (size_t i = 0; i < best_.size(); ++i) {
+    const Best& s = best_[i];
+    if (s.runs == 0) continue;
+    int32_t line = schedule.steps[i].line;
+    const auto& lines = schedule.graph->lines();
+    std::string where = line >= 0 && static_cast<size_t>(line) < lines.size() ? lines[static_cast<size_t>(line)] : "";
+    out.push_back({step_name(schedule.steps[i]), std::move(where), s.runs, s.seconds, s.cost.bytes, s.cost.flops});
+  }
+  return out;
+}
+
+}  // namespace broach

@@ -1,0 +1,42 @@
+// Attention over blocks of keys: scores of a few query rows and a block of keys, their softmax carried along from block to
+// block, and the sum of values, so that the scores of all pairs never lie in memory.
+//
+// The code is compiled once for each instruction set (attention_avx512.cpp and its kin); a file compiled for more than the
+// machine may have must not emit functions that others share, so this header has plain types only.
+#pragma once
+
+#include <cstdint>
+
+namespace broach::cpu {
+
+// Rows [first, last) of the queries of one head. Strides are in elements; scores are scaled, and masks added, in f32.
+struct AttentionRows {
+  const void *query, *key, *value;  // of the head: [rows, depth], [keys, depth], [keys, value_depth]
+  const float* mask;                // [rows, keys], or null
+  void* result;                     // [rows, value_depth], or null
+  float* logsumexp;                 // [rows], or null
+  int64_t query_row, query_col, key_row, key_col, value_row, value_col, mask_row, mask_col, result_row, result_col, logsumexp_row;
+  int64_t first, last, keys, depth, value_depth;
+  float scale;
+  bool causal;                      // query i sees keys 0..i
+  bool bf16;                        // element type: bf16, or f32
+  float* scratch;                   // attention_scratch() floats, aligned to 64 bytes
+};
+
+constexpr int64_t kAttentionRows = 192;  // at most, of one call
+
+// Keys that are worked on together: their rows should stay in the second-level cache.
+inline int64_t attention_keys(int64_t depth) {
+  int64_t n = 32768 / (depth > 0 ? depth : 1) / 64 * 64;
+  return n < 64 ? 64 : n > 512 ? 512 : n;
+}
+inline int64_t attention_scratch(int64_t depth, int64_t value_depth) {
+  const int64_t keys = attention_keys(depth > value_depth ? depth : value_depth), wide = (value_depth + 15) / 16 * 16;
+  // Keys, values and 6 rows of scores of a block; queries, sums of values, maxima and sums of weights of all rows.
+  return keys * depth + keys * wide + 6 * keys + kAttentionRows * (depth + wide + 2) + 6 * 16;
+}
+
+using AttentionFn = void(const AttentionRows&);
+AttentionFn attention_avx512, attention_avx2, attention_sse;
+
+}  // namespace broach::cpu

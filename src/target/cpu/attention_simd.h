@@ -1,0 +1,329 @@
+// The code of attention.h for vectors of kWidth floats. Included by one file for each instruction set.
+#pragma once
+
+#include "target/cpu/attention.h"
+
+namespace broach::cpu {
+
+namespace {
+
+constexpr int kWidth = BROACH_VECTOR_FLOATS;
+constexpr int kRows = 6;                                       // of queries that share the loads of a tile
+constexpr int kVectors = kWidth == 16 ? 4 : 2;                 // columns of a tile: as many as registers hold
+constexpr int kPanel = kVectors * kWidth;
+constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+
+typedef float Floats __attribute__((vector_size(4 * kWidth)));
+typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
+
+inline Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
+inline void store(float* p, Floats v) { *reinterpret_cast<FloatsAt*>(p) = v; }
+inline Floats splat(float x) { return x - Floats{}; }
+
+inline float widen(uint16_t v) {
+  uint32_t bits = static_cast<uint32_t>(v) << 16;
+  float f;
+  __builtin_memcpy(&f, &bits, 4);
+  return f;
+}
+// To nearest, ties to even; NaN stays one.
+inline uint16_t narrow(float f) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &f, 4);
+  if (f != f) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+struct F32 {
+  using Stored = float;
+  static float get(float v) { return v; }
+  static float put(float v) { return v; }
+  static Floats vector(const float* p) { return load(p); }
+};
+struct BF16 {
+  using Stored = uint16_t;
+  static float get(uint16_t v) { return widen(v); }
+  static uint16_t put(float v) { return narrow(v); }
+  static Floats vector(const uint16_t* p) {
+    Ints wide = __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(p), Ints) << 16;
+    return reinterpret_cast<Floats>(wide);
+  }
+};
+
+// 2^x for x <= 0, within 2 units in the last place; 0 below the normal numbers. By Cody-Waite: the whole part goes into the
+// exponent, the rest, in [-1/2, 1/2], into the Taylor polynomial of 2^x, whose terms after the sixth are below 2^-26.
+inline Floats exp2_of(Floats x) {
+  const Floats magic = splat(12582912.0f), shifted = x + magic, f = x - (shifted - magic);
+  Floats p = splat(1.5403530e-4f);
+  p = p * f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+  const Floats r = reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) + (reinterpret_cast<Ints>(shifted) << 23));
+  const Floats normal = x < -126.0f ? Floats{} : r;
+  return x == x ? normal : x;
+}
+
+template <class F>
+inline float across(Floats v, F f) {
+  float r = v[0];
+  for (int i = 1; i < kWidth; ++i) r = f(r, v[i]);
+  return r;
+}
+
+// c[M][N vectors] (+)= a[M][n] b[n][N vectors]; rows of b are `step` floats apart.
+template <int M, int N>
+void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c, int64_t c_row, int64_t n, bool add) {
+  Floats sum[M][N];
+#pragma GCC unroll 6
+  for (int r = 0; r < M; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) sum[r][v] = add ? load(c + r * c_row + v * kWidth) : Floats{};
+  for (int64_t i = 0; i < n; ++i, b += step) {
+    Floats columns[N];
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) columns[v] = load(b + v * kWidth);
+#pragma GCC unroll 6
+    for (int r = 0; r < M; ++r) {
+      const Floats x = splat(a[r * a_row + i]);
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) sum[r][v] += x * columns[v];
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < M; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < N; ++v) store(c + r * c_row + v * kWidth, sum[r][v]);
+}
+
+using Tile = void(const float*, int64_t, const float*, int64_t, float*, int64_t, int64_t, bool);
+template <int M>
+Tile* tile_of(int vectors) {
+  if constexpr (kVectors == 4) {
+    if (vectors == 4) return tile<M, 4>;
+    if (vectors == 3) return tile<M, 3>;
+  }
+  return vectors == 2 ? tile<M, 2> : tile<M, 1>;
+}
+Tile* tile_of(int rows, int vectors) {
+  switch (rows) {
+    case 6: return tile_of<6>(vectors);
+    case 5: return tile_of<5>(vectors);
+    case 4: return tile_of<4>(vectors);
+    case 3: return tile_of<3>(vectors);
+    case 2: return tile_of<2>(vectors);
+    default: return tile_of<1>(vectors);
+  }
+}
+
+// Panels of kPanel columns, each [n][its columns]; the last panel may have fewer vectors. `columns` is a multiple of kWidth.
+int64_t panel_width(int64_t columns, int64_t at) { return columns - at < kPanel ? columns - at : kPanel; }
+
+// c[rows][columns] (+)= a[rows][n] b, where b is packed in panels.
+void multiply(const float* a, int64_t a_row, const float* b, float* c, int64_t c_row, int rows, int64_t n, int64_t packed_n, int64_t columns, bool add) {
+  for (int64_t at = 0; at < columns; at += kPanel) {
+    const int64_t width = panel_width(columns, at);
+    tile_of(rows, static_cast<int>(width / kWidth))(a, a_row, b + at * packed_n, width, c + at, c_row, n, add);
+  }
+}
+
+// Rows and columns of a square of vectors change places: squares of half the size first, then their quarters.
+template <int Half>
+inline void transpose_step(Floats (&v)[kWidth]) {
+  Ints low, high;
+#pragma GCC unroll 16
+  for (int l = 0; l < kWidth; ++l) {
+    low[l] = l & Half ? kWidth + l - Half : l;
+    high[l] = l & Half ? kWidth + l : l + Half;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    if (i & Half) continue;
+    const Floats a = v[i], b = v[i + Half];
+    v[i] = __builtin_shuffle(a, b, low);
+    v[i + Half] = __builtin_shuffle(a, b, high);
+  }
+  if constexpr (Half > 1) transpose_step<Half / 2>(v);
+}
+
+// Keys [first, first + n) as panels of columns, zeros behind the last.
+template <class E>
+void pack_keys(const AttentionRows& a, int64_t first, int64_t n, int64_t columns, float* out) {
+  using T = typename E::Stored;
+  const T* key = static_cast<const T*>(a.key) + first * a.key_row;
+  for (int64_t at = 0; at < columns; at += kWidth) {
+    const int64_t panel = at / kPanel * kPanel, width = panel_width(columns, panel);
+    float* to = out + panel * a.depth + (at - panel);
+    int64_t d = 0;
+    if (a.key_col == 1 && at + kWidth <= n)
+      for (; d + kWidth <= a.depth; d += kWidth) {
+        Floats v[kWidth];
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) v[i] = E::vector(key + (at + i) * a.key_row + d);
+        transpose_step<kWidth / 2>(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < kWidth; ++i) store(to + (d + i) * width, v[i]);
+      }
+    for (; d < a.depth; ++d)
+      for (int i = 0; i < kWidth; ++i) to[d * width + i] = at + i < n ? E::get(key[(at + i) * a.key_row + d * a.key_col]) : 0.0f;
+  }
+}
+
+template <class E>
+void pack_values(const AttentionRows& a, int64_t first, int64_t n, int64_t columns, float* out) {
+  using T = typename E::Stored;
+  const T* value = static_cast<const T*>(a.value) + first * a.value_row;
+  for (int64_t at = 0; at < columns; at += kPanel) {
+    const int64_t width = panel_width(columns, at);
+    float* to = out + at * n;
+    const int64_t own = a.value_depth - at < width ? a.value_depth - at : width;
+    for (int64_t i = 0; i < n; ++i, to += width) {
+      const T* from = value + i * a.value_row + at * a.value_col;
+      int64_t d = 0;
+      if (a.value_col == 1)
+        for (; d + kWidth <= own; d += kWidth) store(to + d, E::vector(from + d));
+      for (; d < own; ++d) to[d] = E::get(from[d * a.value_col]);
+      for (; d < width; ++d) to[d] = 0;
+    }
+  }
+}
+
+// Scores of one query and n keys that lie as they are given, in vectors along the depth: for so few queries that packing the
+// keys would cost more than it brings.
+template <class E>
+void score_row(const AttentionRows& a, const float* query, int64_t first, int64_t n, float* scores) {
+  const auto* key = static_cast<const typename E::Stored*>(a.key) + first * a.key_row;
+  for (int64_t at = 0; at < n; at += kWidth) {
+    Floats v[kWidth];
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) {
+      const auto* k = key + (at + i < n ? at + i : n - 1) * a.key_row;
+      Floats sum{};
+      for (int64_t d = 0; d < a.depth; d += kWidth) sum += load(query + d) * E::vector(k + d);
+      v[i] = sum;
+    }
+    transpose_step<kWidth / 2>(v);
+    Floats total{};
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) total += v[i];
+    store(scores + at, total);
+  }
+}
+
+struct RowState {
+  float top, sum;  // largest score so far, in units of log2; weights added up, in relation to it
+};
+
+// Scores of one row become weights; what was added up before is scaled to the new maximum.
+void soften(float* scores, int64_t n, int64_t columns, const float* mask, int64_t mask_col, RowState& state, float* sums, int64_t value_columns) {
+  if (mask) {
+    if (mask_col == 1)
+      for (int64_t i = 0; i < n; ++i) scores[i] += mask[i] * kLog2E;
+    else
+      for (int64_t i = 0; i < n; ++i) scores[i] += mask[i * mask_col] * kLog2E;
+  }
+  const float lowest = -__builtin_inff();
+  for (int64_t i = n; i < columns; ++i) scores[i] = lowest;
+  Floats most = splat(lowest);
+  // A NaN that is passed over here still reaches the sum.
+  for (int64_t i = 0; i < columns; i += kWidth) {
+    const Floats x = load(scores + i);
+    most = x > most ? x : most;
+  }
+  float top = across(most, [](float x, float y) { return x > y ? x : y; });
+  if (state.top > top) top = state.top;
+  // Nothing is to be seen yet. (What is subtracted from -inf must not be -inf.)
+  const float base = top == lowest ? 0.0f : top;
+  Floats sum{};
+  for (int64_t i = 0; i < columns; i += kWidth) {
+    const Floats e = exp2_of(load(scores + i) - base);
+    store(scores + i, e);
+    sum += e;
+  }
+  if (state.top != top) {
+    const float factor = exp2_of(splat(state.top - base))[0];
+    state.sum *= factor;
+    for (int64_t d = 0; d < value_columns; d += kWidth) store(sums + d, load(sums + d) * factor);
+  }
+  state.top = top;
+  state.sum += across(sum, [](float x, float y) { return x + y; });
+}
+
+template <class E>
+void attend(const AttentionRows& a) {
+  using T = typename E::Stored;
+  const int64_t rows = a.last - a.first, block = attention_keys(a.depth > a.value_depth ? a.depth : a.value_depth);
+  const int64_t wide = (a.value_depth + kWidth - 1) / kWidth * kWidth;
+  float* keys = a.scratch;
+  float* values = keys + block * a.depth;
+  float* scores = values + block * ((a.value_depth + 15) / 16 * 16);
+  float* queries = scores + 6 * block;
+  float* sums = queries + kAttentionRows * a.depth;
+  auto* state = reinterpret_cast<RowState*>(sums + kAttentionRows * ((a.value_depth + 15) / 16 * 16));
+  const float scale = a.scale * kLog2E;
+  for (int64_t r = 0; r < rows; ++r) {
+    const T* q = static_cast<const T*>(a.query) + (a.first + r) * a.query_row;
+    float* to = queries + r * a.depth;
+    int64_t e = 0;
+    if (a.query_col == 1)
+      for (; e + kWidth <= a.depth; e += kWidth) store(to + e, E::vector(q + e) * scale);
+    for (; e < a.depth; ++e) to[e] = E::get(q[e * a.query_col]) * scale;
+    for (int64_t d = 0; d < wide; ++d) sums[r * wide + d] = 0;
+    state[r] = {-__builtin_inff(), 0};
+  }
+  const bool few = rows <= 2 && a.key_col == 1 && a.depth % kWidth == 0;
+  const bool values_in_place = few && sizeof(T) == sizeof(float) && a.value_col == 1 && wide == a.value_depth;
+  const int64_t seen = a.causal && a.last < a.keys ? a.last : a.keys;
+  for (int64_t start = 0; start < seen; start += block) {
+    const int64_t n = seen - start < block ? seen - start : block;
+    if (!few) pack_keys<E>(a, start, n, (n + kWidth - 1) / kWidth * kWidth, keys);
+    if (!values_in_place) pack_values<E>(a, start, n, wide, values);
+    const int64_t packed = (n + kWidth - 1) / kWidth * kWidth;
+    for (int64_t r = 0; r < rows; r += kRows) {
+      const int count = static_cast<int>(rows - r < kRows ? rows - r : kRows);
+      // Keys that the last of these rows sees; panels are multiplied whole.
+      int64_t most = a.causal && a.first + r + count - start < n ? a.first + r + count - start : n;
+      if (most <= 0) continue;
+      int64_t columns = (most + kPanel - 1) / kPanel * kPanel;
+      if (columns > packed) columns = packed;
+      for (int i = 0; few && i < count; ++i) score_row<E>(a, queries + (r + i) * a.depth, start, n, scores + i * block);
+      for (int64_t at = 0; !few && at < columns; at += kPanel) {
+        const int64_t width = panel_width(packed, at);
+        tile_of(count, static_cast<int>(width / kWidth))(queries + r * a.depth, a.depth, keys + at * a.depth, width, scores + at, block, a.depth, false);
+      }
+      for (int i = 0; i < count; ++i) {
+        const int64_t row = a.first + r + i, own = a.causal && row + 1 - start < most ? row + 1 - start : most;
+        const float* mask = a.mask ? a.mask + row * a.mask_row + start * a.mask_col : nullptr;
+        soften(scores + i * block, own > 0 ? own : 0, columns, mask, a.mask_col, state[r + i], sums + (r + i) * wide, wide);
+      }
+      if (values_in_place) {
+        const float* from = static_cast<const float*>(a.value) + start * a.value_row;
+        for (int64_t at = 0; at < wide; at += kPanel)
+          tile_of(count, static_cast<int>(panel_width(wide, at) / kWidth))(scores, block, from + at, a.value_row, sums + r * wide + at, wide, most, true);
+      } else {
+        multiply(scores, block, values, sums + r * wide, wide, count, most, n, wide, true);
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    // A row that sees nothing gives zeros.
+    const float factor = state[r].sum == 0 ? 0 : 1 / state[r].sum;
+    T* out = static_cast<T*>(a.result) + (a.first + r) * a.result_row;
+    int64_t first = 0;
+    if constexpr (sizeof(T) == sizeof(float))
+      if (a.result && a.result_col == 1)
+        for (; first + kWidth <= a.value_depth; first += kWidth) store(out + first, load(sums + r * wide + first) * factor);
+    for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[r * wide + d] * factor);
+    if (a.logsumexp) a.logsumexp[(a.first + r) * a.logsumexp_row] = state[r].top * kLn2 + __builtin_logf(state[r].sum);
+  }
+}
+
+void attend_any(const AttentionRows& a) { a.bf16 ? attend<BF16>(a) : attend<F32>(a); }
+
+}  // namespace
+
+}  // namespace broach::cpu

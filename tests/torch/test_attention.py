@@ -1,0 +1,45 @@
+"""scaled_dot_product_attention as eager picks it on the CPU: one routine, no call of ATen."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+import broach
+
+
+def _heads(batch, heads, length, depth, dtype):
+    # As models have them: heads side by side in memory.
+    return torch.randn(batch, length, heads, depth, dtype=dtype).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", ["none", "causal", "boolean", "number"])
+def test_attention_equals_eager(dtype, mask):
+    torch.manual_seed(0)
+    q, k, v = _heads(2, 3, 37, 16, dtype), _heads(2, 3, 70, 16, dtype), _heads(2, 3, 70, 16, dtype)
+    given = {"boolean": torch.rand(2, 1, 1, 70) > 0.3, "number": torch.randn(37, 70, dtype=dtype)}.get(mask)
+    if mask == "boolean":
+        given = given.expand(2, 1, 37, 70).clone()
+        given[1, :, 5] = False  # a query that sees nothing
+
+    def program(q, k, v):
+        return attention(q, k, v, attn_mask=given, is_causal=mask == "causal")
+
+    with torch.no_grad():
+        compiled = broach.compile(program)
+        compiled(q, k, v)
+        actual, expected = compiled(q, k, v), program(q, k, v)
+        told = broach.explain(compiled, q, k, v)
+    assert not told.externs and told.routines == 1
+    assert actual.stride() == expected.stride()
+    torch.testing.assert_close(actual, expected, **({"rtol": 2e-5, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}))
+
+
+def test_gradients_are_eagers():
+    torch.manual_seed(0)
+    q = _heads(1, 2, 8, 16, torch.float32).requires_grad_()
+    compiled = broach.compile(lambda q: attention(q, q, q))
+    (expected,) = torch.autograd.grad(attention(q, q, q).square().sum(), q)
+    for _ in range(2):
+        (actual,) = torch.autograd.grad(compiled(q).square().sum(), q)
+        torch.testing.assert_close(actual, expected)

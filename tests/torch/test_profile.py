@@ -1,0 +1,36 @@
+"""BROACH_PROFILE: `explain` says what each step of a call took and how much it moved."""
+
+import pytest
+import torch
+from broach_ext import _C
+
+import broach
+
+
+@pytest.fixture
+def profiling():
+    _C.set_profiling(True)
+    yield
+    _C.set_profiling(False)
+
+
+def _model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.LayerNorm(32)).eval()
+
+
+def test_steps_have_time_bytes_and_arithmetic(profiling):
+    with torch.no_grad():
+        told = broach.explain(_model(), torch.randn(8, 64))
+    (product,) = [s for s in told.steps if s.name.startswith("dot 8x64 by 64x32")]
+    (norm,) = [s for s in told.steps if s.name.startswith("kernel 8 over 32")]
+    assert product.milliseconds > 0 and norm.milliseconds > 0
+    # Rates times the time are the amounts of one call.
+    assert product.gigaflops_per_second * product.milliseconds * 1e6 == pytest.approx(2 * 8 * 64 * 32)
+    assert norm.gigabytes_per_second * norm.milliseconds * 1e6 == pytest.approx(4 * (2 * 8 * 32 + 2 * 32))
+    assert f"step {norm.name}" in str(told)
+
+
+def test_off_by_default():
+    with torch.no_grad():
+        assert not broach.explain(_model(), torch.randn(8, 64)).steps
