@@ -25,7 +25,7 @@ namespace broach {
 
 namespace {
 
-constexpr size_t kMostVersions = 8;   // kept at once
+constexpr size_t kMostVersions = 16;  // kept at once
 constexpr int kMostCaptures = 32;     // ever
 constexpr int kMostAttempts = 3;      // of captures that something spoils: what happens once only (a lazily filled cache) then passes
 
@@ -65,7 +65,11 @@ struct Version {
   Ref run_again(Pending& p, const Arguments& arguments);
   Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p);
 
+  // An argument may be a tensor that the program also reaches by itself: then it must be that one, as it was when captured.
+  bool holds_the_same_tensors(at::TensorList inputs) const;
+
   ArgumentsForm form;
+  std::vector<const c10::TensorImpl*> programs_own;  // for each input, null unless it was one of the state's
   uint64_t ambient = 0;
   std::unique_ptr<State> state;  // null: nothing but the arguments counts
   Function function;
@@ -139,7 +143,7 @@ Ref checked(PyObject* o) {
 // While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
 class Recorded {
  public:
-  Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()) {
+  Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()), random_(random_state()) {
     compiling_.emplace();
     watch_.emplace(state);
   }
@@ -157,7 +161,14 @@ class Recorded {
     if (!watch_effects_.empty()) return watch_effects_.front();
     if (auto changed = state_.changes(); !changed.empty()) return cat("writes ", changed.front().path);
     if (ambient_settings() != ambient_) return "changes a setting of torch";
+    if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1) return "draws numpy's random numbers";
     return invisible_work();
+  }
+
+  // Numpy's functions are of a kind that the interpreter does not tell about.
+  static Ref random_state() {
+    static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
+    return checked(PyObject_CallNoArgs(ask));
   }
 
   // What the bytecode that ran does to tensors without an operation's showing it.
@@ -179,6 +190,7 @@ class Recorded {
   Pending& p_;
   State& state_;
   uint64_t ambient_;
+  Ref random_;
   std::optional<Compiling> compiling_;
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
@@ -192,6 +204,14 @@ void reject(Pending& p, std::string why) {
 
 bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+}
+
+bool Version::holds_the_same_tensors(at::TensorList inputs) const {
+  for (size_t i = 0; i < programs_own.size(); ++i) {
+    auto* t = inputs[i].unsafeGetTensorImpl();
+    if (t != programs_own[i] && (programs_own[i] || state->holds_tensor(t))) return false;
+  }
+  return true;
 }
 
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
@@ -246,6 +266,10 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Function::Results out = described(result.get(), before, containers, p);
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
+  if (state && programs_own.empty())
+    for (const at::Tensor& t : p.leaves.tensors) programs_own.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
+  else if (state && !holds_the_same_tensors(p.leaves.tensors))
+    Function::reject_capture(p.rejected = "is given a tensor that it also reads by itself");
   if (own) p.result = std::move(result);
   return out;
 }
@@ -328,7 +352,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   std::string why = p.rejected;
   bool last = p.final;
   if (std::string failure = v->function.stats().capture_failure; !failure.empty() && failure != why) {
-    why = failure;
+    if (why.empty()) why = failure;
     last = true;
   }
   if (why.empty()) {
@@ -399,7 +423,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
   for (size_t i = 0; i < d.versions.size(); ++i) {
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
-    if (v->ambient != ambient || !v->form.match(a, p.leaves)) continue;
+    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same_tensors(p.leaves.tensors)) continue;
     if (v->state && !v->state->unchanged() && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();

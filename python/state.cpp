@@ -231,7 +231,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
     return;
   }
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent);
-  if (is_atom(o) || THPVariable_Check(o)) return;
+  if (is_atom(o)) return;
+  if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
   auto node = [&](Kind kind) {
     int id = add(kind, o, parent, label);
     known_.emplace(o, id);
@@ -303,10 +304,12 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
     return visit_instance(o, parent, label, -1);
   }
   if (PyObject_CheckBuffer(o)) return void(node(Kind::buffer));
-  seen();
   Owner owner = owner_of_type(Py_TYPE(o));
-  bool numpy = type.starts_with("numpy.");
-  if (owner == Owner::user && !numpy) problems_.push_back(cat((parent >= 0 ? path(parent) : ""), label, " is an object of the foreign type ", type));
+  // A type written in C whose instances have attributes too: SimpleNamespace, what functools.lru_cache makes.
+  if (PyObject** place = cpython::dict_place_if_any(o); place && *place) return visit_instance(o, parent, label, -1);
+  seen();
+  bool numpy = type.starts_with("numpy.") && !type.starts_with("numpy.random");
+  if ((owner == Owner::user && !numpy) || type.starts_with("numpy.random")) problems_.push_back(cat((parent >= 0 ? path(parent) : ""), label, " is an object of the foreign type ", type));
 }
 
 void State::visit_function(PyObject* f, int parent, const std::string& label) {
@@ -335,6 +338,21 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
   if (PyObject* defaults = PyFunction_GET_DEFAULTS(f)) visit(defaults, id, " default ");
   if (PyObject* defaults = PyFunction_GET_KW_DEFAULTS(f)) visit(defaults, id, " keyword default ");
   if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
+}
+
+// Its elements are the trace's business; attributes that Python code gave it are state.
+void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
+  tensors_.insert(THPVariable_Unpack(o).unsafeGetTensorImpl());
+  int id = add(Kind::instance, o, parent, label);
+  known_.emplace(o, id);
+  Node& n = nodes_.back();
+  n.place = cpython::dict_place_if_any(o);
+  fill(id);
+  if (!n.place || !*n.place || known_.contains(*n.place)) return;
+  int d = add(Kind::dict, *n.place, id, "");
+  known_.emplace(nodes_[static_cast<size_t>(d)].object.get(), d);
+  fill(d);
+  queue_.push_back(d);
 }
 
 void State::visit_type(PyTypeObject* type, int parent) {

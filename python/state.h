@@ -9,6 +9,8 @@
 #include "cpython.h"
 #include "reference.h"
 
+#include <c10/core/TensorImpl.h>
+
 #include <functional>
 #include <string>
 #include <string_view>
@@ -61,6 +63,7 @@ class State {
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> describe() const;
   bool knows(PyObject* o) const { return known_.contains(o); }
+  bool holds_tensor(const c10::TensorImpl* t) const { return tensors_.contains(t); }
   size_t size() const { return nodes_.size(); }
   const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
 
@@ -90,6 +93,7 @@ class State {
   void visit(PyObject* value, int parent, const std::string& label);
   void visit_type(PyTypeObject* type, int parent);
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
+  void visit_tensor(PyObject* t, int parent, const std::string& label);
   void visit_function(PyObject* f, int parent, const std::string& label);
   void visit_module_names(PyObject* module, PyCodeObject* code);
   void watch_names(PyObject* dict, PyCodeObject* code, const std::string& label);
@@ -114,6 +118,7 @@ class State {
   std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> codes_, made_here_;
   std::vector<PyObject*> modules_;
+  std::unordered_set<const c10::TensorImpl*> tensors_;  // kept alive by their holders' snapshots
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;

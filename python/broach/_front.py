@@ -30,6 +30,7 @@ class Front:
         self.dynamic = dynamic
         self.reasons: list[str] = []
         self.collected = Collected()
+        self.runs_eagerly = False  # instead of through Dynamo
 
     def give_up(self, why: str) -> Callable:
         """What runs the program from now on."""
@@ -39,6 +40,11 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
+        if " is caught" in why and not self.fullgraph:
+            # Dynamo raises errors of operations instead of letting the program catch them.
+            self.runs_eagerly = True
+            log.info("%s runs eagerly: %s", describe(self.program), why)
+            return self.program
         log.info("%s goes through Dynamo: %s", describe(self.program), why)
         return compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected)
 
