@@ -90,6 +90,7 @@ struct Callable {
     int captures = 0, attempts = 0;
     bool busy = false;  // some thread captures
     int64_t plain_calls = 0, fallback_calls = 0;
+    int64_t verify = 0, verify_next = 0, verify_seen = 0, verified = 0;  // option; when next, of how many calls; how many were
     std::vector<std::string> reasons;
   }* data;
 };
@@ -407,6 +408,73 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   return result.release();
 }
 
+// ---- the option `verify` ----
+
+bool must_verify(Callable::Data& d) {
+  if (!d.verify || ++d.verify_seen < d.verify_next) return false;
+  d.verify_next = d.verify_seen < d.verify ? d.verify_seen + 1 : 2 * d.verify_seen;
+  return true;
+}
+
+Ref tuple_of(const Arguments& a) {
+  Ref out = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(a.all())));
+  for (size_t i = 0; i < a.all(); ++i) PyTuple_SET_ITEM(out.get(), i, Ref::borrow(a.values[i]).release());
+  return out;
+}
+
+// Runs a version on copies of the arguments, then the program itself on the real ones, and compares. The caller gets eager's.
+PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
+  HANDLE_TH_ERRORS
+  auto& d = *c.data;
+  py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
+  Leaves given;
+  given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
+  given.symbolic.assign(p.leaves.ints.begin(), p.leaves.ints.end());
+  std::vector<Ref> built = v->form.build(given);
+  std::vector<PyObject*> values;
+  for (const Ref& b : built) values.push_back(b.get());
+  Pending q;
+  q.callable = &c;
+  q.version = v.get();
+  q.arguments = {values.data(), p.arguments.positional, p.arguments.names};
+  q.leaves.tensors = given.tensors;
+  q.leaves.ints = p.leaves.ints;
+  q.leaves.containers = given.made;
+  Ref got = Ref::steal(run(q));
+  std::string error;
+  if (!got) {
+    py::error_already_set e;
+    error = cat("raises ", e.what());
+  }
+  std::vector<std::string> written = v->state->written();
+  trial.attr("rewind")();
+  if (q.captured && got && !after_capture(c, q, v)) return nullptr;
+  Ref want = Ref::steal(call(d.program.get(), p.arguments));
+  if (q.captured) return want.release();
+  ++d.verified;
+  std::optional<py::error_already_set> raised;
+  if (!want) raised.emplace();
+  std::string why = error;
+  if (want && got) {
+    py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments).release()), copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments).release());
+    why = trial.attr("difference")(py::handle(want.get()), py::handle(got.get()), mine, copies).cast<std::string>();
+  } else if (!want && got) {
+    why = cat("the program raises ", raised->what());
+  } else if (!want) {
+    why.clear();  // both raise
+  }
+  if (!why.empty()) {
+    std::string changed;
+    v->state->holds(&changed);
+    d.fallback = Ref::borrow(py::object(py::reinterpret_borrow<py::object>(d.policy.get()).attr("differs")(why, changed, written)).ptr());
+    note(d, cat("differs from eager: ", why));
+    d.versions.clear();
+  }
+  if (raised) throw *raised;
+  return want.release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   auto& c = *reinterpret_cast<Callable*>(self);
   auto& d = *c.data;
@@ -427,6 +495,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
     if (v->state && !v->state->unchanged() && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
+    if (v->state && must_verify(d)) return run_verified(c, p, v);
     Ref result = Ref::steal(run(p));
     if (result && p.captured && !after_capture(c, p, v)) return nullptr;
     return result.release();
@@ -450,6 +519,7 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyErr_Clear();
   data->strict = full && full.get() == Py_True;
   for (auto each : py::reinterpret_borrow<py::object>(constant)) data->constant.push_back(each.cast<bool>());
+  if (auto given = py::reinterpret_borrow<py::dict>(options); given.contains("verify")) data->verify = given["verify"].cast<int64_t>();
   data->options = options_from(py::reinterpret_borrow<py::dict>(options));
   auto* c = reinterpret_cast<Callable*>(type->tp_alloc(type, 0));
   if (!c) return nullptr;
@@ -518,6 +588,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   s["plain_calls"] = d.plain_calls;
   s["fallback_calls"] = d.fallback_calls;
   s["captures"] = d.captures;
+  s["verified"] = d.verified;
   s["reasons"] = d.reasons;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();

@@ -72,6 +72,8 @@ bool is_c_iterator(PyObject* o) {
   return PyGen_Check(o) || PyCoro_CheckExact(o) || (!is_heap(t) && t->tp_iternext && t->tp_iter == PyObject_SelfIter);
 }
 
+int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
+
 PyObject* contextvar_value(PyObject* var) {
   PyObject* value = nullptr;
   if (PyContextVar_Get(var, nullptr, &value) < 0) PyErr_Clear();
@@ -340,9 +342,24 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
   if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
 }
 
+std::vector<at::Tensor> State::tensors() const {
+  std::vector<at::Tensor> out;
+  for (const auto& [impl, held] : tensors_) out.push_back(held.tensor);
+  return out;
+}
+
+std::vector<std::string> State::written() const {
+  std::vector<std::string> out;
+  for (const auto& [impl, held] : tensors_)
+    if (version_of(held.tensor) != held.version) out.push_back(held.path);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 // Its elements are the trace's business; attributes that Python code gave it are state.
 void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
-  tensors_.insert(THPVariable_Unpack(o).unsafeGetTensorImpl());
+  const at::Tensor& t = THPVariable_Unpack(o);
+  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t)});
   int id = add(Kind::instance, o, parent, label);
   known_.emplace(o, id);
   Node& n = nodes_.back();
@@ -606,6 +623,7 @@ void State::add_words(Node& n) {
 }
 
 void State::stamp() {
+  for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor);
   words_.clear();
   every_call_.clear();
   for (size_t id = 0; id < nodes_.size(); ++id) {

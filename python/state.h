@@ -9,7 +9,7 @@
 #include "cpython.h"
 #include "reference.h"
 
-#include <c10/core/TensorImpl.h>
+#include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <string>
@@ -64,6 +64,9 @@ class State {
   std::vector<std::string> describe() const;
   bool knows(PyObject* o) const { return known_.contains(o); }
   bool holds_tensor(const c10::TensorImpl* t) const { return tensors_.contains(t); }
+  std::vector<at::Tensor> tensors() const;
+  // Tensors that were written since `stamp`, by name.
+  std::vector<std::string> written() const;
   size_t size() const { return nodes_.size(); }
   const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
 
@@ -118,7 +121,12 @@ class State {
   std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> codes_, made_here_;
   std::vector<PyObject*> modules_;
-  std::unordered_set<const c10::TensorImpl*> tensors_;  // kept alive by their holders' snapshots
+  struct Held {
+    at::Tensor tensor;
+    std::string path;
+    int64_t version;
+  };
+  std::unordered_map<const c10::TensorImpl*, Held> tensors_;
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;

@@ -51,6 +51,7 @@ class Explanation:
             self.front = "eager"
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
+        self.verified = native["verified"] if native else 0
         # For each version: the Python state that it holds for.
         self.state: list[list[str]] = native["state"] if native else []
 
@@ -109,6 +110,7 @@ class Explanation:
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
         out += [("not captured natively" if self.front != "native" else "not captured", why) for why in self.capture_reasons]
+        out += [("verified", f"{self.verified} calls against eager")] if self.verified else []
         out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []
         out += [("graph break", why) for why in self.graph_breaks]
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import warnings
 from typing import Any, Callable
 
 import torch
@@ -47,6 +48,17 @@ class Front:
             return self.program
         log.info("%s goes through Dynamo: %s", describe(self.program), why)
         return compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected)
+
+    def differs(self, why: str, changed: str, written: list[str]) -> Callable:
+        """What runs the program from now on, after `verify` has found another answer than eager's."""
+        what = changed or (f"written since the capture: {', '.join(written[:5])}" if written else "")
+        what = what or "nothing that Broach watches has changed since the capture"
+        text = f"broach: {describe(self.program)} differs from eager and runs eagerly from now on: {why} ({what})"
+        self.reasons.append(text)
+        self.runs_eagerly = True
+        log.warning(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return self.program
 
     def reduce(self, compiled: Any) -> Any:
         """For pickling: functions by their name where it leads to the compiled one, else compiled anew."""
