@@ -203,8 +203,15 @@ def _set(get: Callable, set_: Callable, value: Any) -> Undo:
     return lambda: set_(old)
 
 
-def change(o: Any, rng: random.Random) -> tuple[str, Undo] | None:
+def tables_in(objects: list[Any]) -> set[int]:
+    """Which dicts hold the members of modules: nothing but such may come into them."""
+    return {id(d) for m in objects if isinstance(m, nn.Module) for d in (m._modules, m._parameters, m._buffers)}
+
+
+def change(o: Any, rng: random.Random, tables: set[int]) -> tuple[str, Undo] | None:
     """Changes something of one object; None if there was nothing to change."""
+    if id(o) in tables:
+        return _change_key(o, rng.choice(list(o)), rng, "member of a module") if o else None
     if isinstance(o, nn.Module) and rng.random() < 0.6:
         return _change_module(o, rng)
     if isinstance(o, torch.Tensor):

@@ -19,7 +19,7 @@ import broach
 import pytest
 import torch
 from compared import aliasing, difference, native, stats
-from mutations import Globals, Kept, change, reachable
+from mutations import Globals, Kept, change, reachable, tables_in
 from torch import nn
 from torch.nn import functional as F
 
@@ -522,8 +522,9 @@ class Fuzzer:
 
     def change_state(self) -> str:
         objects = reachable(self.subject.roots, self.subject.classes)
+        tables = tables_in(objects)
         for _ in range(20):
-            if found := change(self.rng.choice(objects), self.rng):
+            if found := change(self.rng.choice(objects), self.rng, tables):
                 self.undo.append(found[1])
                 return found[0]
         return "nothing"
