@@ -25,7 +25,7 @@ namespace broach {
 
 namespace {
 
-constexpr size_t kMostVersions = 8;   // kept at once
+constexpr size_t kMostVersions = 16;  // kept at once
 constexpr int kMostCaptures = 32;     // ever
 constexpr int kMostAttempts = 3;      // of captures that something spoils: what happens once only (a lazily filled cache) then passes
 
@@ -65,7 +65,11 @@ struct Version {
   Ref run_again(Pending& p, const Arguments& arguments);
   Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p);
 
+  // An argument may be a tensor that the program also reaches by itself: then it must be that one, as it was when captured.
+  bool holds_the_same_tensors(at::TensorList inputs) const;
+
   ArgumentsForm form;
+  std::vector<const c10::TensorImpl*> programs_own;  // for each input, null unless it was one of the state's
   uint64_t ambient = 0;
   std::unique_ptr<State> state;  // null: nothing but the arguments counts
   Function function;
@@ -86,6 +90,7 @@ struct Callable {
     int captures = 0, attempts = 0;
     bool busy = false;  // some thread captures
     int64_t plain_calls = 0, fallback_calls = 0;
+    int64_t verify = 0, verify_next = 0, verify_seen = 0, verified = 0;  // option; when next, of how many calls; how many were
     std::vector<std::string> reasons;
   }* data;
 };
@@ -139,7 +144,7 @@ Ref checked(PyObject* o) {
 // While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
 class Recorded {
  public:
-  Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()) {
+  Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()), random_(random_state()) {
     compiling_.emplace();
     watch_.emplace(state);
   }
@@ -157,7 +162,14 @@ class Recorded {
     if (!watch_effects_.empty()) return watch_effects_.front();
     if (auto changed = state_.changes(); !changed.empty()) return cat("writes ", changed.front().path);
     if (ambient_settings() != ambient_) return "changes a setting of torch";
+    if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1) return "draws numpy's random numbers";
     return invisible_work();
+  }
+
+  // Numpy's functions are of a kind that the interpreter does not tell about.
+  static Ref random_state() {
+    static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
+    return checked(PyObject_CallNoArgs(ask));
   }
 
   // What the bytecode that ran does to tensors without an operation's showing it.
@@ -179,6 +191,7 @@ class Recorded {
   Pending& p_;
   State& state_;
   uint64_t ambient_;
+  Ref random_;
   std::optional<Compiling> compiling_;
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
@@ -192,6 +205,14 @@ void reject(Pending& p, std::string why) {
 
 bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+}
+
+bool Version::holds_the_same_tensors(at::TensorList inputs) const {
+  for (size_t i = 0; i < programs_own.size(); ++i) {
+    auto* t = inputs[i].unsafeGetTensorImpl();
+    if (t != programs_own[i] && (programs_own[i] || state->holds_tensor(t))) return false;
+  }
+  return true;
 }
 
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
@@ -247,6 +268,10 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Function::Results out = described(result.get(), before, containers, p);
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
+  if (state && programs_own.empty())
+    for (const at::Tensor& t : p.leaves.tensors) programs_own.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
+  else if (state && !holds_the_same_tensors(p.leaves.tensors))
+    Function::reject_capture(p.rejected = "is given a tensor that it also reads by itself");
   if (own) p.result = std::move(result);
   return out;
 }
@@ -329,7 +354,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   std::string why = p.rejected;
   bool last = p.final;
   if (std::string failure = v->function.stats().capture_failure; !failure.empty() && failure != why) {
-    why = failure;
+    if (why.empty()) why = failure;
     last = true;
   }
   if (why.empty()) {
@@ -384,6 +409,73 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   return result.release();
 }
 
+// ---- the option `verify` ----
+
+bool must_verify(Callable::Data& d) {
+  if (!d.verify || ++d.verify_seen < d.verify_next) return false;
+  d.verify_next = d.verify_seen < d.verify ? d.verify_seen + 1 : 2 * d.verify_seen;
+  return true;
+}
+
+Ref tuple_of(const Arguments& a) {
+  Ref out = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(a.all())));
+  for (size_t i = 0; i < a.all(); ++i) PyTuple_SET_ITEM(out.get(), i, Ref::borrow(a.values[i]).release());
+  return out;
+}
+
+// Runs a version on copies of the arguments, then the program itself on the real ones, and compares. The caller gets eager's.
+PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
+  HANDLE_TH_ERRORS
+  auto& d = *c.data;
+  py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
+  Leaves given;
+  given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
+  given.symbolic.assign(p.leaves.ints.begin(), p.leaves.ints.end());
+  std::vector<Ref> built = v->form.build(given);
+  std::vector<PyObject*> values;
+  for (const Ref& b : built) values.push_back(b.get());
+  Pending q;
+  q.callable = &c;
+  q.version = v.get();
+  q.arguments = {values.data(), p.arguments.positional, p.arguments.names};
+  q.leaves.tensors = given.tensors;
+  q.leaves.ints = p.leaves.ints;
+  q.leaves.containers = given.made;
+  Ref got = Ref::steal(run(q));
+  std::string error;
+  if (!got) {
+    py::error_already_set e;
+    error = cat("raises ", e.what());
+  }
+  std::vector<std::string> written = v->state->written();
+  trial.attr("rewind")();
+  if (q.captured && got && !after_capture(c, q, v)) return nullptr;
+  Ref want = Ref::steal(call(d.program.get(), p.arguments));
+  if (q.captured) return want.release();
+  ++d.verified;
+  std::optional<py::error_already_set> raised;
+  if (!want) raised.emplace();
+  std::string why = error;
+  if (want && got) {
+    py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments).release()), copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments).release());
+    why = trial.attr("difference")(py::handle(want.get()), py::handle(got.get()), mine, copies).cast<std::string>();
+  } else if (!want && got) {
+    why = cat("the program raises ", raised->what());
+  } else if (!want) {
+    why.clear();  // both raise
+  }
+  if (!why.empty()) {
+    std::string changed;
+    v->state->holds(&changed);
+    d.fallback = Ref::borrow(py::object(py::reinterpret_borrow<py::object>(d.policy.get()).attr("differs")(why, changed, written)).ptr());
+    note(d, cat("differs from eager: ", why));
+    d.versions.clear();
+  }
+  if (raised) throw *raised;
+  return want.release();
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   auto& c = *reinterpret_cast<Callable*>(self);
   auto& d = *c.data;
@@ -400,10 +492,11 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
   for (size_t i = 0; i < d.versions.size(); ++i) {
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
-    if (v->ambient != ambient || !v->form.match(a, p.leaves)) continue;
+    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same_tensors(p.leaves.tensors)) continue;
     if (v->state && !v->state->unchanged() && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
+    if (v->state && must_verify(d)) return run_verified(c, p, v);
     Ref result = Ref::steal(run(p));
     if (result && p.captured && !after_capture(c, p, v)) return nullptr;
     if (result && p.ran_eagerly && !p.captured && d.guarded && !d.fallback)
@@ -429,6 +522,7 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   PyErr_Clear();
   data->strict = full && full.get() == Py_True;
   for (auto each : py::reinterpret_borrow<py::object>(constant)) data->constant.push_back(each.cast<bool>());
+  if (auto given = py::reinterpret_borrow<py::dict>(options); given.contains("verify")) data->verify = given["verify"].cast<int64_t>();
   data->options = options_from(py::reinterpret_borrow<py::dict>(options));
   auto* c = reinterpret_cast<Callable*>(type->tp_alloc(type, 0));
   if (!c) return nullptr;
@@ -497,6 +591,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   s["plain_calls"] = d.plain_calls;
   s["fallback_calls"] = d.fallback_calls;
   s["captures"] = d.captures;
+  s["verified"] = d.verified;
   s["reasons"] = d.reasons;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();

@@ -75,6 +75,14 @@ inline PyObject** dict_place(PyObject* o) {
   return place;
 }
 
+// The same without making one: what it points to may be null.
+inline PyObject** dict_place_if_any(PyObject* o) {
+#if PY_VERSION_HEX >= 0x030C0000
+  if (PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_MANAGED_DICT)) return dict_place(o);
+#endif
+  return _PyObject_GetDictPtr(o);
+}
+
 // The function whose call made a frame; null where the interpreter does not say, and for module and class bodies.
 inline PyFunctionObject* function_of(PyFrameObject* frame) {
 #if PY_VERSION_HEX >= 0x030B0000

@@ -53,6 +53,21 @@ PyTypeObject* layout_of(PyTypeObject* t) {
 
 bool same_key(PyObject* a, PyObject* b) { return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b); }
 
+// Attributes that Python code gave a tensor; null if there are none.
+PyObject* attributes_of(PyObject* tensor) {
+  PyObject** place = cpython::dict_place_if_any(tensor);
+  return place && *place && PyDict_GET_SIZE(*place) ? *place : nullptr;
+}
+
+bool same_attributes(PyObject* before, PyObject* now) {
+  if (!before || !now) return before == now;
+  if (PyDict_GET_SIZE(before) != PyDict_GET_SIZE(now)) return false;
+  PyObject *k, *v;
+  for (Py_ssize_t at = 0; PyDict_Next(before, &at, &k, &v);)
+    if (!same_value(v, PyDict_GetItemWithError(now, k))) return false;
+  return true;
+}
+
 bool has_instance_dict(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && cpython::dict_place(o); }
 
 }  // namespace
@@ -70,6 +85,7 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   p.index = it->second;
   p.requires_grad = t.requires_grad();
   p.type = Py_TYPE(o);
+  if (PyObject* attributes = rules.results || !fresh ? nullptr : attributes_of(o)) p.keep = Ref::steal(PyDict_Copy(attributes));
   if (fresh) leaves.tensors.push_back(t);
   parts_.push_back(std::move(p));
   return true;
@@ -156,6 +172,15 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
       if (!add(PyList_GET_ITEM(o, i), rules, leaves)) return false;
     return true;
   }
+  if (PySet_CheckExact(o) || PyFrozenSet_CheckExact(o)) {
+    Ref elements = Ref::steal(PySequence_Tuple(o));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(elements.get()); ++i)
+      if (PyObject* e = PyTuple_GET_ITEM(elements.get(), i); !is_atom(e)) return fail(o);
+    Part& p = container(Kind::set);
+    p.value = std::move(elements);
+    p.frozen = PyFrozenSet_CheckExact(o);
+    return true;
+  }
   if (PySlice_Check(o)) {
     auto* s = reinterpret_cast<PySliceObject*>(o);
     container(Kind::slice);
@@ -220,7 +245,7 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       const at::Tensor& t = THPVariable_Unpack(o);
       for (const at::Tensor& before : leaves.tensors)
         if (before.is_same(t)) return false;
-      if (t.requires_grad() != p.requires_grad) return false;
+      if (t.requires_grad() != p.requires_grad || !same_attributes(p.keep.get(), attributes_of(o))) return false;
       leaves.tensors.push_back(t);
       return true;
     }
@@ -245,6 +270,13 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       for (uint32_t i = 0; i < p.items; ++i)
         if (!match(at, PyList_GET_ITEM(o, i), leaves)) return false;
       return true;
+    case Kind::set: {
+      if (Py_TYPE(o) != p.type || PySet_GET_SIZE(o) != PyTuple_GET_SIZE(p.value.get())) return false;
+      leaves.containers.push_back(o);
+      // What the program does in the order of the elements depends on that order.
+      Ref elements = Ref::steal(PySequence_Tuple(o));
+      return elements && same_value(elements.get(), p.value.get());
+    }
     case Kind::slice: {
       if (!PySlice_Check(o)) return false;
       auto* s = reinterpret_cast<PySliceObject*>(o);
@@ -316,6 +348,11 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
         PyList_SET_ITEM(list.get(), i, v);
       }
       return list.release();
+    }
+    case Kind::set: {
+      PyObject* set = p.frozen ? PyFrozenSet_New(p.value.get()) : PySet_New(p.value.get());
+      leaves.made.push_back(set);
+      return set;
     }
     case Kind::slice: {
       size_t place = leaves.made.size();

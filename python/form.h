@@ -27,6 +27,7 @@ struct Part {
     dict,
     object,    // an instance of a Python class, by its attributes
     slice,
+    set,       // of numbers, strings and the like: `value` is a tuple of them, in their order
     argument,  // in results: container number `index` of the arguments
     repeated,  // container number `index` once more
   };
@@ -34,12 +35,13 @@ struct Part {
 
   Kind kind;
   bool requires_grad = false;
+  bool frozen = false;           // set: a frozenset
   int index = -1;
   uint32_t items = 0, attributes = 0;
   PyTypeObject* type = nullptr;  // kept alive by `value` or by `keep`
   Ref value;                     // constant, or the keys of items and then attributes
   std::vector<Py_ssize_t> slots;
-  Ref keep;
+  Ref keep;                      // tensor: its attributes, if it has any
 };
 
 // What matching or flattening collects.
@@ -68,6 +70,9 @@ class Form {
   bool match(size_t& at, PyObject* o, Leaves& leaves) const;
   // A new reference, or null with a Python error.
   PyObject* build(size_t& at, const Leaves& leaves) const;
+
+  // Says that a value cannot be described; false.
+  bool refuse(PyObject* o) { return fail(o); }
 
   const std::vector<Part>& parts() const { return parts_; }
   const std::string& problem() const { return problem_; }

@@ -72,6 +72,8 @@ bool is_c_iterator(PyObject* o) {
   return PyGen_Check(o) || PyCoro_CheckExact(o) || (!is_heap(t) && t->tp_iternext && t->tp_iter == PyObject_SelfIter);
 }
 
+int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
+
 PyObject* contextvar_value(PyObject* var) {
   PyObject* value = nullptr;
   if (PyContextVar_Get(var, nullptr, &value) < 0) PyErr_Clear();
@@ -231,7 +233,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
     return;
   }
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent);
-  if (is_atom(o) || THPVariable_Check(o)) return;
+  if (is_atom(o)) return;
+  if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
   auto node = [&](Kind kind) {
     int id = add(kind, o, parent, label);
     known_.emplace(o, id);
@@ -303,10 +306,12 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
     return visit_instance(o, parent, label, -1);
   }
   if (PyObject_CheckBuffer(o)) return void(node(Kind::buffer));
-  seen();
   Owner owner = owner_of_type(Py_TYPE(o));
-  bool numpy = type.starts_with("numpy.");
-  if (owner == Owner::user && !numpy) problems_.push_back(cat((parent >= 0 ? path(parent) : ""), label, " is an object of the foreign type ", type));
+  // A type written in C whose instances have attributes too: SimpleNamespace, what functools.lru_cache makes.
+  if (PyObject** place = cpython::dict_place_if_any(o); place && *place) return visit_instance(o, parent, label, -1);
+  seen();
+  bool numpy = type.starts_with("numpy.") && !type.starts_with("numpy.random");
+  if ((owner == Owner::user && !numpy) || type.starts_with("numpy.random")) problems_.push_back(cat((parent >= 0 ? path(parent) : ""), label, " is an object of the foreign type ", type));
 }
 
 void State::visit_function(PyObject* f, int parent, const std::string& label) {
@@ -335,6 +340,36 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
   if (PyObject* defaults = PyFunction_GET_DEFAULTS(f)) visit(defaults, id, " default ");
   if (PyObject* defaults = PyFunction_GET_KW_DEFAULTS(f)) visit(defaults, id, " keyword default ");
   if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
+}
+
+std::vector<at::Tensor> State::tensors() const {
+  std::vector<at::Tensor> out;
+  for (const auto& [impl, held] : tensors_) out.push_back(held.tensor);
+  return out;
+}
+
+std::vector<std::string> State::written() const {
+  std::vector<std::string> out;
+  for (const auto& [impl, held] : tensors_)
+    if (version_of(held.tensor) != held.version) out.push_back(held.path);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+// Its elements are the trace's business; attributes that Python code gave it are state.
+void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
+  const at::Tensor& t = THPVariable_Unpack(o);
+  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t)});
+  int id = add(Kind::instance, o, parent, label);
+  known_.emplace(o, id);
+  Node& n = nodes_.back();
+  n.place = cpython::dict_place_if_any(o);
+  fill(id);
+  if (!n.place || !*n.place || known_.contains(*n.place)) return;
+  int d = add(Kind::dict, *n.place, id, "");
+  known_.emplace(nodes_[static_cast<size_t>(d)].object.get(), d);
+  fill(d);
+  queue_.push_back(d);
 }
 
 void State::visit_type(PyTypeObject* type, int parent) {
@@ -588,6 +623,7 @@ void State::add_words(Node& n) {
 }
 
 void State::stamp() {
+  for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor);
   words_.clear();
   every_call_.clear();
   for (size_t id = 0; id < nodes_.size(); ++id) {

@@ -9,6 +9,8 @@
 #include "cpython.h"
 #include "reference.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <functional>
 #include <string>
 #include <string_view>
@@ -61,6 +63,10 @@ class State {
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> describe() const;
   bool knows(PyObject* o) const { return known_.contains(o); }
+  bool holds_tensor(const c10::TensorImpl* t) const { return tensors_.contains(t); }
+  std::vector<at::Tensor> tensors() const;
+  // Tensors that were written since `stamp`, by name.
+  std::vector<std::string> written() const;
   size_t size() const { return nodes_.size(); }
   const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
 
@@ -90,6 +96,7 @@ class State {
   void visit(PyObject* value, int parent, const std::string& label);
   void visit_type(PyTypeObject* type, int parent);
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
+  void visit_tensor(PyObject* t, int parent, const std::string& label);
   void visit_function(PyObject* f, int parent, const std::string& label);
   void visit_module_names(PyObject* module, PyCodeObject* code);
   void watch_names(PyObject* dict, PyCodeObject* code, const std::string& label);
@@ -114,6 +121,12 @@ class State {
   std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> codes_, made_here_;
   std::vector<PyObject*> modules_;
+  struct Held {
+    at::Tensor tensor;
+    std::string path;
+    int64_t version;
+  };
+  std::unordered_map<const c10::TensorImpl*, Held> tensors_;
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;

@@ -106,6 +106,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+  if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
 }
 
 const Watch::Verdict& Watch::judge(PyObject* function) {

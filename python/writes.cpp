@@ -22,6 +22,7 @@ bool is_object(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HE
 Shallow::Shallow(PyObject* o) : object(o) {
   if (PyList_Check(o)) items = Ref::steal(PyList_GetSlice(o, 0, PyList_GET_SIZE(o)));
   if (PyDict_Check(o)) items = Ref::steal(PyDict_Copy(o));
+  if (PySet_Check(o)) items = Ref::steal(PyFrozenSet_New(o));
   if (PyObject* dict = instance_dict(o)) attributes = Ref::steal(PyDict_Copy(dict));
   if (is_object(o))
     for (Py_ssize_t offset : cpython::slots_of(Py_TYPE(o))) slots.push_back(Ref::borrow(slot_at(o, offset)));
@@ -54,6 +55,7 @@ bool Writes::find(const std::vector<Shallow>& before, Form& form, const Form::Ru
         if (!form.add(PyList_GET_ITEM(b.object, k), rules, leaves)) return false;
       continue;
     }
+    if (PySet_Check(b.object) && PyObject_RichCompareBool(b.object, b.items.get(), Py_EQ) != 1) return form.refuse(b.object);
     if (PyDict_Check(b.object) && !find_in_dict(b.object, b.items.get(), container, Write::Kind::item, Write::Kind::no_item, form, rules, leaves)) return false;
     if (b.attributes && !find_in_dict(instance_dict(b.object), b.attributes.get(), container, Write::Kind::attribute, Write::Kind::no_attribute, form, rules, leaves)) return false;
     if (b.slots.empty()) continue;

@@ -72,7 +72,7 @@ def _progress(options: dict[str, Any]):
 
 def native_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that the native side reads."""
-    return {**{k: v for k, v in options.items() if k not in ("capture", "verify")}, "progress": _progress(options)}
+    return {**{k: v for k, v in options.items() if k != "capture"}, "progress": _progress(options)}
 
 
 def _is_constant(node: torch.fx.Node, example: Any) -> bool:

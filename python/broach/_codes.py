@@ -1,9 +1,10 @@
-"""What a piece of bytecode does to tensors without calling anything: storing to, or reading, attributes that are written in C
-and that no operation shows."""
+"""What a captured run does without calling a function that the interpreter tells about: bytecode that stores to, or reads,
+attributes written in C; and numpy's random numbers."""
 
 from __future__ import annotations
 
 import dis
+import sys
 import types
 import weakref
 
@@ -36,3 +37,13 @@ def _find(code: types.CodeType) -> str:
         if step.opname.startswith("LOAD_ATTR") and step.argval in READ:
             return f"reads an attribute .{step.argval} at {code.co_filename}:{line}"
     return ""
+
+
+def numpy_random_state() -> object:
+    """Where numpy's own generator stands; None if nobody has imported it."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return None
+    state = numpy_random.get_state(legacy=False)
+    words = state["state"]
+    return {k: v.tobytes() if hasattr(v, "tobytes") else v for k, v in words.items()}, state["has_gauss"], state["gauss"]

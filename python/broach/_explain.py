@@ -69,10 +69,13 @@ class Explanation:
         self.eager_reasons = [r for m in self.modules for r in m["eager_reasons"]]
         self.recompilations = [r for m in self.modules for r in m["recompilations"]]
         self.guards = [g for p in programs for g in p["guards"]]
-        # How the program was captured: "native" or "dynamo", and why not natively.
-        self.front = "native" if native and native["front"] == "native" else "dynamo"
+        # How the program was captured: "native" or "dynamo", or "eager" if not at all, and why not natively.
+        self.front = "dynamo" if not native or native["front"] == "fallback" else native["front"]
+        if native and native["runs_eagerly"]:
+            self.front = "eager"
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
+        self.verified = native["verified"] if native else 0
         # For each version: the Python state that it holds for.
         self.state: list[list[str]] = native["state"] if native else []
         # The longest first; only while BROACH_PROFILE=1, since measuring each step costs time.
@@ -98,7 +101,7 @@ class Explanation:
         finally:
             observers.current = before
         breaks = _graph_breaks() - breaks_before
-        stats = native.stats() if native is not None else None
+        stats = {**native.stats(), "runs_eagerly": native.policy.runs_eagerly} if native is not None else None
         told = [m.stats() for m in modules] if stats is None or stats["front"] != "native" else [stats]
         return cls(told, [f"{why} ({n}x)" for why, n in breaks.items()], seconds, stats)
 
@@ -133,7 +136,8 @@ class Explanation:
         out += [("step " + s.name, str(s)) for s in self.steps]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
-        out += [("not captured natively" if self.front == "dynamo" else "not captured", why) for why in self.capture_reasons]
+        out += [("not captured natively" if self.front != "native" else "not captured", why) for why in self.capture_reasons]
+        out += [("verified", f"{self.verified} calls against eager")] if self.verified else []
         out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []
         out += [("graph break", why) for why in self.graph_breaks]
         return out

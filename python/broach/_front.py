@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import warnings
 from typing import Any, Callable
 
 import torch
@@ -30,6 +31,7 @@ class Front:
         self.dynamic = dynamic
         self.reasons: list[str] = []
         self.collected = Collected()
+        self.runs_eagerly = False  # instead of through Dynamo
 
     def give_up(self, why: str) -> Callable:
         """What runs the program from now on."""
@@ -39,8 +41,24 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
+        if " is caught" in why and not self.fullgraph:
+            # Dynamo raises errors of operations instead of letting the program catch them.
+            self.runs_eagerly = True
+            log.info("%s runs eagerly: %s", describe(self.program), why)
+            return self.program
         log.info("%s goes through Dynamo: %s", describe(self.program), why)
         return compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected)
+
+    def differs(self, why: str, changed: str, written: list[str]) -> Callable:
+        """What runs the program from now on, after `verify` has found another answer than eager's."""
+        what = changed or (f"written since the capture: {', '.join(written[:5])}" if written else "")
+        what = what or "nothing that Broach watches has changed since the capture"
+        text = f"broach: {describe(self.program)} differs from eager and runs eagerly from now on: {why} ({what})"
+        self.reasons.append(text)
+        self.runs_eagerly = True
+        log.warning(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return self.program
 
     def reduce(self, compiled: Any) -> Any:
         """For pickling: functions by their name where it leads to the compiled one, else compiled anew."""

@@ -1,0 +1,142 @@
+"""The option `verify`: compiled calls are compared with eager, and a program that differs goes back to eager and says so."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+
+import broach
+import pytest
+import torch
+from compared import difference, stats
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def verified(program, n=2, **options):
+    return broach.compile(program, options={"capture": "native", "verify": n, **options})
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return {"first": x + 1, "second": [x * self.factor]}
+
+
+def overwrite(number: float, value: float) -> None:
+    """Changes a float object in place, as foreign code may: nothing in Python can notice."""
+    ctypes.c_double.from_address(id(number) + object.__basicsize__).value = value
+
+
+def test_calls_are_compared_ever_more_rarely():
+    compiled = verified(lambda x: x * 2, 3)
+    counts = []
+    for _ in range(64):
+        compiled(torch.ones(3))
+        counts.append(stats(compiled)["verified"])
+    # Of 63 compiled calls: 1, 2, 3, and then 6, 12, 24, 48.
+    assert [i for i in range(1, 64) if counts[i] > counts[i - 1]] == [1, 2, 3, 6, 12, 24, 48]
+
+
+def test_a_wrong_trace_is_noticed():
+    program = Scaled(float("2.5"))
+    compiled = verified(program)
+    x = torch.randn(3)
+    compiled(x), compiled(x)
+    overwrite(program.factor, 7.0)
+    with pytest.warns(RuntimeWarning, match=r"output\['second'\]\[0\] differs.*nothing that Broach watches has changed"):
+        got = compiled(x)
+    assert not (why := difference(program(x), got)), why
+    for _ in range(3):
+        assert not (why := difference(program(x), compiled(x))), why
+    told = broach.explain(compiled, x)
+    assert told.front == "eager" and any("differs from eager: output['second'][0]" in why for why in told.capture_reasons)
+    assert "differs from eager" in str(told)
+
+
+def test_what_was_written_since_the_capture_is_named():
+    program = Scaled(float("2.5"))
+    program.w = torch.ones(3)
+    compiled = verified(lambda x: x * program.factor + program.w)
+    x = torch.randn(3)
+    compiled(x), compiled(x)
+    overwrite(program.factor, 7.0)
+    program.w.add_(1)
+    with pytest.warns(RuntimeWarning, match=r"written since the capture: .*\.w"):
+        compiled(x)
+
+
+def test_nothing_is_written_twice():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x, log, buffer):
+            self.calls.add_(1)
+            buffer.mul_(2)
+            log.append(x + 1)
+            x.sub_(1)
+            return self.norm(x) + torch.rand(4) + nn.functional.dropout(x, 0.5)
+
+    model, twin = Counts(), Counts()
+    twin.load_state_dict(model.state_dict())
+    compiled = verified(model, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        buffers = [torch.ones(3), torch.ones(3)]
+        for step in range(6):
+            torch.manual_seed(step)
+            want = twin(a := torch.ones(5, 4) * step, first := [], buffers[0])
+            after = torch.get_rng_state()
+            torch.manual_seed(step)
+            got = compiled(b := torch.ones(5, 4) * step, second := [], buffers[1])
+            assert torch.equal(after, torch.get_rng_state())
+            assert not (why := difference([want, a, first, buffers[0], dict(twin.state_dict())], [got, b, second, buffers[1], dict(model.state_dict())])), why
+    assert stats(compiled)["verified"] == 5
+
+
+def test_arguments_that_share_memory_still_do():
+    def program(x, y, z):
+        z.add_(1)
+        return x[1:] * 2, y.t() + 1, z[:1]
+
+    compiled = verified(program, 100)
+    for _ in range(4):
+        base, z = torch.arange(12.0), torch.zeros(2)
+        x, y = base[:4], base[2:].view(2, 5)
+        a, b, c = compiled(x, y, z)
+        assert torch.equal(a, base[1:4] * 2) and torch.equal(z, torch.ones(2))
+        assert torch.equal(b, y.t() + 1) and c.data_ptr() == z.data_ptr()
+    assert stats(compiled)["verified"] == 3
+
+
+def test_other_sizes_and_errors():
+    def program(x, i):
+        return x[i] * 2
+
+    compiled = verified(program, 100)
+    for n in (3, 3, 4, 5, 6):
+        assert torch.equal(compiled(torch.ones(n), torch.tensor([1])), torch.tensor([2.0]))
+    for _ in range(2):
+        with pytest.raises(IndexError):
+            compiled(torch.ones(3), torch.tensor([9]))
+    assert stats(compiled)["front"] == "native" and stats(compiled)["verified"] >= 3
+
+
+def test_a_model_in_a_half_type_is_no_difference():
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 8)).bfloat16().eval()
+    compiled = verified(model, 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(5):
+            compiled(torch.randn(4, 16).bfloat16())
+    assert stats(compiled)["verified"] == 4
