@@ -377,7 +377,8 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   p.version = v.get();
   p.arguments = a;
   Form::Rules rules;
-  rules.integers = rules.any_tensor = !d.guarded;
+  rules.integers = true;
+  rules.any_tensor = !d.guarded;
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
   if (!described || (d.guarded && d.captures >= kMostCaptures)) {

@@ -1,5 +1,7 @@
 #include "state.h"
 
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>

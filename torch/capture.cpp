@@ -555,13 +555,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
           if (auto one = std::get_if<Arg::Tensor>(&out.args[i].value)) out.mutated.push_back(one->id);
     if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
-<<<<<<< HEAD
-    out.effect = op.hasTag(at::Tag::nondeterministic_seeded) || !name.starts_with("aten::");
-    if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
-=======
     out.effect = (op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack)) || !name.starts_with("aten::");
-    if (op.hasTag(at::Tag::inplace_view)) fail_with(cat(name, " changes the sizes of a tensor in place"));
->>>>>>> lane-perf
+    if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
     if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) fail_with(cat("the sizes of the result of ", name, " depend on data"));
   }
   torch::jit::Stack given;

@@ -147,7 +147,7 @@ SymbolicSizes Function::symbols_for(at::TensorList inputs, at::IntArrayRef ints,
   Seen now{modes, dtypes_of(inputs), sizes_of(inputs, ints)};
   std::vector<CallSizes> calls;
   for (const Seen& s : seen_)
-    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes)) calls.push_back(s.sizes);
+    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) && !(specialise_ints_ && s.sizes.ints != now.sizes.ints)) calls.push_back(s.sizes);
   calls.push_back(now.sizes);
   seen_.push_back(std::move(now));
   if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_) return {};
@@ -155,6 +155,7 @@ SymbolicSizes Function::symbols_for(at::TensorList inputs, at::IntArrayRef ints,
   if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(inputs.size() + 1, ~uint64_t{0});
   for (size_t i = 0; i < std::min(symbolic.size(), constant_inputs_.size()); ++i)
     if (constant_inputs_[i]) symbolic[i] = 0;
+  if (specialise_ints_ && symbolic.size() > inputs.size()) symbolic[inputs.size()] = 0;
   return generalize(calls, symbolic);
 }
 
@@ -212,11 +213,17 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
     start = now;
     return s;
   };
-  SymbolicSizes sizes = symbols_for(inputs, ints, modes);
   std::optional<Recorded> recorded;
-  if (!sizes.symbols->infos().empty()) {
+  bool repeat = true;
+  while (std::exchange(repeat, false)) {
+    SymbolicSizes sizes = symbols_for(inputs, ints, modes);
+    if (sizes.symbols->infos().empty()) break;
     recorded = record_symbolic(inputs, ints, sizes);
-    specialise_ = !recorded;
+    bool has_ints = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); });
+    // What a program is given besides tensors is a count of layers as often as a size.
+    repeat = !recorded && has_ints;
+    specialise_ints_ |= repeat;
+    specialise_ = !recorded && !repeat;
   }
   bool symbolic = recorded.has_value();
   if (!recorded) recorded = record(inputs, ints, nullptr);
@@ -277,7 +284,7 @@ void Function::reset() {
   std::lock_guard lock(compile_mutex_);
   entries_.store(std::make_shared<const Entries>());
   seen_.clear();
-  specialise_ = false;
+  specialise_ = specialise_ints_ = false;
   hopeless_ = false;
   eager_with_grad_ = false;
 }

@@ -113,6 +113,7 @@ class Function {
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;            // under compile_mutex_
   bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
+  bool specialise_ints_ = false;      // nor for the integers that it is given
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
   std::atomic<int64_t> calls_{0}, compiled_calls_{0}, other_ways_{0};
