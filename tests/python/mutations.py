@@ -338,7 +338,7 @@ def _change_tensor(t: torch.Tensor, rng: random.Random) -> tuple[str, Undo] | No
     if what == "elements":
         old = t.detach().clone()
         with torch.no_grad():
-            t.mul_(rng.uniform(0.5, 2)).add_(rng.uniform(-1, 1))
+            t.mul_(rng.uniform(0.5, 2)).add_(rng.uniform(0 if bool((t >= 0).all()) else -1, 1))  # variances stay positive
             return "elements of a tensor", lambda: t.data.copy_(old)
     if what == "data":
         old = t.data

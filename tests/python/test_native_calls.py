@@ -277,6 +277,9 @@ def _with_gradients(f):
         f(torch.ones(2, 4))
 
 
+FEWER = {"error": 2000, "gradients": 300}  # slow calls of eager's
+
+
 @pytest.mark.parametrize("name", ["function", "module", "sizes that alternate", "containers", "method", "error", "gradients", "fallback"])
 def test_reference_counts_and_memory_stay_flat(name):
     compiled, call = _calls()[name]
@@ -285,7 +288,7 @@ def test_reference_counts_and_memory_stay_flat(name):
     gc.collect()
     watched = [None, True, 3, torch.float32, compiled, type(compiled), torch.Tensor, getattr(compiled, "_orig_mod", plain)]
     before = [sys.getrefcount(o) for o in watched], len(gc.get_objects()), _kilobytes()
-    n = 10000 if name not in ("error", "gradients") or ALL else 2000
+    n = 10000 if ALL or name not in FEWER else FEWER[name]
     for _ in range(n):
         call(compiled)
     gc.collect()
