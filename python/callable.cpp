@@ -354,7 +354,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   std::string why = p.rejected;
   bool last = p.final;
   if (std::string failure = v->function.stats().capture_failure; !failure.empty() && failure != why) {
-    if (why.empty()) why = failure;
+    if (why.empty() || d.strict) why = failure;
     last = true;
   }
   if (why.empty()) {

@@ -12,7 +12,7 @@ namespace {
 
 using Kind = KernelExpr::Kind;
 
-constexpr size_t kLargePosition = 64;  // atoms of a position: views of views of sizes that are symbols
+constexpr size_t kLargePosition = 20;  // atoms of a position: views of views of sizes that are symbols
 constexpr size_t kLargeKernel = 1000;  // expressions
 constexpr int kMostEvaluations = 8;    // of one node, in a kernel that is large already
 
@@ -179,6 +179,11 @@ class KernelBuilder {
     return position(i);
   }
 
+  // Whether a position is a sum of a static part and multiples of taken indices.
+  bool is_linear_in_taken(const SymInt& i) const {
+    return std::all_of(dynamic_.begin(), dynamic_.end(), [&](const Dynamic& d) { return !i.contains(d.symbol) || i.linear_in(d.symbol); });
+  }
+
   int cast(int e, DType to) {
     if (k_.exprs[static_cast<size_t>(e)].dtype == to) return e;
     return op(Op::cast, to, {e});
@@ -221,7 +226,7 @@ class KernelBuilder {
       case Op::reshape:
         in = reshaped(n.results[0].shape, x.shape(), index);
         for (const SymInt& i : in)
-          if (i.atoms() > kLargePosition) throw Misfit{&n};
+          if (i.atoms() > kLargePosition || !is_linear_in_taken(i)) throw Misfit{&n};
         return expr(x, in, predicate);
       case Op::pad: return pad(n, index, predicate);
       default: return concatenation(n, index, predicate);

@@ -138,7 +138,11 @@ class Scheduler {
     find_channels_last();
     for (const Node& n : g_.nodes()) choose_layouts(n);
     for (const Node& n : g_.nodes()) store_operands(n);
-    while (!try_groups()) s_.buffers.clear(), s_.steps.clear();
+    // Each round stores or splits at least one node more.
+    for (size_t rounds = 0; !try_groups(); ++rounds) {
+      check(rounds <= 2 * g_.nodes().size(), "schedule: the kernels do not settle");
+      s_.buffers.clear(), s_.steps.clear();
+    }
     return std::move(s_);
   }
 
