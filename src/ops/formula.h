@@ -81,5 +81,6 @@ void add_activation_ops(OpTable&);
 void add_loss_ops(OpTable&);
 void add_foreach_ops(OpTable&);
 void add_special_ops(OpTable&);
+void add_bessel_ops(OpTable&);
 
 }  // namespace broach

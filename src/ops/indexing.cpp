@@ -1,5 +1,6 @@
 // Reads at positions that tensors name: they become `take`.
 #include "ops/indexing.h"
+#include "ops/formula.h"
 
 #include <algorithm>
 
@@ -149,8 +150,14 @@ Value one_of(GraphBuilder& b, Value x, Value candidates) {
 
 Result isin(OpCall& c) {
   Value x = c.tensor(0), t = c.tensor(1);
-  if (x.dtype() != t.dtype() || !few(t.type().numel())) return std::nullopt;
-  Value r = one_of(c.b, x, c.b.reshape(t, {t.type().numel()}));
+  if (x.dtype() != t.dtype()) return std::nullopt;
+  // Compared with each: beyond some tens eager's sort is faster.
+  SymInt n = t.type().numel();
+  if (!few(n) && !c.b.symbols().ask(n, Relation::le, 64)) return std::nullopt;
+  t = c.b.reshape(t, {n});
+  Value r;
+  if (few(n)) r = one_of(c.b, x, t);
+  else r = c.b.reduce(Op::reduce_max, broadcast(c.b, Op::eq, unsqueeze(c.b, x, x.rank()), t), {x.rank()});
   return as_result(c, c.flag(3) ? c.b.unary(Op::bit_not, r) : r);
 }
 

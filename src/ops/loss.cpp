@@ -32,6 +32,9 @@ Expr gradient_scale(OpCall& c, const Expr& x, size_t reduction, double factor) {
   return factor / Expr{c.b, size_number(c.b, n, x.dtype())};
 }
 
+// x as eager has it between two operations: rounded to the result's type, so that f16 overflows where it does.
+Expr step(OpCall& c, const Expr& x) { return rounded(x.to(c.result().dtype)).to(x.dtype()); }
+
 // ---- distances ----
 
 Expr smooth_l1(const Expr& x, const Expr& y, double beta) {
@@ -212,7 +215,9 @@ Results multilabel_margin(OpCall& c) {
 void add_margins(OpTable& t) {
   add_real(t, "multi_margin_loss", multi_margin);
   add_real(t, "multilabel_margin_loss_forward", multilabel_margin);
-  add_loss(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, log1p(exp(-x[1] * x[0])), 2); });
+  add_loss(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) {
+    return reduced(c, step(c, log1p(step(c, exp(step(c, -x[1] * x[0]))))), 2);
+  });
   add_loss(t, "soft_margin_loss_backward", {0, 1, 2}, soft_margin_backward);
   add_loss(t, "poisson_nll_loss", {0, 1}, poisson);
   add_loss(t, "hinge_embedding_loss", {0, 1}, hinge_embedding);

@@ -586,6 +586,7 @@ void add_pointwise_ops(OpTable& t) {
   add_loss_ops(t);
   add_foreach_ops(t);
   add_special_ops(t);
+  add_bessel_ops(t);
 }
 
 }  // namespace broach
