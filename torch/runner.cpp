@@ -31,7 +31,7 @@ at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const in
 Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs) : executable_(std::move(executable)), input_buffers_(inputs, -1) {
   const auto& buffers = executable_->schedule().buffers;
   for (size_t b = 0; b < buffers.size(); ++b)
-    if (buffers[b].kind == Buffer::Kind::input) input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
+    if (buffers[b].kind == Buffer::Kind::input && buffers[b].version == 0) input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
 }
 
 bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {

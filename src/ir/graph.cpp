@@ -385,6 +385,11 @@ struct Inference {
 
   std::vector<Type> routine() const {
     if (op == Op::attention) return attention();
+    if (op == Op::update) {
+      check(in[0].dtype() == in[1].dtype() && in[0].rank() == in[1].rank() && get<Shape>(Attr::starts).size() == in[0].shape().size(), "update: ",
+            in[1].type().str(), " does not fit ", in[0].type().str());
+      return {like(in[0], in[0].shape())};
+    }
     if (op == Op::search) return (void)get<int64_t>(Attr::right), std::vector<Type>{{DType::i64, search_shape(), device()}};
     const int64_t dim = get<int64_t>(Attr::dim);
     distinct({dim}, in[0]);

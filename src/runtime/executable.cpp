@@ -13,7 +13,7 @@ struct Executable::PreparedRoutine {
   const RoutineStep& step;
   std::shared_ptr<const CompiledRoutine> routine;
   bool is_static = true;
-  std::vector<int64_t> sizes;  // of operands and results, one after another, each followed by its strides
+  std::vector<int64_t> sizes;  // of operands and results, one after another, each followed by its strides; then the starts
 
   PreparedRoutine(const RoutineStep& s, std::shared_ptr<const CompiledRoutine> r) : step(s), routine(std::move(r)) {
     std::vector<SymbolId> symbols;
@@ -21,6 +21,7 @@ struct Executable::PreparedRoutine {
       for (const Operand& o : *list)
         for (const Shape* shape : {&o.type.shape, &o.place.strides})
           for (const SymInt& e : *shape) e.collect_symbols(symbols);
+    for (const SymInt& e : starts()) e.collect_symbols(symbols);
     is_static = symbols.empty();
     if (is_static) sizes = evaluate({});
   }
@@ -31,7 +32,13 @@ struct Executable::PreparedRoutine {
       for (const Operand& o : *list)
         for (const Shape* shape : {&o.type.shape, &o.place.strides})
           for (const SymInt& e : *shape) out.push_back(e.eval(symbols));
+    for (const SymInt& e : starts()) out.push_back(e.eval(symbols));
     return out;
+  }
+
+  const Shape& starts() const {
+    static const Shape none;
+    return step.node->attrs.contains(Attr::starts) ? step.node->sizes(Attr::starts) : none;
   }
 };
 
@@ -77,6 +84,14 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
     if (int64_t input = c.contraction_step->weight_inputs[1]; input >= 0) packables_.push_back({c.contraction_index, static_cast<int>(input)});
   }
   find_lifetimes();
+  find_versions();
+}
+
+void Executable::find_versions() {
+  const auto& buffers = schedule_.buffers;
+  for (size_t b = 0; b < buffers.size(); ++b)
+    for (size_t a = 0; buffers[b].version > 0 && a < buffers.size(); ++a)
+      if (buffers[a].kind == Buffer::Kind::input && buffers[a].index == buffers[b].index && buffers[a].version == 0) versions_.push_back({static_cast<int>(b), static_cast<int>(a)});
 }
 
 void Executable::find_lifetimes() {
@@ -177,7 +192,7 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
     tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
     sizes = sizes.subspan(2 * rank);
   }
-  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, *frame.threads})) throw std::out_of_range("index out of range in self");
+  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw std::out_of_range("index out of range in self");
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame) const {
@@ -201,6 +216,7 @@ void Executable::run(Frame& frame) const {
   auto plan = plan_for(frame.symbols);
   ArenaLease arena(plan->bytes);
   place_arena(*plan, arena.data(), frame);
+  for (auto [later, first] : versions_) frame.data[static_cast<size_t>(later)] = frame.data[static_cast<size_t>(first)];
   if (Profile::enabled()) return run_profiled(frame);
   for (const CompiledStep& s : steps_) run_step(s, frame);
 }

@@ -93,6 +93,7 @@ class Executable {
   };
 
   void find_lifetimes();
+  void find_versions();
   void run_step(const CompiledStep& step, Frame& frame) const;
   void run_profiled(Frame& frame) const;
   void run_kernel(const CompiledStep& step, Frame& frame) const;
@@ -110,6 +111,7 @@ class Executable {
     int buffer, first, last;
   };
   std::vector<ArenaBuffer> arena_buffers_;
+  std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
   std::vector<SymbolId> plan_symbols_;  // those that sizes of arena buffers depend on
   std::shared_ptr<const MemoryPlan> fixed_plan_;
   mutable Profile profile_;

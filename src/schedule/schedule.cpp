@@ -106,6 +106,11 @@ Graph separate_outputs(const Graph& graph, const std::vector<OutputRequest>& req
   }
   std::vector<Value> outputs;
   std::set<std::pair<const Node*, uint32_t>> taken;
+  // What may be written in place lies in its input; who else wants it gets a copy.
+  for (size_t i = 0; i < graph.outputs().size(); ++i) {
+    const Node& n = *graph.outputs()[i].node;
+    if (requests[i].into_input >= 0 && (kind_of(n.op) == OpKind::routine || n.op == Op::cat)) taken.insert({now[n.id][graph.outputs()[i].index].node, graph.outputs()[i].index});
+  }
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
     Value v = now[graph.outputs()[i].node->id][graph.outputs()[i].index];
     OpKind k = kind_of(v.node->op);
@@ -134,6 +139,7 @@ class Scheduler {
 
   Schedule run() {
     request_outputs();
+    in_place_ = updates_in_place(g_, requests_);
     match_contractions();
     find_channels_last();
     for (const Node& n : g_.nodes()) choose_layouts(n);
@@ -250,6 +256,7 @@ class Scheduler {
   Shape layout(const Node& n, size_t i) {
     const Shape& shape = n.results[i].shape;
     if (n.op == Op::input) return input_strides_[static_cast<size_t>(n.integer(Attr::index))];
+    if (in_place_[n.id] >= 0) return input_strides_[static_cast<size_t>(in_place_[n.id])];
     if (n.op == Op::extern_call) {
       const auto& strides = n.call().result_strides;
       return i < strides.size() && strides[i].size() == shape.size() ? strides[i] : contiguous_strides(shape);
@@ -340,6 +347,7 @@ class Scheduler {
     const Node* node;    // a heavy node
     int mark;            // for ordering: -1 not visited, 0 being visited, 1 done
     Step step{};
+    bool empty = false;  // nothing to do
   };
 
   void add_unit(Unit u, const std::vector<const Node*>& values) {
@@ -354,6 +362,7 @@ class Scheduler {
       const Shape& strides = layouts_[n.id][i];
       Buffer b{Buffer::Kind::arena, -1, n.results[i], strides, extent_of(n.results[i].shape, strides)};
       if (!fresh_kind) b.kind = Buffer::Kind::input, b.index = static_cast<int>(n.integer(Attr::index));
+      else if (in_place_[n.id] >= 0) b.kind = Buffer::Kind::input, b.index = in_place_[n.id], b.version = version_of(n);
       else if (n.op == Op::extern_call) b.kind = Buffer::Kind::external;
       else if (auto it = output_of_.find({n.id, static_cast<uint32_t>(i)}); it != output_of_.end()) {
         int into = requests_[static_cast<size_t>(it->second)].into_input;
@@ -364,11 +373,20 @@ class Scheduler {
     }
   }
 
-  // Inputs have one buffer however many values lie in them.
+  // How many writes in place lie between the input and this value.
+  int version_of(const Node& n) const { return in_place_[n.id] >= 0 ? 1 + version_of(*n.inputs[0].node) : 0; }
+
+  // Whether a value that is to be copied into an input is there already.
+  bool is_there(const Node& copy) const {
+    auto it = output_of_.find({copy.id, 0});
+    return copy.op == Op::copy && it != output_of_.end() && requests_[static_cast<size_t>(it->second)].into_input >= 0 && in_place_[copy.inputs[0].node->id] >= 0;
+  }
+
+  // Inputs have one buffer however many values lie in them, one after the other if they are written in place.
   int buffer_id(const Buffer& b) {
     if (b.kind == Buffer::Kind::input)
       for (size_t i = 0; i < s_.buffers.size(); ++i)
-        if (s_.buffers[i].kind == b.kind && s_.buffers[i].index == b.index) return static_cast<int>(i);
+        if (s_.buffers[i].kind == b.kind && s_.buffers[i].index == b.index && s_.buffers[i].version == b.version) return static_cast<int>(i);
     s_.buffers.push_back(b);
     return static_cast<int>(s_.buffers.size()) - 1;
   }
@@ -401,6 +419,8 @@ class Scheduler {
 
   bool build_group(Unit& u) {
     const auto& roots = groups_.roots[static_cast<size_t>(u.group)];
+    u.empty = roots.size() == 1 && is_there(*roots[0]);
+    if (u.empty) return true;
     std::map<std::pair<const Node*, uint32_t>, Place> windows;
     auto place = [&](const Value& v) -> const Place* {
       // What this kernel computes itself, or a window of it, is not in memory yet.
@@ -518,11 +538,11 @@ class Scheduler {
     for (size_t i = 0; i < units_.size(); ++i) {
       auto me = static_cast<int>(i);
       for (int b : units_[i].step.reads)
-        if (s_.buffers[static_cast<size_t>(b)].kind != Buffer::Kind::input)
+        if (s_.buffers[static_cast<size_t>(b)].kind != Buffer::Kind::input || s_.buffers[static_cast<size_t>(b)].version > 0)
           before[i].insert(before[i].end(), writers[b].begin(), writers[b].end());
       for (int b : units_[i].step.writes)
-        if (s_.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::input)
-          for (int r : readers[b])
+        for (int older : overwritten(b))
+          for (int r : readers[older])
             if (r != me) before[i].push_back(r);
       if (units_[i].node && units_[i].node->has_effect()) {
         if (last_effect >= 0) before[i].push_back(last_effect);
@@ -540,8 +560,26 @@ class Scheduler {
     return true;
   }
 
+  // Buffers whose elements are gone once this one is written: of an input, those of earlier versions.
+  std::vector<int> overwritten(int buffer) const {
+    const Buffer& b = s_.buffers[static_cast<size_t>(buffer)];
+    std::vector<int> out;
+    for (size_t i = 0; b.kind == Buffer::Kind::input && i < s_.buffers.size(); ++i)
+      if (s_.buffers[i].kind == b.kind && s_.buffers[i].index == b.index && (s_.buffers[i].version < b.version || b.version == 0)) out.push_back(static_cast<int>(i));
+    return out;
+  }
+
+  // Somebody needs old elements after new ones: give writes a memory of their own.
+  bool stop_writing_in_place() {
+    in_place_.assign(in_place_.size(), -1);
+    for (const Node& n : g_.nodes())
+      if (kind_of(n.op) == OpKind::routine) layouts_[n.id][0] = layout(n, 0);
+    return false;
+  }
+
   // Inputs that are written from each other's old elements: compute all new elements elsewhere first.
   bool untangle() {
+    if (std::any_of(in_place_.begin(), in_place_.end(), [](int m) { return m >= 0; })) return stop_writing_in_place();
     check(!untangled_, "schedule: steps depend on each other in a circle");
     untangled_ = true;
     for (size_t i = 0; i < requests_.size(); ++i)
@@ -561,7 +599,7 @@ class Scheduler {
     for (int b : before[static_cast<size_t>(unit)])
       if (b != unit && !visit(b, before)) return false;
     u.mark = 1;
-    s_.steps.push_back(std::move(u.step));
+    if (!u.empty) s_.steps.push_back(std::move(u.step));
     return true;
   }
 
@@ -577,6 +615,7 @@ class Scheduler {
   std::vector<std::vector<Shape>> layouts_;
   std::vector<std::vector<Place>> places_;
   std::vector<bool> must_store_, must_split_, absorbed_;
+  std::vector<int> in_place_;          // by node id: the input whose memory it is written into, or -1
   std::vector<bool> channels_last_;    // by node id: wanted in that layout
   std::vector<int> unit_of_;
   std::vector<Unit> units_;
@@ -594,7 +633,7 @@ std::string text_of(const Place& p) {
 
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& outputs,
                        const ScheduleOptions& options) {
-  auto separated = std::make_shared<const Graph>(separate_outputs(*graph, outputs));
+  auto separated = std::make_shared<const Graph>(find_updates(separate_outputs(*graph, outputs), outputs));
   return Scheduler(std::move(separated), input_strides, outputs, options).run();
 }
 

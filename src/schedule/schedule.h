@@ -23,7 +23,7 @@ std::optional<Place> place_of_view(const Node& view, const Place& place);
 
 struct Buffer {
   enum class Kind : uint8_t {
-    input,     // given by the caller: `index` is the graph's input
+    input,     // given by the caller: `index` is the graph's input, `version` counts how often it was written in place
     output,    // allocated for the caller: `index` is the graph's output
     arena,     // shares the call's arena with others that do not live at the same time
     external,  // allocated by an extern call
@@ -33,6 +33,7 @@ struct Buffer {
   Type type;
   Shape strides;
   SymInt elements;  // from the first to the last element touched
+  int version = 0;
 };
 
 struct Operand {
@@ -100,6 +101,11 @@ Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Sha
                        const ScheduleOptions& options);
 
 // ---- the parts, for tests ----
+
+// Writes into windows of an input, which are concatenations of what stays and what is new, become updates.
+Graph find_updates(Graph graph, const std::vector<OutputRequest>& outputs);
+// Updates and scatters, by node id, whose result can lie where the input lies that they start from and end in: the input, or -1.
+std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRequest>& outputs);
 
 // Which kernel computes each node: nodes of one kernel have one number; -1 for nodes that are no part of any (views of
 // places, sources, heavy nodes).

@@ -54,6 +54,7 @@ struct RoutineTensor {
 
 struct RoutineArgs {
   std::span<const RoutineTensor> operands, results;
+  std::span<const int64_t> starts;      // of an update
   const Threads& threads;
 };
 

@@ -322,3 +322,11 @@ TEST_CASE("attention: NaN reaches the rows that see it, and no others") {
   CHECK(out[0] == 1);
   CHECK(std::isnan(out[4]));
 }
+
+TEST_CASE("update replaces a window") {
+  const Attrs attrs{{Attr::starts, Shape{1, 2}}};
+  HostTensor x = tensor(DType::f32, {3, 4}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}), source = tensor(DType::f32, {2, 2}, {-1, -2, -3, -4});
+  CHECK(by_hand(Op::update, {x, source}, attrs)[0] == Numbers{0, 1, 2, 3, 4, 5, -1, -2, 8, 9, -3, -4});
+  for (DType t : kReal) check_target(Op::update, {tensor(t, {3, 4}, numbers(x)), tensor(t, {2, 2}, {1, 0, 2, 1})}, attrs);
+  check_target(Op::update, {tensor(DType::f32, {4, 3}, numbers(x)), source}, {{Attr::starts, Shape{0, 2}}}, {1, 0});
+}

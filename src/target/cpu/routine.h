@@ -23,6 +23,7 @@ RoutineFunction make_scan(const Node& node);
 RoutineFunction make_order(const Node& node);  // sort, topk, kth, median, mode
 RoutineFunction make_search(const Node& node);
 RoutineFunction make_scatter(const Node& node);
+RoutineFunction make_update(const Node& node);
 RoutineFunction make_attention(const Node& node);
 
 constexpr size_t kMostLines = 4;  // tensors that are walked together

@@ -180,7 +180,32 @@ RoutineFunction make_replacement(DType t, size_t dim, bool wide_index) {
   }
 }
 
+template <class S>
+bool update(const RoutineArgs& args) {
+  const RoutineTensor &x = args.operands[0], &source = args.operands[1], &out = args.results[0];
+  if (!out.data) return true;
+  copy_elements<S>(x, out, args.threads);
+  RoutineTensor window = out;
+  window.sizes = source.sizes;
+  int64_t offset = 0;
+  for (size_t d = 0; d < out.sizes.size(); ++d) offset += args.starts[d] * out.strides[d];
+  window.data = static_cast<S*>(out.data) + offset;
+  copy_elements<S>(source, window, args.threads);
+  return true;
+}
+
 }  // namespace
+
+RoutineFunction make_update(const Node& node) {
+  if (node.inputs[0].rank() == 0) return {};
+  switch (size_of(node.inputs[0].dtype())) {
+    case 1: return update<uint8_t>;
+    case 2: return update<uint16_t>;
+    case 4: return update<uint32_t>;
+    case 8: return update<uint64_t>;
+    default: return {};
+  }
+}
 
 RoutineFunction make_scatter(const Node& node) {
   const auto dim = static_cast<size_t>(node.integer(Attr::dim));

@@ -451,7 +451,10 @@ class Run {
     for (const Value& v : n.inputs) operands.push_back(&value(v));
     std::vector<HostTensor> results;
     for (const Type& t : n.results) results.push_back(zeros(t.dtype, sizes_of(t), t.device));
-    run_routine(n, operands, n.attrs.contains(Attr::k) ? eval(n.get<SymInt>(Attr::k)) : 0, results);
+    std::vector<int64_t> starts;
+    if (n.attrs.contains(Attr::starts))
+      for (const SymInt& s : n.sizes(Attr::starts)) starts.push_back(eval(s));
+    run_routine(n, operands, n.attrs.contains(Attr::k) ? eval(n.get<SymInt>(Attr::k)) : 0, starts, results);
     return results;
   }
 

@@ -287,6 +287,22 @@ void scatter(const Node& n, const HostTensor& x, const HostTensor& index, const 
   });
 }
 
+void update(const HostTensor& x, const HostTensor& source, const std::vector<int64_t>& starts, HostTensor& out) {
+  out.bytes = x.bytes;
+  const auto sizes = x.sizes(), part = source.sizes();
+  const auto bytes = static_cast<size_t>(size_of(x.type.dtype));
+  for (int64_t p = 0; p < source.numel(); ++p) {
+    int64_t at = 0, rest = p, stride = 1;
+    for (size_t d = sizes.size(); d-- > 0;) {
+      check(starts[d] >= 0 && starts[d] + part[d] <= sizes[d], source.type.str(), " is written outside ", x.type.str());
+      at += (starts[d] + rest % part[d]) * stride;
+      rest /= part[d];
+      stride *= sizes[d];
+    }
+    std::copy_n(source.bytes.begin() + p * static_cast<int64_t>(bytes), bytes, out.bytes.begin() + at * static_cast<int64_t>(bytes));
+  }
+}
+
 // ---- attention ----
 
 void attention(const Node& n, const std::vector<const HostTensor*>& in, HostTensor& out, HostTensor& lse) {
@@ -316,7 +332,7 @@ void attention(const Node& n, const std::vector<const HostTensor*>& in, HostTens
 
 }  // namespace
 
-void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_t k, std::vector<HostTensor>& out) {
+void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_t k, const std::vector<int64_t>& starts, std::vector<HostTensor>& out) {
   const HostTensor& x = *in[0];
   switch (n.op) {
     case Op::scan_sum: case Op::scan_prod: case Op::scan_logsumexp: return scan(n, x, out[0]);
@@ -326,6 +342,7 @@ void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_
     case Op::kth: return kth(n, x, k, out);
     case Op::median: return median(n, x, out);
     case Op::mode: return mode(n, x, out);
+    case Op::update: return update(x, *in[1], starts, out[0]);
     case Op::attention: return attention(n, in, out[0], out[1]);
     case Op::search: return search(n, x, *in[1], out[0]);
     default: return scatter(n, x, *in[1], *in[2], out[0]);
