@@ -13,6 +13,7 @@
 #include "ambient.h"
 #include "capture.h"
 #include "form.h"
+#include "places.h"
 #include "state.h"
 #include "stats.h"
 #include "support/error.h"
@@ -27,12 +28,14 @@ namespace {
 
 constexpr size_t kMostVersions = 16;  // kept at once
 constexpr int kMostCaptures = 32;     // ever
+constexpr size_t kMostPlaces = 32;    // that a program writes computed values to
 constexpr int kMostAttempts = 3;      // of captures that something spoils: what happens once only (a lazily filled cache) then passes
 
 // How results are made of tensors and integers: kept by Function with each compiled version.
 struct ResultForm {
   Form form;
   Writes writes;
+  std::vector<size_t> places;  // numbers of those written, whose values come last in `form`
 };
 std::shared_ptr<ResultForm> new_result_form() {
   return std::shared_ptr<ResultForm>(new ResultForm, [](ResultForm* f) {
@@ -53,6 +56,8 @@ struct Pending {
   bool captured = false, ran_eagerly = false;
   std::string rejected;      // why the capture must not be used
   bool final = false;        // no other attempt will fare better
+  bool again = false;        // the next attempt knows more: where the program keeps what it computes
+  bool copies = false;       // the arguments are copies: the program's own places are not to be touched
 };
 thread_local Pending* pending = nullptr;
 
@@ -63,7 +68,7 @@ struct Version {
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints);
   Ref run_again(Pending& p, const Arguments& arguments);
-  Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p);
+  Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
 
   // An argument may be a tensor that the program also reaches by itself: then it must be that one, as it was when captured.
   bool holds_the_same_tensors(at::TensorList inputs) const;
@@ -88,6 +93,7 @@ struct Callable {
     ProgramOptions options;
     std::vector<std::shared_ptr<Version>> versions;  // the last one used first
     int captures = 0, attempts = 0;
+    std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
     bool busy = false;  // some thread captures
     int64_t plain_calls = 0, fallback_calls = 0;
     int64_t verify = 0, verify_next = 0, verify_seen = 0, verified = 0;  // option; when next, of how many calls; how many were
@@ -150,8 +156,11 @@ class Recorded {
   }
 
   void stop() {
+    PyObject *type, *value, *trace;  // of the program, which ending the watch must not lose
+    PyErr_Fetch(&type, &value, &trace);
     watch_.reset();
     compiling_.reset();
+    PyErr_Restore(type, value, trace);
   }
 
   std::string verdict() {
@@ -160,10 +169,28 @@ class Recorded {
       return state_.problems().front();
     }
     if (!watch_effects_.empty()) return watch_effects_.front();
-    if (auto changed = state_.changes(); !changed.empty()) return cat("writes ", changed.front().path);
+    if (auto changed = state_.changes(); !changed.empty()) return written(changed);
     if (ambient_settings() != ambient_) return "changes a setting of torch";
     if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1) return "draws numpy's random numbers";
     return invisible_work();
+  }
+
+  // What a program writes once it may not write again (a cache that is filled); what it writes again is to be repeated.
+  std::string written(const std::vector<State::Change>& changes) {
+    auto& d = *p_.callable->data;
+    std::vector<StatePlace> found;
+    for (const State::Change& c : changes) {
+      auto place = state_.place_of(c);
+      if (!place) return cat("writes ", c.path);
+      if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
+    }
+    auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
+    for (StatePlace& place : found) {
+      if (contains(d.places, place) || d.places.size() >= kMostPlaces) return cat("writes ", place.path);
+      (contains(d.written, place) ? d.places : d.written).push_back(place);
+    }
+    p_.again = true;
+    return cat("writes ", changes.front().path);
   }
 
   // Numpy's functions are of a kind that the interpreter does not tell about.
@@ -220,7 +247,7 @@ bool Version::holds_the_same_tensors(at::TensorList inputs) const {
 Ref Version::run_again(Pending& p, const Arguments& arguments) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  if (Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
+  if (!type || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }
@@ -234,10 +261,12 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Pending& p = *pending;
   p.rejected.clear();  // of an attempt with symbols for sizes
   p.final = false;
-  bool own = are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; });
+  p.again = false;
+  bool own = !p.copies && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; });
   std::vector<Ref> replaced;
   std::vector<PyObject*> values, containers = p.leaves.containers;
   Arguments arguments = p.arguments;
+  std::optional<KeptPlaces> places;
   if (!own) {
     Leaves given;
     given.tensors = inputs.vec();
@@ -246,7 +275,22 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     for (const Ref& r : replaced) values.push_back(r.get());
     arguments.values = values.data();
     containers = given.made;
+    places.emplace(form.places());
+    for (size_t i = 0; i < form.places().size(); ++i) {
+      const StatePlace& place = form.places()[i];
+      PyObject* made = values[arguments.all() + i];
+      if (!place.set(made)) throw py::error_already_set();
+      if (place.kind == StatePlace::Kind::whole) std::replace(containers.begin(), containers.end(), made, place.owner.get());
+    }
   }
+  std::vector<Ref> kept;
+  for (const StatePlace& place : form.places()) kept.push_back(Ref::borrow(place.value()));
+  struct Restore {  // what a run on stand-ins or copies wrote comes from its results
+    std::optional<KeptPlaces>& places;
+    ~Restore() {
+      if (places) places->swap_back();
+    }
+  } restore{places};
   PyObject* program = p.callable->data->program.get();
   if (!Capture::current()) {
     p.ran_eagerly = true;
@@ -265,7 +309,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   } else {
     result = checked(call(program, arguments));
   }
-  Function::Results out = described(result.get(), before, containers, p);
+  Function::Results out = described(result.get(), before, containers, kept, p);
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
   if (state && programs_own.empty())
@@ -277,7 +321,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
 }
 
 // The program's results, and what it wrote into its arguments, as tensors and integers with their form.
-Function::Results Version::described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, Pending& p) {
+Function::Results Version::described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
   Function::Results out;
   auto made = new_result_form();
   Form::Rules rules;
@@ -290,6 +334,12 @@ Function::Results Version::described(PyObject* result, const std::vector<Shallow
     reject(p, cat("returns ", made->form.problem()));
   } else if (!made->writes.find(before, made->form, rules, leaves)) {
     reject(p, cat("writes ", made->form.problem(), " into an argument"));
+  }
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const StatePlace& place = form.places()[i];
+    if (same_value(kept[i].get(), place.value())) continue;
+    made->places.push_back(i);
+    if (!made->form.add(place.value(), rules, leaves)) reject(p, cat("writes ", made->form.problem(), " to ", place.path));
   }
   out.tensors = std::move(leaves.tensors);
   out.ints = std::move(leaves.symbolic);
@@ -325,6 +375,10 @@ PyObject* run(Pending& p) {
   const auto& made = *static_cast<const ResultForm*>(results.form.get());
   Ref result = Ref::steal(made.form.build(at, leaves));
   if (!result || !made.writes.apply(made.form, at, leaves, leaves.containers)) return nullptr;
+  for (size_t i : made.places) {
+    Ref value = Ref::steal(made.form.build(at, leaves));
+    if (!value || !p.version->form.places()[i].set(value.get())) return nullptr;
+  }
   return result.release();
   END_HANDLE_TH_ERRORS
 }
@@ -362,6 +416,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
     return true;
   }
   drop();
+  if (!last && p.again) return true;
   note(d, why);
   if (!last && !d.strict && ++d.attempts < kMostAttempts) return true;
   return give_up(c, why);
@@ -379,6 +434,7 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   Form::Rules rules;
   rules.integers = true;
   rules.any_tensor = !d.guarded;
+  if (d.guarded) v->form.set_places(d.places);
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
   if (!described || (d.guarded && d.captures >= kMostCaptures)) {
@@ -389,6 +445,7 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   if (d.guarded) {
     v->ambient = ambient_settings();
     v->state = std::make_unique<State>();
+    for (const StatePlace& place : d.places) v->state->leave_out(place);
     v->state->watch(d.program.get(), PyFunction_Check(d.program.get()) ? "" : "self");
     for (PyObject* root : v->form.form().roots()) v->state->watch(root, "an argument");
     watch_torch(*v->state);
@@ -418,8 +475,9 @@ bool must_verify(Callable::Data& d) {
   return true;
 }
 
-Ref tuple_of(const Arguments& a) {
-  Ref out = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(a.all())));
+Ref tuple_of(const Arguments& a, const std::vector<Ref>& more) {
+  Ref out = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(a.all() + more.size())));
+  for (size_t i = 0; i < more.size(); ++i) PyTuple_SET_ITEM(out.get(), a.all() + i, Ref(more[i]).release());
   for (size_t i = 0; i < a.all(); ++i) PyTuple_SET_ITEM(out.get(), i, Ref::borrow(a.values[i]).release());
   return out;
 }
@@ -442,6 +500,8 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   q.leaves.tensors = given.tensors;
   q.leaves.ints = p.leaves.ints;
   q.leaves.containers = given.made;
+  q.copies = true;
+  KeptPlaces places(v->form.places());
   Ref got = Ref::steal(run(q));
   std::string error;
   if (!got) {
@@ -450,6 +510,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   }
   std::vector<std::string> written = v->state->written();
   trial.attr("rewind")();
+  std::vector<Ref> tried = places.swap_back(), now;
   if (q.captured && got && !after_capture(c, q, v)) return nullptr;
   Ref want = Ref::steal(call(d.program.get(), p.arguments));
   if (q.captured) return want.release();
@@ -458,7 +519,10 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   if (!want) raised.emplace();
   std::string why = error;
   if (want && got) {
-    py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments).release()), copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments).release());
+    for (const StatePlace& place : v->form.places()) now.push_back(Ref::borrow(place.value()));
+    for (size_t i = 0; i < tried.size(); ++i)  // a list as a whole: the trial wrote to its copy
+      if (v->form.places()[i].kind == StatePlace::Kind::whole) tried[i] = built[p.arguments.all() + i];
+    py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments, now).release()), copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments, tried).release());
     why = trial.attr("difference")(py::handle(want.get()), py::handle(got.get()), mine, copies).cast<std::string>();
   } else if (!want && got) {
     why = cat("the program raises ", raised->what());
@@ -542,10 +606,15 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(c->data->program.get());
   Py_VISIT(c->data->policy.get());
   Py_VISIT(c->data->fallback.get());
+  for (const auto* places : {&c->data->written, &c->data->places})
+    for (const StatePlace& p : *places) {
+      Py_VISIT(p.owner.get());
+      Py_VISIT(p.key.get());
+    }
   for (const auto& v : c->data->versions) {
     if (v->state)
       if (int stop = v->state->traverse(visit, arg)) return stop;
-    if (int stop = v->form.form().traverse(visit, arg)) return stop;
+    if (int stop = v->form.traverse(visit, arg)) return stop;
   }
   return 0;
 }
@@ -556,6 +625,7 @@ int clear(PyObject* self) {
   if (c->data) {
     // What this destroys may come back here.
     auto versions = std::exchange(c->data->versions, {});
+    auto written = std::exchange(c->data->written, {}), places = std::exchange(c->data->places, {});
     Ref program = std::exchange(c->data->program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)), fallback = std::exchange(c->data->fallback, Ref());
   }
   return 0;
@@ -594,6 +664,9 @@ PyObject* stats(PyObject* self, PyObject*) {
   s["captures"] = d.captures;
   s["verified"] = d.verified;
   s["reasons"] = d.reasons;
+  py::list places;
+  for (const StatePlace& p : d.places) places.append(p.path);
+  s["places"] = places;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();
   s["front"] = !d.guarded ? "dynamo" : d.fallback ? "fallback" : "native";
@@ -606,6 +679,8 @@ PyObject* reset(PyObject* self, PyObject*) {
   auto versions = std::exchange(d.versions, {});
   Ref fallback = std::exchange(d.fallback, Ref());
   d.captures = d.attempts = 0;
+  d.written.clear();
+  d.places.clear();
   d.reasons.clear();
   Py_RETURN_NONE;
 }

@@ -429,6 +429,10 @@ bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& l
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.add(a.values[i], rules, leaves)) return false;
+  Form::Rules with_integers = rules;  // counters change from call to call
+  with_integers.integers = true;
+  for (const StatePlace& p : places_)
+    if (!form_.add(p.value(), with_integers, leaves)) return false;
   return true;
 }
 
@@ -439,7 +443,17 @@ bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
   size_t at = 0;
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.match(at, a.values[i], leaves)) return false;
+  for (const StatePlace& p : places_)
+    if (!form_.match(at, p.value(), leaves)) return false;
   return true;
+}
+
+int ArgumentsForm::traverse(visitproc visit, void* arg) const {
+  for (const StatePlace& p : places_) {
+    Py_VISIT(p.owner.get());
+    Py_VISIT(p.key.get());
+  }
+  return form_.traverse(visit, arg);
 }
 
 std::vector<Ref> ArgumentsForm::build(const Leaves& leaves) const {

@@ -2,6 +2,7 @@
 // version, and how its results are put together again.
 #pragma once
 
+#include "places.h"
 #include "reference.h"
 
 #include <ATen/core/Tensor.h>
@@ -104,18 +105,23 @@ struct Arguments {
 
 class ArgumentsForm {
  public:
+  // Places whose values are matched and made behind the arguments; to be set before `make`.
+  void set_places(std::vector<StatePlace> places) { places_ = std::move(places); }
+  const std::vector<StatePlace>& places() const { return places_; }
   bool make(const Arguments& a, const Form::Rules& rules, Leaves& leaves);
   bool match(const Arguments& a, Leaves& leaves) const;
-  // The arguments made of other tensors and integers: values to call with, in order.
+  // The arguments, and values for the places, made of other tensors and integers: in order.
   std::vector<Ref> build(const Leaves& leaves) const;
   const Form& form() const { return form_; }
   PyObject* names() const { return names_.get(); }
   size_t positional() const { return positional_; }
+  int traverse(visitproc visit, void* arg) const;
 
  private:
   Form form_;
   size_t positional_ = 0;
   Ref names_;
+  std::vector<StatePlace> places_;
 };
 
 }  // namespace broach

@@ -182,6 +182,24 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   return id;
 }
 
+void State::leave_out(const StatePlace& place) {
+  left_out_.push_back(place);
+  if (place.kind != StatePlace::Kind::item) known_.emplace(place.owner.get(), -1);
+}
+
+bool State::is_left_out(PyObject* owner, PyObject* key) const {
+  return std::any_of(left_out_.begin(), left_out_.end(), [&](const StatePlace& p) { return p.kind == StatePlace::Kind::item && p.owner.get() == owner && same_value(p.key.get(), key); });
+}
+
+std::optional<StatePlace> State::place_of(const Change& change) const {
+  const Node& n = nodes_[static_cast<size_t>(change.node)];
+  if (n.kind == Kind::list && PyList_CheckExact(n.object.get())) return StatePlace{StatePlace::Kind::whole, n.object, {}, path(change.node)};
+  if (n.kind == Kind::cell) return StatePlace{StatePlace::Kind::cell, n.object, {}, change.path};
+  bool keyed = (n.kind == Kind::dict && !n.class_dict) || n.kind == Kind::names;
+  if (!keyed || !change.key) return std::nullopt;
+  return StatePlace{StatePlace::Kind::item, n.object, change.key, change.path};
+}
+
 void State::fill(int id) {
   std::vector<Ref> keys, values;
   if (!read(nodes_[static_cast<size_t>(id)], keys, values)) problems_.push_back(path(id) + " cannot be read");
@@ -333,7 +351,7 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
   if (PyObject* closure = PyFunction_GET_CLOSURE(f))
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i) {
       PyObject* cell = PyTuple_GET_ITEM(closure, i);
-      if (known_.contains(cell)) continue;
+      if (known_.contains(cell)) continue;  // left out, too
       int c = add(Kind::cell, cell, id, cat(", closure variable ", text_of(PyTuple_GET_ITEM(cpython::free_names(code).get(), i))));
       known_.emplace(cell, c);
       fill(c);
@@ -436,6 +454,7 @@ void State::watch_names(PyObject* dict, PyCodeObject* code, const std::string& l
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
     if (!named_.emplace(dict, name).second) continue;  // names are interned
+    if (!left_out_.empty() && is_left_out(dict, name)) continue;
     PyObject* value = PyDict_GetItemWithError(dict, name);
     nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
@@ -482,6 +501,7 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       Py_ssize_t at = 0;
       while (PyDict_Next(o, &at, &k, &v)) {
         if (n.class_dict && is_interpreters_own(text_of(k))) continue;
+        if (!left_out_.empty() && is_left_out(o, k)) continue;
         keys.push_back(Ref::borrow(k));
         value(v);
       }
@@ -637,6 +657,14 @@ void State::stamp() {
   touched_ = false;
 }
 
+// The present words of one node, whose values are those of the snapshot. False if it has others than before.
+bool State::take_words(const Node& n) {
+  if (n.kind == Kind::list && PyList_GET_SIZE(n.object.get()) + 2 != static_cast<Py_ssize_t>(n.words)) return false;
+  if (n.kind == Kind::list && words_[n.first + 1].expected != reinterpret_cast<uint64_t>(reinterpret_cast<PyListObject*>(n.object.get())->ob_item)) return false;
+  for (uint32_t i = n.first; i < n.first + n.words; ++i) words_[i].expected = *static_cast<const uint64_t*>(words_[i].at);
+  return true;
+}
+
 bool State::words_hold(const Node& n) const {
   for (uint32_t i = n.first; i < n.first + n.words; ++i)
     if (*static_cast<const uint64_t*>(words_[i].at) != words_[i].expected) return false;
@@ -660,8 +688,9 @@ bool State::holds(std::string* why) {
     bool suspect = n.every_call || !words_hold(n) || (touched_ && dict);
     if (!suspect) continue;
     if (!same(n, true, why)) return false;
-    again = true;
+    again = !take_words(n) || again;
   }
+  touched_ = false;
   if (again) stamp();
   return true;
 }

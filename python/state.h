@@ -7,11 +7,13 @@
 #pragma once
 
 #include "cpython.h"
+#include "places.h"
 #include "reference.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -40,6 +42,8 @@ class State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
+  // Leaves a place out of the state; before anything is watched.
+  void leave_out(const StatePlace& place);
   void watch(PyObject* root, const std::string& name);
   // To be called before a user's code runs: watches the globals that it names, its closure and its defaults.
   void enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function);
@@ -52,6 +56,8 @@ class State {
   };
   // Everything that changed since it was watched: what the program wrote.
   std::vector<Change> changes() const;
+  // Where the program may have written a changed value to; nothing if a write there cannot be repeated.
+  std::optional<StatePlace> place_of(const Change& change) const;
   // Takes the present as the snapshot's: after this, `unchanged` says yes until something is touched.
   void stamp();
 
@@ -106,7 +112,9 @@ class State {
   bool read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const;
   bool same(Node& n, bool take, std::string* why) const;
   void add_words(Node& n);
+  bool take_words(const Node& n);
   bool words_hold(const Node& n) const;
+  bool is_left_out(PyObject* owner, PyObject* key) const;
   std::string path(int node) const;
   std::string path(const Node& n, size_t position) const;
 
@@ -132,7 +140,7 @@ class State {
   std::vector<int> every_call_;
   std::vector<std::string> problems_;
   bool touched_ = false;
-  bool draining_ = false;
+  std::vector<StatePlace> left_out_;
 };
 
 }  // namespace broach

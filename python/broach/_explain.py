@@ -76,6 +76,8 @@ class Explanation:
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
         self.verified = native["verified"] if native else 0
+        # Where the program keeps what it computes; written back after each compiled call.
+        self.places: list[str] = native["places"] if native else []
         # For each version: the Python state that it holds for.
         self.state: list[list[str]] = native["state"] if native else []
         # The longest first; only while BROACH_PROFILE=1, since measuring each step costs time.
@@ -138,6 +140,7 @@ class Explanation:
         out += [("runs eagerly", why) for why in self.eager_reasons]
         out += [("not captured natively" if self.front != "native" else "not captured", why) for why in self.capture_reasons]
         out += [("verified", f"{self.verified} calls against eager")] if self.verified else []
+        out += [("written back", where) for where in self.places]
         out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []
         out += [("graph break", why) for why in self.graph_breaks]
         return out

@@ -188,6 +188,8 @@ def another(value: Any, rng: random.Random) -> Any:
 def _another_tensor(t: torch.Tensor, rng: random.Random) -> torch.Tensor:
     what = rng.choice(("elements", "elements", "type", "layout", "size"))
     new = torch.randn(t.shape).to(t.dtype) if t.is_floating_point() else t.clone()
+    if t.is_floating_point() and bool((t >= 0).all()):
+        new = new.abs() + 0.1  # variances stay positive
     if what == "type" and t.is_floating_point():
         new = new.double() if t.dtype == torch.float32 else new.float()
     if what == "layout" and t.dim() >= 2:

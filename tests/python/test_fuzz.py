@@ -360,8 +360,25 @@ class Recurrent(nn.Module):
         return torch.stack(outs), y
 
 
+class Statistics(nn.Module):
+    """Keeps what it computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.rate, self.steps, self.table, self.log = torch.zeros(4), 0.9, 2, {"k": 1.0}, []
+        self.register_buffer("peak", torch.zeros(4))
+
+    def forward(self, x, y):
+        self.mean = self.rate * self.mean + (1 - self.rate) * x.sum(0)
+        self.peak = self.peak + x.sum(0)
+        self.table["out"] = x * self.table["k"]
+        self.steps += 1
+        self.log = [x]
+        return x - self.mean * self.steps, y
+
+
 def _modules() -> list[Subject]:
-    mlp, conv, attention, recurrent = (m.eval() for m in (MLP(), Conv(), Attention(), Recurrent()))
+    mlp, conv, attention, recurrent, statistics = (m.eval() for m in (MLP(), Conv(), Attention(), Recurrent(), Statistics()))
     sequence = nn.Sequential(collections.OrderedDict(a=nn.Linear(4, 4), act=nn.ReLU(), b=nn.LayerNorm(4), c=nn.Linear(4, 4))).eval()
 
     def image(c: Call) -> tuple:
@@ -379,6 +396,7 @@ def _modules() -> list[Subject]:
         Subject("convolutions", conv, image, [conv]),
         Subject("attention", attention, words, [attention], (Attention,)),
         Subject("recurrent", recurrent, _plain, [recurrent]),
+        Subject("statistics", statistics, _plain, [statistics]),
         Subject("sequential", sequence, one, [sequence]),
         Subject("method of a module", functools.partial(MLP.forward, copy.deepcopy(mlp)), _plain, []),
     ]

@@ -544,6 +544,117 @@ def test_an_error_of_an_operator_is_caught():
         assert not (why := difference(program(x, index), compiled(x, index))), why
 
 
+# ---- values that a program keeps from call to call ----
+
+
+class Statistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.last, self.steps = torch.zeros(4), None, 2
+        self.register_buffer("peak", torch.zeros(4))
+        self.log, self.table = [], {}
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        self.peak = torch.maximum(self.peak, x.amax(0))
+        self.last = x
+        self.log.append(x.sum())
+        self.table["out"] = x * 2
+        return x - self.mean
+
+
+def _same_state(a, b) -> str:
+    fields = ("mean", "peak", "last", "log", "table", "steps")
+    return difference({f: getattr(a, f) for f in fields}, {f: getattr(b, f) for f in fields}, where="state")
+
+
+@pytest.mark.parametrize("verify", [0, 100])
+def test_computed_attributes_are_written_back(verify):
+    model, twin = Statistics(), Statistics()
+    compiled = native(model, verify=verify)
+    for n in (3, 3, 3, 3, 3, 5, 6, 7, 3):
+        x = r(n, 4)
+        assert not (why := difference(twin(x), compiled(x))), why
+        assert not (why := _same_state(twin, model)), why
+        assert model.last is x
+        model.log.clear(), twin.log.clear()
+    ran_natively(compiled)
+    assert any("mean" in place for place in broach.explain(compiled, x).places)
+    model.mean = twin.mean = torch.ones(4)
+    assert not (why := difference(twin(x), compiled(x))), why
+    assert not (why := _same_state(twin, model) if not model.log.clear() and not twin.log.clear() else ""), why
+
+
+def test_a_list_that_grows():
+    outs = []
+
+    def program(x):
+        outs.append(x * 2)
+        return x + 1
+
+    compiled = broach.compile(program)
+    for n in range(6):
+        x = r(3)
+        compiled(x)
+        assert len(outs) == n + 1 and torch.equal(outs[-1], x * 2)
+
+
+def test_a_counter():
+    o = Inner()
+    o.steps = 0
+
+    def program(x):
+        o.steps += 1
+        return x * o.steps
+
+    compiled = native(program)
+    for n in range(1, 15):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), float(n))) and o.steps == n and type(o.steps) is int
+    assert stats(compiled)["front"] == "native" and stats(compiled)["captures"] < 10
+
+
+def test_closure_and_global_variables_are_written_back():
+    kept = torch.zeros(3)
+
+    def program(x):
+        nonlocal kept
+        global LAST
+        kept, LAST = kept + x, x * 2
+        return kept * 1
+
+    compiled = native(program)
+    total = torch.zeros(3)
+    for _ in range(7):
+        x = r(3)
+        total = total + x
+        assert torch.allclose(compiled(x), total, atol=1e-5)
+        assert torch.allclose(kept, total, atol=1e-5) and torch.equal(LAST, x * 2)
+    ran_natively(compiled)
+
+
+LAST = None
+
+
+def test_a_cache_that_is_filled_once():
+    class Rotary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = None
+
+        def forward(self, x):
+            if self.table is None or self.table.shape[0] < x.shape[0]:
+                self.table = torch.arange(float(x.shape[0]))[:, None].cos()
+            return x * self.table[: x.shape[0]]
+
+    model, twin = Rotary(), Rotary()
+    compiled = native(model)
+    for n in (3, 3, 3, 5, 5, 2, 9, 9, 3, 3, 3):
+        x = r(n, 4)
+        assert not (why := difference(twin(x), compiled(x))), why
+        assert not (why := difference(twin.table, model.table)), why
+    ran_natively(compiled)
+
+
 def test_random_numbers_are_drawn_anew():
     compiled = broach.compile(_draws)
     random.seed(1)

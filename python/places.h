@@ -1,0 +1,38 @@
+// Where a program keeps what it computes from call to call: an attribute, a dict item, a global, a closure variable, a list.
+// Such a place is given to the compiled version like an argument, and written back like a result.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "reference.h"
+
+namespace broach {
+
+struct StatePlace {
+  enum class Kind : uint8_t { item, cell, whole };
+  Kind kind;
+  Ref owner;  // a dict, a cell, or a list as a whole
+  Ref key;    // item
+  std::string path;
+
+  // What is there, borrowed; a marker if there is nothing.
+  PyObject* value() const;
+  // False with a Python error. A list gets the elements of the given one.
+  bool set(PyObject* value) const;
+  friend bool operator==(const StatePlace& a, const StatePlace& b) { return a.owner.get() == b.owner.get() && a.key.get() == b.key.get(); }
+};
+
+// The values of places, to be put back.
+class KeptPlaces {
+ public:
+  explicit KeptPlaces(const std::vector<StatePlace>& places);
+  // What is there now; the values of before are there again afterwards.
+  std::vector<Ref> swap_back();
+
+ private:
+  const std::vector<StatePlace>& places_;
+  std::vector<Ref> values_;
+};
+
+}  // namespace broach
