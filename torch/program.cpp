@@ -112,11 +112,13 @@ bool CompiledProgram::accepts(at::TensorList inputs, at::IntArrayRef ints, Symbo
     if (t.scalar_type() != g.dtype) return differs(given_ + i, ": a tensor that the program holds changed its type");
     if (t.requires_grad() && c10::GradMode::is_enabled()) return differs(given_ + i, ": a tensor that the program holds needs gradients now");
   }
-  for (int m : program_.mutated_inputs) {
-    if (static_cast<size_t>(m) >= given_) continue;
-    for (size_t i = 0; i < given_; ++i)
-      if (static_cast<int>(i) != m && inputs[i].storage().unsafeGetStorageImpl() == inputs[static_cast<size_t>(m)].storage().unsafeGetStorageImpl())
-        return differs(i, " shares memory with input ", m, ", which is written");
+  // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
+  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).storage().unsafeGetStorageImpl(); };
+  for (int written : program_.mutated_inputs) {
+    auto m = static_cast<size_t>(written);
+    size_t others = m < given_ ? given_ + lifted_.size() : given_;
+    for (size_t i = 0; i < others; ++i)
+      if (i != m && memory(i) == memory(m)) return differs(i, " shares memory with input ", m, ", which is written");
   }
   return true;
 }

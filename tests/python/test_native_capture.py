@@ -336,7 +336,6 @@ def test_an_argument_that_is_a_tensor_of_the_program():
             assert not (why := difference(program(x), compiled(x))), why
 
 
-@pytest.mark.xfail(reason="guards do not look for memory shared with tensors that the program holds itself", strict=True)
 def test_an_argument_that_shares_memory_with_a_tensor_of_the_program():
     w = r(2, 4)
 

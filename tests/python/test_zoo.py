@@ -17,12 +17,6 @@ ALL = os.environ.get("BROACH_TEST_ALL") == "1"
 # Of every family one: encoders, decoders with rotary and learned positions, both, mixtures of experts, state space, images.
 SOME = ["albert", "bart", "bert", "deit", "gemma2", "gpt2", "llama", "mamba", "mixtral", "roberta", "t5", "vit"]
 GENERATING = ["gpt2", "llama", "gemma", "mistral", "opt", "phi", "qwen2", "gpt_neox", "bloom", "t5"]
-# What goes through Dynamo, or runs eagerly, and why.
-NOT_NATIVE = {
-    "mamba": "caches",  # its mixer catches errors of kernels that are not there
-    "mixtral": "host",  # experts are visited by the numbers of their tokens
-}
-
 
 @pytest.fixture(autouse=True)
 def _no_grad():
@@ -58,7 +52,7 @@ def test_model(name):
     for call, more in _calls(entry):
         assert not (why := _agree(entry, compiled, *call, **more)), f"{why} at {call} {more}"
     told = compared.stats(compiled)
-    if not ALL and name not in NOT_NATIVE:
+    if not ALL:
         assert told["front"] == "native" and told["compiled_calls"] >= 1, (told["reasons"], told["eager_reasons"])
 
 
