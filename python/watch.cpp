@@ -4,7 +4,9 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "capture.h"
 #include "compat.h"
+#include "cpython.h"
 #include "function.h"
 #include "support/error.h"
 
@@ -163,6 +165,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
     return;
   }
   if (v.pure) return;
+  if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
   if (whose == Owner::torch && !names().impure.contains(v.name)) return;
   effect(frame, cat("calls ", v.name));

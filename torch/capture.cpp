@@ -464,6 +464,7 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
   auto [name, overload] = op.operator_name();
   if (name.ends_with('_')) name.pop_back();
   auto view = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!view) view = c10::Dispatcher::singleton().findSchema({name, "int"});  // of transpose_
   bool is_view = view && !view->schema().returns().empty() && view->schema().returns()[0].alias_info() && !view->schema().returns()[0].alias_info()->isWrite();
   auto* self = out.args.empty() ? nullptr : std::get_if<Arg::Tensor>(&out.args[0].value);
   if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end())
@@ -492,16 +493,54 @@ bool Capture::guard_read(const torch::jit::Stack& stack, const TraceOp& op) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
     if (!speculative_ || std::holds_alternative<double>(r.value)) return false;
-    TraceTensor copy = t;
-    r.tensor = static_cast<TensorId>(trace_.tensors.size());
-    copy.storage = -1 - r.tensor;
-    copy.strides.assign(copy.strides.size(), SymInt(1));
-    copy.offset = 0;
-    copy.conj = copy.neg = false;
-    trace_.tensors.push_back(std::move(copy));
-    trace_.ops.push_back({"aten::clone", {{Arg::Tensor{read->id}}, {}}, {r.tensor}, {}, false, false, op.line});
+    r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   trace_.reads.push_back(std::move(r));
+  return true;
+}
+
+// The result of an operation that the program did not call, in memory of its own.
+TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type type) {
+  auto id = static_cast<TensorId>(trace_.tensors.size());
+  TraceTensor t;
+  t.type = std::move(type);
+  t.strides = contiguous_strides(t.type.shape);
+  t.storage = -1 - id;
+  trace_.tensors.push_back(std::move(t));
+  trace_.ops.push_back({std::move(schema), std::move(args), {id}, {}, false, false, line_});
+  return id;
+}
+
+// `torch.equal`: whether all elements are, unless it compares a tensor with itself, which may hold NaN.
+bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op) {
+  if (!speculative_ || op.schema != "aten::equal") return false;
+  const auto *a = std::get_if<Arg::Tensor>(&op.args.at(0).value), *b = std::get_if<Arg::Tensor>(&op.args.at(1).value);
+  if (!a || !b) return false;
+  const TraceTensor &x = trace_.tensors[static_cast<size_t>(a->id)], &y = trace_.tensors[static_cast<size_t>(b->id)];
+  if (x.storage == y.storage || !(x.type == y.type)) return false;
+  Type truth{DType::b1, x.type.shape, x.type.device};
+  TensorId each = add_computed("aten::eq.Tensor", {{*a}, {*b}}, truth);
+  truth.shape.clear();
+  trace_.reads.push_back({-1, add_computed("aten::all", {{Arg::Tensor{each}}}, truth), stack.back().toBool(), op.line});
+  return true;
+}
+
+bool Capture::read_elements(const at::Tensor& t) {
+  constexpr int64_t kMost = 64;
+  c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
+  std::lock_guard lock(mutex_);
+  if (!speculative_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
+  TensorId id = id_of(t);
+  TensorId copy = add_computed("aten::clone", {{Arg::Tensor{id}}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, trace_.tensors[static_cast<size_t>(id)].type);
+  at::Tensor flat = t.reshape({-1});
+  for (int64_t i = 0; i < flat.numel(); ++i) {
+    Type element{dtype_of(t.scalar_type()), {}, device_of(t.device())};
+    TensorId one = add_computed("aten::as_strided", {{Arg::Tensor{copy}}, {Shape{}}, {Shape{}}, {SymInt(i)}}, element);
+    trace_.tensors.back().storage = trace_.tensors[static_cast<size_t>(copy)].storage;
+    trace_.tensors.back().offset = i;
+    trace_.ops.back().is_view = true;
+    trace_.reads.push_back({-1, one, scalar_of(flat[i].item()), line_});
+  }
   return true;
 }
 
@@ -563,7 +602,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());
   op.callBoxed(stack);
   std::lock_guard lock(mutex_);
-  if (guard_read(*stack, out)) return;
+  if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);
   trace_.ops.push_back(std::move(out));
 }

@@ -53,6 +53,8 @@ class Capture {
   // Why the recording cannot stand for the program; empty if it can.
   const std::string& failure() const { return failure_; }
 
+  // The program is about to read every element on the host, past the dispatcher. False if the recording does not bear it.
+  bool read_elements(const at::Tensor& t);
   void set_line(std::string line);
   void reject(std::string why);
 
@@ -78,6 +80,8 @@ class Capture {
   at::Tensor seen_by_program(const at::Tensor& real);
   void save_before_write(TensorId id);
   bool guard_read(const torch::jit::Stack& stack, const TraceOp& op);
+  bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
+  TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void fail_with(const std::string& why);
