@@ -533,6 +533,8 @@ class Fuzzer:
         raised = self.raised
         if fine and self.rng.random() < 0.3:
             fine = self.compare("again")
+        if self.raised != raised:
+            self.call.dtype = torch.float32
         if self.undo and (self.rng.random() < 0.5 or len(self.undo) > 4 or self.raised != raised):
             self.undo.pop()()
             fine = fine and self.compare("undone")
