@@ -61,11 +61,11 @@ def _generator(name):
 
     default = AutoConfig.for_model(name)
     config = AutoConfig.for_model(name, **{k: v for k, v in zoo.SMALL.items() if type(getattr(default, k, None)) is int})
-    if config.is_encoder_decoder and config.decoder_start_token_id is None:
-        config.decoder_start_token_id = 1
     torch.manual_seed(0)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return kind.from_config(config).eval()
+    model = kind.from_config(config).eval()
+    model.generation_config.decoder_start_token_id = 1
+    return model
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
