@@ -634,7 +634,7 @@ void State::add_words(Node& n) {
       break;
     }
     case Kind::instance:
-      word(&o->ob_type);
+      if (!THPVariable_Check(o)) word(&o->ob_type);  // models have hundreds of parameters, whose class nobody changes
       if (n.place) word(n.place);
       for (Py_ssize_t offset : n.slots) word(reinterpret_cast<char*>(o) + offset);
       break;

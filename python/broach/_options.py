@@ -22,7 +22,7 @@ OPTIONS = {
     o.name: o
     for o in (
         Option("capture", "auto", str, "how programs are captured: natively, by Dynamo, or natively where possible (auto)"),
-        Option("verify", 0, int, "compare with eager on this many first calls, and then ever more rarely"),
+        Option("verify", 0, int, "compare natively captured calls with eager: this many first ones, then ever more rarely"),
         Option("branches", 16, int, "most programs kept for the ways that data lets a program take; 0: it goes to Dynamo"),
         Option("strict", False, bool, "results bit-equal to eager's for everything but contractions; slower"),
         Option("freeze", True, bool, "keep weights packed for the kernels that read them; a write to a weight is noticed"),

@@ -533,6 +533,8 @@ class Fuzzer:
         raised = self.raised
         if fine and self.rng.random() < 0.3:
             fine = self.compare("again")
+        if self.raised != raised:
+            self.call.dtype = torch.float32
         if self.undo and (self.rng.random() < 0.5 or len(self.undo) > 4 or self.raised != raised):
             self.undo.pop()()
             fine = fine and self.compare("undone")
@@ -585,3 +587,28 @@ def test_lying_traces(counts):
     assert not stale, f"{len(stale)} of {mutations_done}: " + "\n".join(stale[:20])
     for f in fuzzers:
         assert f.subject.may_be_refused or f.refused <= f.done // 4, f"{f.subject.name} was refused {f.refused} times: {stats(f.compiled)['reasons']}"
+
+
+def test_the_fuzzer_notices_a_lying_trace(monkeypatch):
+    def lying(program):
+        first: dict[Any, Any] = {}
+
+        def replay(x, y):
+            key = x.shape, x.dtype, x.stride(), x is y
+            if key not in first:
+                first[key] = program(x, y)[0] - x
+            return first[key] + x, y
+
+        return replay
+
+    def program(x, y):
+        return x + G_SCALE * G_TABLE["a"], y
+
+    monkeypatch.setitem(globals(), "native", lying)
+    subject = Subject("lied to", program, _plain, [Globals(globals(), "G_SCALE", "G_TABLE")])
+    fuzzer = Fuzzer(subject, random.Random(SEED))
+    with torch.no_grad(), pytest.raises(Stale, match="lied to: after"):
+        for _ in range(40):
+            fuzzer.step()
+    while fuzzer.undo:
+        fuzzer.undo.pop()()

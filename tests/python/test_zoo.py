@@ -63,7 +63,9 @@ def _generator(name):
     config = AutoConfig.for_model(name, **{k: v for k, v in zoo.SMALL.items() if type(getattr(default, k, None)) is int})
     torch.manual_seed(0)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return kind.from_config(config).eval()
+    model = kind.from_config(config).eval()
+    model.generation_config.decoder_start_token_id = 1
+    return model
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
