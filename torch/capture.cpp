@@ -600,7 +600,12 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   torch::jit::Stack given;
   if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());
-  op.callBoxed(stack);
+  try {
+    op.callBoxed(stack);
+  } catch (...) {
+    reject(cat("an error in ", name, " is caught"));  // by the program, if anything is replayed at all
+    throw;
+  }
   std::lock_guard lock(mutex_);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);

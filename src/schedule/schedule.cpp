@@ -204,6 +204,7 @@ class Scheduler {
     if (n.op == Op::conv && n.inputs.size() > 2) c.bias = n.inputs[2];
     for (const Node* u; options_.fuse && (u = only_user(*c.last)) && !absorbed_[u->id] && u->results[0] == n.results[0] && c.epilogue.size() < 6; c.last = u) {
       if (is_activation(u->op)) {
+        if (options_.strict && u->op == Op::relu) break;  // the library's makes 0 of NaN
         c.epilogue.push_back({u->op, {}});
         continue;
       }

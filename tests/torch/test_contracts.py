@@ -719,3 +719,13 @@ def test_the_backend_is_found_without_an_import():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@torch.no_grad()
+def test_strict_keeps_nan_through_relu():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+    model[0].weight[3, 2] = float("nan")
+    compiled = broach.compile(model, options={"strict": True})
+    x = torch.randn(4, 8)
+    for _ in range(3):
+        assert_same(compiled(x), model(x))
