@@ -558,7 +558,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
     if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same_tensors(p.leaves.tensors)) continue;
-    if (v->state && !v->state->unchanged() && !v->state->holds(nullptr)) continue;
+    if (v->state && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
     if (v->state && must_verify(d)) return run_verified(c, p, v);

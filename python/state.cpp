@@ -665,31 +665,26 @@ bool State::take_words(const Node& n) {
   return true;
 }
 
-bool State::words_hold(const Node& n) const {
-  for (uint32_t i = n.first; i < n.first + n.words; ++i)
-    if (*static_cast<const uint64_t*>(words_[i].at) != words_[i].expected) return false;
-  return true;
-}
-
-bool State::unchanged() const {
-  if (touched_) return false;
-  // A list's elements are only looked at while its length and place are what they were.
-  for (const Word& w : words_)
-    if (*static_cast<const uint64_t*>(w.at) != w.expected) return false;
-  for (int id : every_call_)
-    if (!same(const_cast<Node&>(nodes_[static_cast<size_t>(id)]), false, nullptr)) return false;
-  return true;
-}
-
+// One pass over the words; only where one differs are values compared.
 bool State::holds(std::string* why) {
   bool again = false;
-  for (Node& n : nodes_) {
-    bool dict = n.kind == Kind::dict || n.kind == Kind::names;
-    bool suspect = n.every_call || !words_hold(n) || (touched_ && dict);
-    if (!suspect) continue;
+  auto compare = [&](Node& n) {
     if (!same(n, true, why)) return false;
     again = !take_words(n) || again;
+    return true;
+  };
+  for (size_t i = 0; i < words_.size(); ++i) {
+    if (*static_cast<const uint64_t*>(words_[i].at) == words_[i].expected) continue;
+    auto behind = std::upper_bound(nodes_.begin(), nodes_.end(), i, [](size_t word, const Node& n) { return word < n.first; });
+    Node& n = *std::prev(behind);
+    if (!compare(n)) return false;
+    i = n.first + n.words - 1;  // a list's elements are only looked at while its length and place are what they were
   }
+  for (int id : every_call_)
+    if (!compare(nodes_[static_cast<size_t>(id)])) return false;
+  if (touched_)
+    for (Node& n : nodes_)
+      if ((n.kind == Kind::dict || n.kind == Kind::names) && !compare(n)) return false;
   touched_ = false;
   if (again) stamp();
   return true;

@@ -58,11 +58,9 @@ class State {
   std::vector<Change> changes() const;
   // Where the program may have written a changed value to; nothing if a write there cannot be repeated.
   std::optional<StatePlace> place_of(const Change& change) const;
-  // Takes the present as the snapshot's: after this, `unchanged` says yes until something is touched.
+  // Takes the present as the snapshot's.
   void stamp();
-
-  bool unchanged() const;
-  // The same, comparing values where something was touched.
+  // Whether what was read is as it was: where nothing was touched since, no value is compared.
   bool holds(std::string* why);
 
   // What was met that cannot be watched; empty if the snapshot is complete.
@@ -113,7 +111,6 @@ class State {
   bool same(Node& n, bool take, std::string* why) const;
   void add_words(Node& n);
   bool take_words(const Node& n);
-  bool words_hold(const Node& n) const;
   bool is_left_out(PyObject* owner, PyObject* key) const;
   std::string path(int node) const;
   std::string path(const Node& n, size_t position) const;
