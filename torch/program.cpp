@@ -12,13 +12,14 @@
 #include "compat.h"
 #include "externs.h"
 #include "ir/text.h"
-#include "runner.h"
 #include "support/error.h"
 #include "weights.h"
 
 namespace broach {
 
 namespace {
+
+using Refs = c10::SmallVector<const at::Tensor*, 32>;
 
 // The exact text of a tensor's only element; NaN equals NaN.
 std::string value_text(const at::Tensor& t) {
@@ -106,11 +107,12 @@ bool CompiledProgram::accepts(at::TensorList inputs, at::IntArrayRef ints, Symbo
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
     if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
   }
+  const bool grad = c10::GradMode::is_enabled();
   for (size_t i = 0; i < lifted_.size(); ++i) {
     const at::Tensor& t = lifted_[i];
     const InputGuard& g = guards_[given_ + i];
     if (t.scalar_type() != g.dtype) return differs(given_ + i, ": a tensor that the program holds changed its type");
-    if (t.requires_grad() && c10::GradMode::is_enabled()) return differs(given_ + i, ": a tensor that the program holds needs gradients now");
+    if (grad && t.requires_grad()) return differs(given_ + i, ": a tensor that the program holds needs gradients now");
   }
   // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
   auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).storage().unsafeGetStorageImpl(); };
@@ -127,24 +129,24 @@ bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
   return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())), read_values_.begin());
 }
 
-std::vector<at::Tensor> CompiledProgram::execute(at::TensorList inputs, const SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::execute(TensorRefs inputs, const SymbolValues& symbols) const {
   static const std::vector<int> none;
   const auto& written = program_.reads ? none : program_.mutated_inputs;
   std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols) : nullptr;
   if (!weights || weights->frozen.empty()) return main_->run(inputs, symbols, weights ? &weights->packs : nullptr, written);
-  std::vector<at::Tensor> with_frozen = inputs.vec();
-  with_frozen.insert(with_frozen.end(), weights->frozen.begin(), weights->frozen.end());
-  return main_->run(with_frozen, symbols, &weights->packs, written);
+  Refs with_frozen(inputs.begin(), inputs.end());
+  for (const at::Tensor& t : weights->frozen) with_frozen.push_back(&t);
+  return main_->run({with_frozen.data(), with_frozen.size()}, symbols, &weights->packs, written);
 }
 
-std::vector<at::Tensor> CompiledProgram::results(at::TensorList inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::results(TensorRefs inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
   std::vector<at::Tensor> out;
   out.reserve(program_.results.size());
   for (const ResultSpec& r : program_.results) {
     using K = ResultSpec::Kind;
     if (r.kind == K::none) out.emplace_back();
-    else if (r.kind == K::input) out.push_back(inputs[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) out.push_back(window(inputs[static_cast<size_t>(r.index)], r, symbols));
+    else if (r.kind == K::input) out.push_back(*inputs[static_cast<size_t>(r.index)]);
+    else if (r.kind == K::view_of_input) out.push_back(window(*inputs[static_cast<size_t>(r.index)], r, symbols));
     else if (r.kind == K::fresh) out.push_back(fresh[static_cast<size_t>(r.index)]);
     else out.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols));
   }
@@ -165,13 +167,12 @@ bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vecto
   return false;
 }
 
-std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList inputs, const SymbolValues& symbols, std::vector<Scalar>& observed) const {
-  std::vector<at::Tensor> all;
-  if (!lifted_.empty()) {
-    all.assign(inputs.begin(), inputs.end());
-    all.insert(all.end(), lifted_.begin(), lifted_.end());
-    inputs = all;
-  }
+std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, const SymbolValues& symbols, std::vector<Scalar>& observed) const {
+  Refs all;
+  all.reserve(given.size() + lifted_.size());
+  for (const at::Tensor& t : given) all.push_back(&t);
+  for (const at::Tensor& t : lifted_) all.push_back(&t);
+  TensorRefs inputs(all.data(), all.size());
   std::vector<at::Tensor> fresh, out;
   if (!program_.reads) {
     fresh = execute(inputs, symbols);
@@ -191,10 +192,10 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList input
       return std::nullopt;
     }
     at::AutoDispatchBelowADInplaceOrView guard;
-    for (auto [input, output] : program_.commits) inputs[static_cast<size_t>(input)].copy_(fresh[static_cast<size_t>(output)]);
+    for (auto [input, output] : program_.commits) inputs[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
   }
   for (int m : program_.mutated_inputs)
-    if (!inputs[static_cast<size_t>(m)].is_inference()) inputs[static_cast<size_t>(m)].unsafeGetTensorImpl()->bump_version();
+    if (!inputs[static_cast<size_t>(m)]->is_inference()) inputs[static_cast<size_t>(m)]->unsafeGetTensorImpl()->bump_version();
   if (!program_.reads) out = results(inputs, fresh, symbols);
   return out;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compile.h"
+#include "runner.h"
 #include "runtime/guards.h"
 #include "trace/generalize.h"
 
@@ -28,7 +29,6 @@ struct ProgramStats {
   std::vector<StepProfile> steps;                       // if profiling was on while it ran
 };
 
-class Runner;
 class Weights;
 
 class CompiledProgram {
@@ -53,8 +53,8 @@ class CompiledProgram {
   ProgramStats stats() const;
 
  private:
-  std::vector<at::Tensor> execute(at::TensorList inputs, const SymbolValues& symbols) const;
-  std::vector<at::Tensor> results(at::TensorList inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
+  std::vector<at::Tensor> execute(TensorRefs inputs, const SymbolValues& symbols) const;
+  std::vector<at::Tensor> results(TensorRefs inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
   struct InputGuard {

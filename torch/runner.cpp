@@ -43,7 +43,7 @@ bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
-std::vector<at::Tensor> Runner::run(at::TensorList inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const {
+std::vector<at::Tensor> Runner::run(TensorRefs inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const {
   const Schedule& schedule = executable_->schedule();
   HostState host;
   host.tensors.resize(schedule.buffers.size());
@@ -57,12 +57,12 @@ std::vector<at::Tensor> Runner::run(at::TensorList inputs, const std::vector<int
   frame.packs = packs;
   bool externs = !executable_->stats().externs.empty();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (input_buffers_[i] < 0 || !inputs[i].defined()) continue;
+    if (input_buffers_[i] < 0 || !inputs[i]->defined()) continue;
     auto b = static_cast<size_t>(input_buffers_[i]);
-    frame.data[b] = const_cast<void*>(inputs[i].const_data_ptr());
-    if (externs) host.tensors[b] = inputs[i];
+    frame.data[b] = const_cast<void*>(inputs[i]->const_data_ptr());
+    if (externs) host.tensors[b] = *inputs[i];
   }
-  for (int m : mutated) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs[static_cast<size_t>(m)].mutable_data_ptr();
+  for (int m : mutated) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs[static_cast<size_t>(m)]->mutable_data_ptr();
   for (int b : schedule.output_buffers) {
     const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
     if (buffer.kind != Buffer::Kind::output) continue;

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "runtime/executable.h"
@@ -11,6 +12,8 @@
 namespace broach {
 
 using WeightPacks = std::vector<PackedWeight>;  // by contraction
+// Tensors that somebody holds for the length of a call: counting references to hundreds of parameters takes microseconds.
+using TensorRefs = std::span<const at::Tensor* const>;
 
 class Runner {
  public:
@@ -18,7 +21,7 @@ class Runner {
 
   // One tensor for each graph output; for those written into inputs, undefined. `mutated`: inputs that are written.
   // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
-  std::vector<at::Tensor> run(at::TensorList inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
+  std::vector<at::Tensor> run(TensorRefs inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
   const Executable& executable() const { return *executable_; }
   // Whether something reads this input besides the contractions that read its packed copies.
   bool reads_unpacked(int input, const WeightPacks& packs) const;

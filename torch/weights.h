@@ -35,13 +35,13 @@ class Weights {
   Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant);
 
   // What agrees with the inputs' elements now.
-  std::shared_ptr<const State> current(at::TensorList inputs, const std::vector<int64_t>& symbols);
+  std::shared_ptr<const State> current(TensorRefs inputs, const std::vector<int64_t>& symbols);
   int64_t bytes() const;
 
  private:
-  std::shared_ptr<const State> build(at::TensorList inputs, const std::vector<int64_t>& symbols) const;
-  bool add_source(State& state, int input, at::TensorList inputs) const;
-  void pack(State& state, at::TensorList inputs, const std::vector<int64_t>& symbols) const;
+  std::shared_ptr<const State> build(TensorRefs inputs, const std::vector<int64_t>& symbols) const;
+  bool add_source(State& state, int input, TensorRefs inputs) const;
+  void pack(State& state, TensorRefs inputs, const std::vector<int64_t>& symbols) const;
 
   std::shared_ptr<const Runner> main_, prologue_;
   std::vector<bool> constant_;

@@ -292,7 +292,7 @@ TEST_CASE("eight threads") {
   {
     torch::NoGradGuard no_grad;
     for (int i = 0; i < 4; ++i) {
-      x.push_back(torch::randn({i + 1, 16}));
+      x.push_back(torch::randn({i + 2, 16}));
       want.push_back(module->forward(x.back()));
     }
   }
