@@ -243,6 +243,7 @@ void Capture::fail_with(const std::string& why) {
 
 void Capture::reject(std::string why) {
   std::lock_guard lock(mutex_);
+  rejected_ = rejected_ || failure_.empty();
   fail_with(why);
 }
 
@@ -603,7 +604,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   try {
     op.callBoxed(stack);
   } catch (...) {
-    reject(cat("an error in ", name, " is caught"));  // by the program, if anything is replayed at all
+    std::lock_guard lock(mutex_);
+    fail_with(cat("an error in ", name, " is caught"));  // by the program, if anything is replayed at all
     throw;
   }
   std::lock_guard lock(mutex_);

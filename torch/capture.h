@@ -57,6 +57,8 @@ class Capture {
   bool read_elements(const at::Tensor& t);
   void set_line(std::string line);
   void reject(std::string why);
+  // Whether `failure` is a front's, which may try again or go on otherwise.
+  bool is_rejected() const { return rejected_; }
 
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -104,7 +106,7 @@ class Capture {
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
-  bool symbolic_ = false, speculative_ = false;
+  bool symbolic_ = false, speculative_ = false, rejected_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> stand_ins_;  // by real tensor
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
   at::Tensor random_state_;

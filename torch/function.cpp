@@ -259,7 +259,8 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
     if (on_failure_ == OnFailure::raise) unsupported(why);
     ++stats_.eager_calls;
     stats_.eager_reasons.push_back(why);
-    log_warning("runs eagerly: ", why);
+    if (recorded->capture->is_rejected()) log_info("not captured: ", why);
+    else log_warning("runs eagerly: ", why);
     hopeless_ = true;
   }
   return std::move(recorded->results);
