@@ -410,10 +410,6 @@ std::vector<PyObject*> Form::roots() const {
   return out;
 }
 
-bool Form::has_containers() const {
-  return std::any_of(parts_.begin(), parts_.end(), [](const Part& p) { return p.kind == Kind::list || p.kind == Kind::dict || p.kind == Kind::object; });
-}
-
 int Form::traverse(visitproc visit, void* arg) const {
   for (const Part& p : parts_) {
     Py_VISIT(p.value.get());

@@ -79,7 +79,6 @@ class Form {
   const std::string& problem() const { return problem_; }
   // Objects matched by identity: what they hold is part of the state.
   std::vector<PyObject*> roots() const;
-  bool has_containers() const;
   int traverse(visitproc visit, void* arg) const;
 
  private:

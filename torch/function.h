@@ -70,7 +70,6 @@ class Function {
   FunctionStats stats() const;
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
   void reset();
-  std::vector<bool>& constant_inputs() { return constant_inputs_; }
 
  private:
   struct Entry {

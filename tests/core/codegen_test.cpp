@@ -15,41 +15,7 @@ namespace broach {
 namespace {
 
 using testing::Options;
-
-// What a program that embeds the core does: memory for inputs and outputs, and a call.
-// `offset`: bytes from an address of 64 at which results lie.
-std::vector<HostTensor> run_compiled(const Graph& source, const std::vector<HostTensor>& inputs, const ScheduleOptions& options, size_t offset = 0) {
-  auto graph = std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
-  std::vector<Shape> strides;
-  for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
-  std::vector<OutputRequest> requests;
-  for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-  Executable executable(make_schedule(graph, strides, requests, options), *cpu_target(), {}, nullptr);
-  Frame frame;
-  SerialThreads threads;
-  frame.threads = &threads;
-  const Schedule& s = executable.schedule();
-  frame.data.assign(s.buffers.size(), nullptr);
-  auto in = inputs;
-  for (size_t b = 0; b < s.buffers.size(); ++b)
-    if (s.buffers[b].kind == Buffer::Kind::input) frame.data[b] = in[static_cast<size_t>(s.buffers[b].index)].bytes.data();
-  std::vector<HostTensor> out;
-  std::vector<std::byte*> memory;
-  for (const Value& v : graph->outputs()) {
-    auto bytes = static_cast<size_t>(v.type().numel().constant() * size_of(v.dtype()));
-    out.push_back({v.type(), std::vector<std::byte>(bytes + 128, std::byte{0xAB})});
-    auto address = reinterpret_cast<uintptr_t>(out.back().bytes.data());
-    memory.push_back(out.back().bytes.data() + (64 - address % 64) % 64 + offset);
-  }
-  for (size_t i = 0; i < out.size(); ++i) frame.data[static_cast<size_t>(s.output_buffers[i])] = memory[i];
-  executable.run(frame);
-  for (size_t i = 0; i < out.size(); ++i) {
-    size_t bytes = out[i].bytes.size() - 128;
-    std::memmove(out[i].bytes.data(), memory[i], bytes);
-    out[i].bytes.resize(bytes);
-  }
-  return out;
-}
+using testing::run_compiled;
 
 // Without `strict` chains of low precision are not rounded in between, so only wide types can be held to few digits.
 void compare(uint32_t seed, const Options& how, const ScheduleOptions& options) {
@@ -104,7 +70,7 @@ TEST_CASE("large results") {
     HostTensor given{x.type(), std::vector<std::byte>(count * 4)};
     std::memcpy(given.bytes.data(), in.data(), count * 4);
     for (size_t offset : {size_t{0}, size_t{16}}) {
-      auto actual = run_compiled(g, {given}, {}, offset);
+      auto actual = run_compiled(g, {given}, {}, SerialThreads(), offset);
       CHECK(std::memcmp(actual[0].bytes.data(), negated.data(), count * 4) == 0);
       CHECK(std::memcmp(actual[1].bytes.data(), less.data(), count * 4) == 0);
     }

@@ -1,14 +1,17 @@
 // Runs a graph on the CPU target.
 #pragma once
 
+#include <cstring>
+
 #include "runtime/executable.h"
 #include "target/reference/interpreter.h"
 
 namespace broach::testing {
 
-// What a program that embeds the core does: memory for inputs and outputs, and a call.
+// What a program that embeds the core does: memory for inputs and outputs, and a call. `offset`: bytes from an address of 64
+// at which results lie.
 inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vector<HostTensor>& inputs, const ScheduleOptions& options = {},
-                                            const Threads& threads = SerialThreads()) {
+                                            const Threads& threads = SerialThreads(), size_t offset = 0) {
   auto graph = std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
   std::vector<Shape> strides;
   for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
@@ -23,12 +26,20 @@ inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vect
   for (size_t b = 0; b < s.buffers.size(); ++b)
     if (s.buffers[b].kind == Buffer::Kind::input) frame.data[b] = in[static_cast<size_t>(s.buffers[b].index)].bytes.data();
   std::vector<HostTensor> out;
+  std::vector<std::byte*> memory;
   for (const Value& v : graph->outputs()) {
     auto bytes = static_cast<size_t>(v.type().numel().constant() * size_of(v.dtype()));
-    out.push_back({v.type(), std::vector<std::byte>(bytes, std::byte{0xAB})});
+    out.push_back({v.type(), std::vector<std::byte>(bytes + 128, std::byte{0xAB})});
+    auto address = reinterpret_cast<uintptr_t>(out.back().bytes.data());
+    memory.push_back(out.back().bytes.data() + (64 - address % 64) % 64 + offset);
   }
-  for (size_t i = 0; i < out.size(); ++i) frame.data[static_cast<size_t>(s.output_buffers[i])] = out[i].bytes.data();
+  for (size_t i = 0; i < out.size(); ++i) frame.data[static_cast<size_t>(s.output_buffers[i])] = memory[i];
   executable.run(frame);
+  for (size_t i = 0; i < out.size(); ++i) {
+    size_t bytes = out[i].bytes.size() - 128;
+    std::memmove(out[i].bytes.data(), memory[i], bytes);
+    out[i].bytes.resize(bytes);
+  }
   return out;
 }
 

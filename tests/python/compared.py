@@ -11,6 +11,10 @@ import torch
 PLAIN = (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
+def r(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes)
+
+
 def native(program: Callable, **options: Any) -> Any:
     """Compiled, with an error where the program cannot be captured natively."""
     return broach.compile(program, options={"capture": "native", **options})

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import broach
 import pytest
 import torch
-from compared import check, difference, native, ran_natively, stats
+from compared import check, difference, native, r, ran_natively, stats
 from torch import nn
 from torch.nn import functional as F
 from torch.utils import _pytree
@@ -23,10 +23,6 @@ from torch.utils import _pytree
 def _no_grad():
     with torch.no_grad():
         yield
-
-
-def r(*sizes: int) -> torch.Tensor:
-    return torch.randn(sizes)
 
 
 # ---- callables ----

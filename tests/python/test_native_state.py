@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 import broach
 import pytest
 import torch
-from compared import check, difference, native, ran_natively, stats
+from compared import check, difference, native, r, ran_natively, stats
 from torch import nn
 
 
@@ -24,10 +24,6 @@ from torch import nn
 def _no_grad():
     with torch.no_grad():
         yield
-
-
-def r(*sizes: int) -> torch.Tensor:
-    return torch.randn(sizes)
 
 
 # ---- changes between calls ----
