@@ -64,9 +64,9 @@ thread_local Pending* pending = nullptr;
 // What the arguments of a call look like, the state that the program then read, and its compiled versions by sizes.
 struct Version {
   Version(const std::vector<bool>& constant, const ProgramOptions& options)
-      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints) { return run_program(inputs, ints); }, constant, options) {}
+      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); }, constant, options) {}
 
-  Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints);
+  Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
   Ref run_again(Pending& p, const Arguments& arguments);
   Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
 
@@ -256,13 +256,14 @@ Ref Version::run_again(Pending& p, const Arguments& arguments) {
   return checked(call(p.callable->data->program.get(), arguments));
 }
 
-Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints) {
+Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
   p.rejected.clear();  // of an attempt with symbols for sizes
   p.final = false;
   p.again = false;
-  bool own = !p.copies && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; });
+  bool own = !p.copies && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
+             std::none_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
   std::vector<Ref> replaced;
   std::vector<PyObject*> values, containers = p.leaves.containers;
   Arguments arguments = p.arguments;
@@ -270,7 +271,8 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   if (!own) {
     Leaves given;
     given.tensors = inputs.vec();
-    given.symbolic.assign(ints.begin(), ints.end());
+    given.program_ints.assign(ints.begin(), ints.end());
+    given.program_floats.assign(floats.begin(), floats.end());
     replaced = form.build(given);
     for (const Ref& r : replaced) values.push_back(r.get());
     arguments.values = values.data();
@@ -342,7 +344,8 @@ Function::Results Version::described(PyObject* result, const std::vector<Shallow
     if (!made->form.add(place.value(), rules, leaves)) reject(p, cat("writes ", made->form.problem(), " to ", place.path));
   }
   out.tensors = std::move(leaves.tensors);
-  out.ints = std::move(leaves.symbolic);
+  out.ints = std::move(leaves.program_ints);
+  out.floats = std::move(leaves.program_floats);
   out.form = std::move(made);
   return out;
 }
@@ -356,7 +359,7 @@ PyObject* run(Pending& p) {
   HANDLE_TH_ERRORS
   try {
     py::gil_scoped_release release;
-    results = p.version->function(p.leaves.tensors, p.leaves.ints);
+    results = p.version->function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
   } catch (const std::out_of_range& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());
@@ -369,7 +372,8 @@ PyObject* run(Pending& p) {
   if (p.result) return p.result.release();
   Leaves leaves;
   leaves.tensors = std::move(results.tensors);
-  leaves.symbolic = std::move(results.ints);
+  leaves.program_ints = std::move(results.ints);
+  leaves.program_floats = std::move(results.floats);
   leaves.containers = std::move(p.leaves.containers);
   size_t at = 0;
   const auto& made = *static_cast<const ResultForm*>(results.form.get());
@@ -422,17 +426,38 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   return give_up(c, why);
 }
 
+// Where a version would fit but for numbers of the state that the caller has changed (a learning rate, a step count), they are
+// given to the versions to come like arguments.
+void find_changed_numbers(Callable::Data& d, const Arguments& a) {
+  auto is_number = [](const Ref& r) { return r && (PyFloat_CheckExact(r.get()) || PyLong_CheckExact(r.get())); };
+  for (const auto& v : d.versions) {
+    Leaves leaves;
+    if (!v->state || !v->form.match(a, leaves)) continue;
+    std::vector<StatePlace> found;
+    std::vector<State::Change> changes = v->state->changes();
+    for (const State::Change& change : changes) {
+      auto place = is_number(change.before) && is_number(change.now) && Py_TYPE(change.before.get()) == Py_TYPE(change.now.get()) ? v->state->place_of(change) : std::nullopt;
+      if (place && place->kind != StatePlace::Kind::whole) found.push_back(std::move(*place));
+    }
+    if (found.size() != changes.size() || d.places.size() + found.size() > kMostPlaces) continue;
+    for (StatePlace& place : found)
+      if (std::find(d.places.begin(), d.places.end(), place) == d.places.end()) d.places.push_back(std::move(place));
+    return;
+  }
+}
+
 // A call that fits no version.
 PyObject* call_anew(Callable& c, const Arguments& a) {
   auto& d = *c.data;
   if (d.busy) return call_plainly(c, a);
+  if (d.guarded) find_changed_numbers(d, a);
   auto v = std::make_shared<Version>(d.constant, d.options);
   Pending p;
   p.callable = &c;
   p.version = v.get();
   p.arguments = a;
   Form::Rules rules;
-  rules.integers = true;
+  rules.numbers = true;
   rules.any_tensor = !d.guarded;
   if (d.guarded) v->form.set_places(d.places);
   bool described = v->form.make(a, rules, p.leaves);
@@ -489,7 +514,8 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
   Leaves given;
   given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
-  given.symbolic.assign(p.leaves.ints.begin(), p.leaves.ints.end());
+  given.program_ints.assign(p.leaves.ints.begin(), p.leaves.ints.end());
+  given.program_floats.assign(p.leaves.floats.begin(), p.leaves.floats.end());
   std::vector<Ref> built = v->form.build(given);
   std::vector<PyObject*> values;
   for (const Ref& b : built) values.push_back(b.get());
@@ -499,6 +525,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   q.arguments = {values.data(), p.arguments.positional, p.arguments.names};
   q.leaves.tensors = given.tensors;
   q.leaves.ints = p.leaves.ints;
+  q.leaves.floats = p.leaves.floats;
   q.leaves.containers = given.made;
   q.copies = true;
   KeptPlaces places(v->form.places());

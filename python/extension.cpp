@@ -9,6 +9,7 @@
 #include "capture.h"
 #include "function.h"
 #include "runtime/memory.h"
+#include "symbolic.h"
 #include "target/target.h"
 
 namespace py = pybind11;
@@ -24,14 +25,23 @@ std::optional<c10::Scalar> symbol_in_number(const at::Tensor& t) {
   if (!py::hasattr(o, "_wrapped_number")) return std::nullopt;
   py::object number = o.attr("_wrapped_number");
   if (torch::is_symint(number)) return c10::Scalar(number.cast<c10::SymInt>());
-  if (torch::is_symfloat(number)) return c10::Scalar(number.cast<c10::SymFloat>().guard_float(__FILE__, __LINE__));
+  if (torch::is_symfloat(number)) return c10::Scalar(number.cast<c10::SymFloat>());
   return c10::Scalar(number.cast<bool>());
+}
+
+// torch's argument parser wraps the node of a symbolic floating point number.
+c10::SymNode unwrap(const c10::SymNode& node) {
+  auto* wrapped = dynamic_cast<torch::impl::PythonSymNodeImpl*>(node.get());
+  if (!wrapped) return node;
+  py::gil_scoped_acquire gil;
+  return py::isinstance<c10::SymNodeImpl>(wrapped->getPyObj()) ? py::reinterpret_borrow<py::object>(wrapped->getPyObj()).cast<c10::SymNode>() : node;
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   Capture::symbol_in_number = symbol_in_number;
+  unwrap_node = unwrap;
   add_callable_type(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);

@@ -24,6 +24,11 @@ PyObject* imported(const char* module, const char* name) {
   return o;
 }
 
+// A symbolic number as the program sees it.
+PyObject* number_of(const char* type, const c10::SymNode& node) {
+  return py::module_::import("broach._numbers").attr(type)(py::cast(node)).release().ptr();
+}
+
 bool is_instance(PyObject* o, PyObject* type) { return PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(type)); }
 
 bool is_parameter(PyObject* o) {
@@ -91,38 +96,39 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   return true;
 }
 
+// The node of one of torch's symbolic numbers.
+static c10::SymNode node_in(PyObject* number) { return py::handle(number).attr("node").cast<c10::SymNode>(); }
+
+// False if it is none that may differ from call to call.
+bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
+  auto add = [&](Kind kind, size_t index) {
+    Part p{kind};
+    p.index = static_cast<int>(index);
+    parts_.push_back(std::move(p));
+    return true;
+  };
+  bool integer = PyLong_CheckExact(o), floating = PyFloat_CheckExact(o);
+  if (rules.results && !integer && !floating) {
+    if (torch::is_symint(py::handle(o))) return leaves.program_ints.emplace_back(node_in(o)), add(Kind::integer, leaves.program_ints.size() - 1);
+    if (torch::is_symfloat(py::handle(o))) return leaves.program_floats.emplace_back(node_in(o)), add(Kind::floating, leaves.program_floats.size() - 1);
+  }
+  if (integer && (rules.results || rules.numbers)) {
+    int overflow = 0;
+    int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
+    if (overflow) return false;
+    if (rules.results) leaves.program_ints.emplace_back(value);
+    else leaves.ints.push_back(value);
+    return add(Kind::integer, (rules.results ? leaves.program_ints.size() : leaves.ints.size()) - 1);
+  }
+  if (!floating || rules.results || !rules.numbers) return false;
+  leaves.floats.push_back(PyFloat_AS_DOUBLE(o));
+  return add(Kind::floating, leaves.floats.size() - 1);
+}
+
 bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (parts_.size() > kMostParts) return fail(o);
   if (THPVariable_Check(o)) return add_tensor(o, rules, leaves);
-  if (rules.results && (PyLong_CheckExact(o) || torch::is_symint(py::handle(o)))) {
-    Part p{Kind::integer};
-    p.index = static_cast<int>(leaves.symbolic.size());
-    if (PyLong_CheckExact(o)) {
-      int overflow = 0;
-      int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
-      if (overflow) {
-        p.kind = Kind::constant;
-        p.value = Ref::borrow(o);
-      } else {
-        leaves.symbolic.emplace_back(value);
-      }
-    } else {
-      leaves.symbolic.push_back(py::handle(o).cast<c10::SymInt>());
-    }
-    parts_.push_back(std::move(p));
-    return true;
-  }
-  if (rules.integers && PyLong_CheckExact(o)) {
-    int overflow = 0;
-    int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
-    if (!overflow) {
-      Part p{Kind::integer};
-      p.index = static_cast<int>(leaves.ints.size());
-      leaves.ints.push_back(value);
-      parts_.push_back(std::move(p));
-      return true;
-    }
-  }
+  if (add_number(o, rules, leaves)) return true;
   auto whole = [&](Kind kind) {
     Part p{kind};
     p.value = Ref::borrow(o);
@@ -256,6 +262,10 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       leaves.ints.push_back(PyLong_AsLongLongAndOverflow(o, &overflow));
       return !overflow;
     }
+    case Kind::floating:
+      if (!PyFloat_CheckExact(o)) return false;
+      leaves.floats.push_back(PyFloat_AS_DOUBLE(o));
+      return true;
     case Kind::constant: return o == p.value.get() || same_value(p.value.get(), o);
     case Kind::identity: return o == p.value.get() || (PyMethod_Check(o) && same_value(p.value.get(), o));
     case Kind::tuple:
@@ -317,9 +327,14 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
     case Kind::tensor:
     case Kind::same: return THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]);
     case Kind::integer: {
-      const c10::SymInt& s = leaves.symbolic[static_cast<size_t>(p.index)];
+      const c10::SymInt& s = leaves.program_ints[static_cast<size_t>(p.index)];
       if (!s.is_heap_allocated()) return PyLong_FromLongLong(s.as_int_unchecked());
-      return py::cast(s).release().ptr();
+      return number_of("Int", s.toSymNode());
+    }
+    case Kind::floating: {
+      const c10::SymFloat& s = leaves.program_floats[static_cast<size_t>(p.index)];
+      if (!s.is_symbolic()) return PyFloat_FromDouble(s.expect_float());
+      return number_of("Float", s.toSymNodeImpl());
     }
     case Kind::constant:
     case Kind::identity: return Ref(p.value).release();
@@ -425,10 +440,10 @@ bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& l
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.add(a.values[i], rules, leaves)) return false;
-  Form::Rules with_integers = rules;  // counters change from call to call
-  with_integers.integers = true;
+  Form::Rules with_numbers = rules;  // counters change from call to call
+  with_numbers.numbers = true;
   for (const StatePlace& p : places_)
-    if (!form_.add(p.value(), with_integers, leaves)) return false;
+    if (!form_.add(p.value(), with_numbers, leaves)) return false;
   return true;
 }
 

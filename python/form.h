@@ -6,6 +6,7 @@
 #include "reference.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymFloat.h>
 #include <c10/core/SymInt.h>
 
 #include <functional>
@@ -21,6 +22,7 @@ struct Part {
     tensor,    // number `index`
     same,      // tensor number `index` once more
     integer,   // number `index`: may differ from call to call
+    floating,  // likewise
     constant,  // `value` or one equal to it
     identity,  // exactly `value`; what it holds is watched
     tuple,
@@ -49,19 +51,21 @@ struct Part {
 struct Leaves {
   std::vector<at::Tensor> tensors;
   std::vector<int64_t> ints;
-  std::vector<c10::SymInt> symbolic;       // results only
+  std::vector<double> floats;
+  std::vector<c10::SymInt> program_ints;   // what the program is given, and its results
+  std::vector<c10::SymFloat> program_floats;
   std::vector<PyObject*> containers;       // borrowed
   mutable std::vector<PyObject*> made;     // by `build`, borrowed, in the order of `containers`
-  void clear() { tensors.clear(), ints.clear(), symbolic.clear(), containers.clear(); }
+  void clear() { tensors.clear(), ints.clear(), floats.clear(), program_ints.clear(), program_floats.clear(), containers.clear(); }
 };
 
 class Form {
  public:
   // How flattening decides about what it cannot know itself.
   struct Rules {
-    bool integers = false;                               // ints become `integer` parts
+    bool numbers = false;                                // ints and floats become parts that may differ
     bool any_tensor = false;                             // tensors of every Python type
-    bool results = false;                                // symbolic integers too; whole objects by the maps below
+    bool results = false;                                // symbolic numbers too; whole objects by the maps below
     std::function<bool(PyObject*)> was_there;            // results: an object that exists independently of the call
     const std::vector<PyObject*>* arguments = nullptr;   // results: the containers of the arguments
   };
@@ -83,6 +87,7 @@ class Form {
 
  private:
   bool add_tensor(PyObject* o, const Rules& rules, Leaves& leaves);
+  bool add_number(PyObject* o, const Rules& rules, Leaves& leaves);
   bool add_keyed(PyObject* o, Part::Kind kind, const Rules& rules, Leaves& leaves);
   bool fail(PyObject* o);
   PyObject* build_keyed(const Part& p, size_t& at, const Leaves& leaves) const;

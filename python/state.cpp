@@ -589,24 +589,24 @@ std::vector<State::Change> State::changes() const {
     if (same(const_cast<Node&>(n), false, nullptr)) continue;
     std::vector<Ref> keys, values;
     if (!read(n, keys, values)) continue;
-    auto changed = [&](Ref key, Ref now, std::string where) { out.push_back({static_cast<int>(id), std::move(key), std::move(now), std::move(where)}); };
+    auto changed = [&](Ref key, Ref before, Ref now, std::string where) { out.push_back({static_cast<int>(id), std::move(key), std::move(before), std::move(now), std::move(where)}); };
     if (n.kind == Kind::dict || n.kind == Kind::ordered) {
       bool same_order = keys.size() == n.keys.size();
       for (size_t i = 0; i < keys.size(); ++i) {
         auto old = std::find_if(n.keys.begin(), n.keys.end(), [&](const Ref& k) { return same_value(k.get(), keys[i].get()); });
         same_order = same_order && old != n.keys.end() && static_cast<size_t>(old - n.keys.begin()) == i;
-        if (old == n.keys.end()) changed(keys[i], values[i], cat(path(static_cast<int>(id)), "[", short_repr(keys[i].get()), "]"));
-        else if (auto at = static_cast<size_t>(old - n.keys.begin()); !same_value(n.values[at].get(), values[i].get())) changed(keys[i], values[i], path(n, at));
+        if (old == n.keys.end()) changed(keys[i], {}, values[i], cat(path(static_cast<int>(id)), "[", short_repr(keys[i].get()), "]"));
+        else if (auto at = static_cast<size_t>(old - n.keys.begin()); !same_value(n.values[at].get(), values[i].get())) changed(keys[i], n.values[at], values[i], path(n, at));
       }
-      if (!same_order && (out.empty() || out.back().node != static_cast<int>(id))) changed({}, {}, path(static_cast<int>(id)));
+      if (!same_order && (out.empty() || out.back().node != static_cast<int>(id))) changed({}, {}, {}, path(static_cast<int>(id)));
       continue;
     }
     if (values.size() != n.values.size()) {
-      changed({}, {}, path(static_cast<int>(id)));
+      changed({}, {}, {}, path(static_cast<int>(id)));
       continue;
     }
     for (size_t i = 0; i < values.size(); ++i)
-      if (!same_value(n.values[i].get(), values[i].get())) changed(i < n.keys.size() ? n.keys[i] : Ref(), values[i], path(n, i));
+      if (!same_value(n.values[i].get(), values[i].get())) changed(i < n.keys.size() ? n.keys[i] : Ref(), n.values[i], values[i], path(n, i));
   }
   return out;
 }

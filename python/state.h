@@ -51,7 +51,7 @@ class State {
   // One value that differs from the snapshot. `key` is null where there is none.
   struct Change {
     int node;
-    Ref key, now;
+    Ref key, before, now;  // `before` and `now` are null where no single value changed
     std::string path;
   };
   // Everything that changed since it was watched: what the program wrote.

@@ -112,7 +112,7 @@ class Compiled::State {
     std::shared_ptr<const Variant> variant = variant_for(arguments, view);
     if (!variant) return host_(inputs);
     try {
-      return (*variant->function)(distinct).tensors;
+      return (*variant->function)({distinct}).tensors;
     } catch (const Unsupported& e) {
       throw Error(cat("broach: the program cannot be compiled: ", e.what(), ".", kWayOut));
     }
@@ -181,10 +181,10 @@ class Compiled::State {
     o.strict = options_.is_strict();
     o.freeze = options_.freezes();
     o.settings.threads = options_.threads();
-    auto eager = [host = host_, arguments](at::TensorList distinct, c10::SymIntArrayRef) -> Function::Results {
+    auto eager = [host = host_, arguments](at::TensorList distinct, c10::SymIntArrayRef, c10::ArrayRef<c10::SymFloat>) -> Function::Results {
       Tensors inputs;
       for (int p : arguments) inputs.push_back(p == kUndefined ? at::Tensor() : distinct[static_cast<size_t>(p)]);
-      return {host(inputs), {}, nullptr};
+      return {host(inputs), {}, {}, nullptr};
     };
     std::vector<bool> constant(view ? view->distinct.size() : 0, true);
     v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise);

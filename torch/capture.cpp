@@ -106,6 +106,10 @@ void Capture::finish(std::vector<at::Tensor>& outputs) {
     if (const at::Tensor* real = real_tensor(t)) t = *real;
     trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
   }
+  for (auto [number, tensor] : numbers_) {
+    trace_.numbers.push_back(number);
+    trace_.inputs.push_back(tensor);
+  }
   trace_.resolve();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   // The program wrote to stand-ins, whose versions are their own.
@@ -348,15 +352,33 @@ ExternArg::Opaque opaque(const c10::IValue& v) { return {std::make_shared<const 
 Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
   auto hidden = symbolic_ && symbol_in_number ? symbol_in_number(t) : std::nullopt;
   if (!hidden) return {Arg::Number{scalar_of(t.item())}};
-  std::optional<SymInt> e;
+  Arg number{Arg::Number{}};
   if (hidden->isSymInt()) {
-    e = integer_of(hidden->toSymInt());
-    hidden = trace_.symbols->hint(*e);
+    SymInt e = integer_of(hidden->toSymInt());
+    hidden = trace_.symbols->hint(e);
+    number = {Arg::Number{scalar_of(*hidden), e}};
+  } else if (auto id = hidden->isSymFloat() ? float_of(hidden->toSymFloat()) : std::nullopt) {
+    number = host_number(*id);
+    hidden = trace_.symbols->floats.hint(*id);
+  } else {
+    number = {Arg::Number{scalar_of(*hidden)}};
   }
   at::Tensor real = at::scalar_tensor(*hidden, hidden->type());
   real.unsafeGetTensorImpl()->set_wrapped_number(true);
   v = real;
-  return {Arg::Number{scalar_of(*hidden), e}};
+  return number;
+}
+
+// A number that is computed on the host on each call is an input without dimensions.
+Arg Capture::host_number(HostFloats::Id id) {
+  auto [it, fresh] = numbers_.emplace(id, static_cast<TensorId>(trace_.tensors.size()));
+  if (fresh) {
+    TraceTensor t;
+    t.type = {DType::f64, {}, {}};
+    t.storage = -1 - it->second;
+    trace_.tensors.push_back(std::move(t));
+  }
+  return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, it->second}};
 }
 
 Arg Capture::arg_of(c10::IValue& v) {
@@ -396,7 +418,12 @@ Arg Capture::arg_of(c10::IValue& v) {
     v = trace_.symbols->hint(e);
     return {e};
   }
-  if (v.isSymFloat()) v = v.toSymFloat().guard_float(__FILE__, __LINE__);
+  if (v.isSymFloat()) {
+    auto id = float_of(v.toSymFloat());
+    Arg number = id ? host_number(*id) : Arg{Scalar(v.toSymFloat().expect_float())};
+    v = id ? trace_.symbols->floats.hint(*id) : v.toSymFloat().expect_float();
+    return number;
+  }
   if (v.isSymBool()) {
     v = v.toSymBool().guard_bool(__FILE__, __LINE__);
     return {Scalar(v.toBool())};

@@ -6,6 +6,7 @@
 #include <c10/core/Scalar.h>
 
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -74,6 +75,7 @@ class Capture {
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
   Arg arg_of(c10::IValue& v);
   Arg number_of(const at::Tensor& t, c10::IValue& v);
+  Arg host_number(HostFloats::Id id);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
@@ -108,6 +110,7 @@ class Capture {
 
   bool symbolic_ = false, speculative_ = false, rejected_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> stand_ins_;  // by real tensor
+  std::map<HostFloats::Id, TensorId> numbers_;  // those that operations were given
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
   at::Tensor random_state_;
 };

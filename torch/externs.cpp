@@ -113,6 +113,10 @@ class AtenCall : public ExternRunner {
   c10::IValue argument(size_t i, const c10::SmallVector<at::Tensor, 8>& operands, const Frame& frame) const {
     const auto& v = call_.args[i].value;
     if (auto t = std::get_if<ExternArg::Input>(&v)) return operands[t->index];
+    if (auto n = std::get_if<ExternArg::InputNumber>(&v)) {
+      double value = operands[n->index].item<double>();
+      return wants_tensor(op_.schema().arguments()[i]) ? wrapped_number(value) : c10::IValue(value);
+    }
     if (auto s = std::get_if<SymInt>(&v)) {
       int64_t n = s->eval(frame.symbols);
       return wants_tensor(op_.schema().arguments()[i]) ? c10::IValue(wrapped_number(n)) : c10::IValue(n);

@@ -30,30 +30,31 @@ constexpr const char* kNeedsGradients = "gradients are needed: the program runs 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, OnFailure on_failure)
     : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), on_failure_(on_failure), entries_(std::make_shared<const Entries>()) {}
 
-Function::Results Function::operator()(at::TensorList inputs, at::IntArrayRef ints) {
+Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
   Modes modes = Modes::now();
-  if (modes.grad && std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
-    return run_eager(inputs, ints, kNeedsGradients);
-  if (modes.grad && eager_with_grad_) return run_eager(inputs, ints, kNeedsGradients);
-  if (Capture::current()) return run_eager(inputs, ints, "called while another program is captured: its operations are part of that one");
+  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
+    return run_eager(call, kNeedsGradients);
+  if (modes.grad && eager_with_grad_) return run_eager(call, kNeedsGradients);
+  if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one");
   auto entries = entries_.load(std::memory_order_acquire);
-  if (auto results = run_compiled(*entries, inputs, ints, modes)) return std::move(*results);
-  if (hopeless_) return run_eager(inputs, ints, "");
-  return capture_and_compile(inputs, ints, modes);
+  if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
+  if (hopeless_) return run_eager(call, "");
+  return capture_and_compile(call, modes);
 }
 
-Function::Results Function::run_eager(at::TensorList inputs, at::IntArrayRef ints, const std::string& why) {
+Function::Results Function::run_eager(const CallInputs& call, const std::string& why) {
   note_eager(why);
-  return eager_(inputs, c10::fromIntArrayRefSlow(ints));
+  std::vector<c10::SymFloat> floats(call.floats.begin(), call.floats.end());
+  return eager_(call.tensors, c10::fromIntArrayRefSlow(call.ints), floats);
 }
 
-Function::Results Function::give_up(at::TensorList inputs, at::IntArrayRef ints, const std::string& why) {
+Function::Results Function::give_up(const CallInputs& call, const std::string& why) {
   {
     std::lock_guard lock(stats_mutex_);
     stats_.capture_failure = why;
   }
-  return run_eager(inputs, ints, why);
+  return run_eager(call, why);
 }
 
 void Function::note_eager(const std::string& why) {
@@ -80,35 +81,36 @@ bool Function::is_capturing_symbols() {
   return c && c->is_symbolic();
 }
 
-std::optional<Function::Results> Function::run_compiled(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
-  CompiledProgram::SymbolValues symbols;
+std::optional<Function::Results> Function::run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes) {
+  SymbolValues symbols;
   std::vector<Scalar> observed;  // values read on the host by the programs that took another way
   size_t first = last_.load(std::memory_order_relaxed);
   for (size_t k = 0; k < entries.size(); ++k) {
     size_t at = first >= entries.size() ? k : k == 0 ? first : k <= first ? k - 1 : k;  // the last one used first
     const Entry& e = entries[at];
-    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(inputs, ints, symbols, nullptr)) continue;
-    auto tensors = e.program->run(inputs, symbols, observed);
+    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(call, symbols, nullptr)) continue;
+    auto tensors = e.program->run(call.tensors, symbols, observed);
     if (!tensors) {
       ++other_ways_;
       continue;
     }
     ++compiled_calls_;
     if (at != first) last_.store(at, std::memory_order_relaxed);
-    Results r{std::move(*tensors), {}, e.form};
-    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(symbols));
+    Results r{std::move(*tensors), {}, {}, e.form};
+    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(symbols.sizes));
+    for (const FloatResult& f : e.float_results) r.floats.emplace_back(f.id < 0 ? f.constant : symbols.floats[static_cast<size_t>(f.id)]);
     return r;
   }
   return std::nullopt;
 }
 
-void Function::note_recompilation(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
+void Function::note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes) {
   if (entries.empty()) return;
   std::string why = "a value that the program computes and reads on the host is another one";
   if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast or other mode differs";
-  CompiledProgram::SymbolValues symbols;
+  SymbolValues symbols;
   for (const Entry& e : entries)
-    if (e.modes == modes) e.program->accepts(inputs, ints, symbols, &why);
+    if (e.modes == modes) e.program->accepts(call, symbols, &why);
   std::lock_guard guard(stats_mutex_);
   stats_.recompilations.push_back(why);
   log_info("recompiles: ", why);
@@ -118,14 +120,15 @@ void Function::note_recompilation(const Entries& entries, at::TensorList inputs,
 
 namespace {
 
-CallSizes sizes_of(at::TensorList inputs, at::IntArrayRef ints) {
+CallSizes sizes_of(const CallInputs& call) {
   CallSizes out;
-  for (const at::Tensor& t : inputs) {
+  for (const at::Tensor& t : call.tensors) {
     bool plain = t.defined() && t.layout() == c10::kStrided;
     out.sizes.push_back(plain ? t.sizes().vec() : std::vector<int64_t>());
     out.strides.push_back(plain ? t.strides().vec() : std::vector<int64_t>());
   }
-  out.ints = ints.vec();
+  out.ints = call.ints.vec();
+  out.floats = call.floats.vec();
   return out;
 }
 
@@ -143,35 +146,42 @@ std::vector<SymInt> plain(c10::ArrayRef<c10::SymInt> ints) {
 
 }  // namespace
 
-SymbolicSizes Function::symbols_for(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
-  Seen now{modes, dtypes_of(inputs), sizes_of(inputs, ints)};
+SymbolicSizes Function::symbols_for(const CallInputs& call, const Modes& modes) {
+  Seen now{modes, dtypes_of(call.tensors), sizes_of(call)};
   std::vector<CallSizes> calls;
   for (const Seen& s : seen_)
-    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) && !(specialise_ints_ && s.sizes.ints != now.sizes.ints)) calls.push_back(s.sizes);
+    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) && !(specialise_numbers_ && !s.sizes.has_numbers_of(now.sizes))) calls.push_back(s.sizes);
   calls.push_back(now.sizes);
   seen_.push_back(std::move(now));
   if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_) return {};
   std::vector<uint64_t> symbolic = options_.symbolic_dims;
-  if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(inputs.size() + 1, ~uint64_t{0});
+  if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(call.tensors.size() + 1, ~uint64_t{0});
   for (size_t i = 0; i < std::min(symbolic.size(), constant_inputs_.size()); ++i)
     if (constant_inputs_[i]) symbolic[i] = 0;
-  if (specialise_ints_ && symbolic.size() > inputs.size()) symbolic[inputs.size()] = 0;
+  if (specialise_numbers_ && symbolic.size() > call.tensors.size()) symbolic[call.tensors.size()] = 0;
   return generalize(calls, symbolic);
 }
 
 // ---- recording ----
 
-Function::Recorded Function::record(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes* sizes) {
+Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes* sizes) {
   Recorded out;
-  out.capture = std::make_unique<Capture>(inputs.vec(), sizes, options_.branches > 0);
+  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0);
   Capture& capture = *out.capture;
   std::vector<c10::SymInt> given;
   if (sizes)
     for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
   else
-    for (int64_t i : ints) given.push_back(i), out.ints.push_back(i);
+    for (int64_t i : call.ints) given.push_back(i), out.ints.push_back(i);
+  std::vector<c10::SymFloat> floats;
+  for (size_t k = 0; k < call.floats.size(); ++k) {
+    double value = call.floats[k];
+    bool constant = !sizes || !sizes->floats[k];
+    out.floats.push_back(constant ? std::optional(value) : std::nullopt);
+    floats.push_back(constant ? c10::SymFloat(value) : program_float(sizes->symbols->floats.given(k, value), sizes->symbols));
+  }
   try {
-    capture.run([&] { out.results = eager_(capture.inputs(), given); });
+    capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
   } catch (...) {
     if (sizes) capture.roll_back();
     throw;
@@ -180,14 +190,19 @@ Function::Recorded Function::record(at::TensorList inputs, at::IntArrayRef ints,
   out.int_results = plain(out.results.ints);
   for (SymInt& e : out.int_results) e = capture.trace().symbols->resolved(e);
   for (size_t i = 0; i < out.int_results.size(); ++i) out.results.ints[i] = capture.trace().symbols->hint(out.int_results[i]);
+  for (c10::SymFloat& f : out.results.floats) {
+    auto id = float_of(f);
+    if (id) f = capture.trace().symbols->floats.hint(*id);
+    out.float_results.push_back({id.value_or(-1), f.expect_float()});
+  }
   out.failure = capture.failure();
   return out;
 }
 
 // Nothing if the program does not bear symbols: it is then as if it had not run.
-std::optional<Function::Recorded> Function::record_symbolic(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes& sizes) {
+std::optional<Function::Recorded> Function::record_symbolic(const CallInputs& call, const SymbolicSizes& sizes) {
   try {
-    Recorded out = record(inputs, ints, &sizes);
+    Recorded out = record(call, &sizes);
     if (!out.capture->has_escaped()) return out;
     log_info("sizes stay numbers: the program keeps a tensor that it computed");
     out.capture->roll_back();
@@ -197,15 +212,15 @@ std::optional<Function::Recorded> Function::record_symbolic(at::TensorList input
   return std::nullopt;
 }
 
-Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes) {
+Function::Results Function::capture_and_compile(const CallInputs& call, const Modes& modes) {
   std::unique_lock lock(compile_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return run_eager(inputs, ints, "another thread is compiling");
+  if (!lock.owns_lock()) return run_eager(call, "another thread is compiling");
   auto entries = entries_.load();
-  if (auto results = run_compiled(*entries, inputs, ints, modes)) return std::move(*results);
-  if (entries->size() >= limit_) return give_up(inputs, ints, cat("more than ", limit_, " versions would be needed"));
+  if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
+  if (entries->size() >= limit_) return give_up(call, cat("more than ", limit_, " versions would be needed"));
   auto branches = std::count_if(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_computed_values(); });
-  if (branches && branches >= options_.branches) return give_up(inputs, ints, cat("data leads to more than ", options_.branches, " ways through the program"));
-  note_recompilation(*entries, inputs, ints, modes);
+  if (branches && branches >= options_.branches) return give_up(call, cat("data leads to more than ", options_.branches, " ways through the program"));
+  note_recompilation(*entries, call, modes);
   auto start = std::chrono::steady_clock::now();
   auto seconds = [&] {
     auto now = std::chrono::steady_clock::now();
@@ -216,17 +231,17 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
   std::optional<Recorded> recorded;
   bool repeat = true;
   while (std::exchange(repeat, false)) {
-    SymbolicSizes sizes = symbols_for(inputs, ints, modes);
-    if (sizes.symbols->infos().empty()) break;
-    recorded = record_symbolic(inputs, ints, sizes);
-    bool has_ints = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); });
+    SymbolicSizes sizes = symbols_for(call, modes);
+    if (sizes.empty()) break;
+    recorded = record_symbolic(call, sizes);
+    bool has_numbers = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end();
     // What a program is given besides tensors is a count of layers as often as a size.
-    repeat = !recorded && has_ints;
-    specialise_ints_ |= repeat;
+    repeat = !recorded && has_numbers;
+    specialise_numbers_ |= repeat;
     specialise_ = !recorded && !repeat;
   }
   bool symbolic = recorded.has_value();
-  if (!recorded) recorded = record(inputs, ints, nullptr);
+  if (!recorded) recorded = record(call, nullptr);
   double captured = seconds();
   auto needs_grad = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
   if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_grad)) {
@@ -238,9 +253,9 @@ Function::Results Function::capture_and_compile(at::TensorList inputs, at::IntAr
   if (why.empty()) {
     try {
       const Capture& capture = *recorded->capture;
-      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, capture.lifted(), constant_inputs_, options_);
+      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), constant_inputs_, options_);
       auto next = std::make_shared<Entries>(*entries);
-      next->push_back({modes, recorded->int_results, recorded->results.form, std::move(program)});
+      next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program)});
       entries_.store(std::move(next), std::memory_order_release);
     } catch (const Error& e) {
       why = e.what();
@@ -285,7 +300,7 @@ void Function::reset() {
   std::lock_guard lock(compile_mutex_);
   entries_.store(std::make_shared<const Entries>());
   seen_.clear();
-  specialise_ = specialise_ints_ = false;
+  specialise_ = specialise_numbers_ = false;
   hopeless_ = false;
   eager_with_grad_ = false;
 }

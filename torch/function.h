@@ -33,12 +33,13 @@ class Function {
  public:
   struct Results {
     std::vector<at::Tensor> tensors;
-    std::vector<c10::SymInt> ints;     // numbers that follow from sizes; plain in what a call gives back
+    std::vector<c10::SymInt> ints;      // numbers that follow from those that the program is given; plain in what a call gives back
+    std::vector<c10::SymFloat> floats;
     std::shared_ptr<const void> form;  // the front's own: how its results are made of these. Kept with the compiled version
   };
-  // The program itself. It must run on the tensors and integers it is given: while sizes are captured as symbols, these
+  // The program itself. It must run on the tensors and numbers it is given: while sizes are captured as symbols, these
   // stand for the caller's.
-  using Eager = std::function<Results(at::TensorList inputs, c10::SymIntArrayRef ints)>;
+  using Eager = std::function<Results(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats)>;
 
   // What calls depend on besides their inputs.
   struct Modes {
@@ -55,8 +56,7 @@ class Function {
 
   Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit = 32, OnFailure on_failure = OnFailure::run_eagerly);
 
-  // `ints`: numbers that the program is given besides tensors, the same count on each call.
-  Results operator()(at::TensorList inputs, at::IntArrayRef ints = {});
+  Results operator()(const CallInputs& call);
 
   // Whether sizes are captured as symbols on this thread: what the program is given then stands for the caller's tensors, and
   // the front must keep no reference to it.
@@ -72,9 +72,14 @@ class Function {
   void reset();
 
  private:
+  struct FloatResult {
+    HostFloats::Id id;  // negative: a constant
+    double constant;
+  };
   struct Entry {
     Modes modes;
     std::vector<SymInt> int_results;
+    std::vector<FloatResult> float_results;
     std::shared_ptr<const void> form;
     std::shared_ptr<const CompiledProgram> program;
   };
@@ -90,18 +95,20 @@ class Function {
     Results results;
     std::unique_ptr<Capture> capture;  // null: the program has run, and cannot be compiled
     std::vector<SymInt> ints, int_results;
+    std::vector<std::optional<double>> floats;  // absent where they are no constants
+    std::vector<FloatResult> float_results;
     std::string failure;
   };
 
-  Results capture_and_compile(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
-  Results give_up(at::TensorList inputs, at::IntArrayRef ints, const std::string& why);
-  Results run_eager(at::TensorList inputs, at::IntArrayRef ints, const std::string& why);
+  Results capture_and_compile(const CallInputs& call, const Modes& modes);
+  Results give_up(const CallInputs& call, const std::string& why);
+  Results run_eager(const CallInputs& call, const std::string& why);
   void note_eager(const std::string& why);
-  std::optional<Results> run_compiled(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
-  void note_recompilation(const Entries& entries, at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
-  SymbolicSizes symbols_for(at::TensorList inputs, at::IntArrayRef ints, const Modes& modes);
-  Recorded record(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes* sizes);
-  std::optional<Recorded> record_symbolic(at::TensorList inputs, at::IntArrayRef ints, const SymbolicSizes& sizes);
+  std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
+  void note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes);
+  SymbolicSizes symbols_for(const CallInputs& call, const Modes& modes);
+  Recorded record(const CallInputs& call, const SymbolicSizes* sizes);
+  std::optional<Recorded> record_symbolic(const CallInputs& call, const SymbolicSizes& sizes);
 
   Eager eager_;
   std::vector<bool> constant_inputs_;
@@ -112,7 +119,7 @@ class Function {
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;            // under compile_mutex_
   bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
-  bool specialise_ints_ = false;      // nor for the integers that it is given
+  bool specialise_numbers_ = false;   // nor for the numbers that it is given
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
   std::atomic<int64_t> calls_{0}, compiled_calls_{0}, other_ways_{0};

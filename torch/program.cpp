@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -45,14 +46,15 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
 
 }  // namespace
 
-CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
-    : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size()) {
+CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
+    : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
   const Target* target = cpu_target();
   if (!target) unsupported("this build has no CPU target (LLVM)");
   size_t inputs = trace.inputs.size();
   std::vector<bool> constant = constant_inputs;
   constant.resize(given_, false);
-  constant.resize(inputs, true);  // lifted tensors stay the same
+  constant.resize(given_ + lifted_.size(), true);  // lifted tensors stay the same
+  constant.resize(inputs, false);
   CompiledTrace compiled = compile_trace(trace, constant, *target, make_extern, options);
   program_ = std::move(compiled.program);
   stats_.seconds = std::move(compiled.seconds);
@@ -67,13 +69,13 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   }
   draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
   std::vector<Shape> sizes, strides;
-  for (TensorId id : trace.inputs) {
-    const TraceTensor& t = trace.tensors[static_cast<size_t>(id)];
+  for (size_t i = 0; i < given_ + lifted_.size(); ++i) {
+    const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU)});
     sizes.push_back(t.type.shape);
     strides.push_back(t.strides);
   }
-  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), *program_.graph->symbols());
+  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
   const Executable& executable = main_->executable();
   stats_.code = executable.stats();
   stats_.picks = executable.picks(sizes_.hints());
@@ -84,7 +86,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
 
 CompiledProgram::~CompiledProgram() = default;
 
-bool CompiledProgram::accepts(at::TensorList inputs, at::IntArrayRef ints, SymbolValues& symbols, std::string* why) const {
+bool CompiledProgram::accepts(const CallInputs& call, SymbolValues& symbols, std::string* why) const {
+  at::TensorList inputs = call.tensors;
   auto differs = [&](size_t i, const auto&... what) {
     if (why) *why = cat("input ", i, what...);
     return false;
@@ -101,7 +104,7 @@ bool CompiledProgram::accepts(at::TensorList inputs, at::IntArrayRef ints, Symbo
   auto add_window = [&](const at::Tensor& t) { windows.push_back({t.sizes().data(), t.strides().data(), t.sizes().size()}); };
   std::for_each(inputs.begin(), inputs.end(), add_window);
   std::for_each(lifted_.begin(), lifted_.end(), add_window);
-  if (!sizes_.match({windows.data(), windows.size()}, {ints.data(), ints.size()}, symbols, why)) return false;
+  if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()}, symbols, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
@@ -132,11 +135,11 @@ bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
 std::vector<at::Tensor> CompiledProgram::execute(TensorRefs inputs, const SymbolValues& symbols) const {
   static const std::vector<int> none;
   const auto& written = program_.reads ? none : program_.mutated_inputs;
-  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols) : nullptr;
-  if (!weights || weights->frozen.empty()) return main_->run(inputs, symbols, weights ? &weights->packs : nullptr, written);
+  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols.sizes) : nullptr;
+  if (!weights || weights->frozen.empty()) return main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written);
   Refs with_frozen(inputs.begin(), inputs.end());
   for (const at::Tensor& t : weights->frozen) with_frozen.push_back(&t);
-  return main_->run({with_frozen.data(), with_frozen.size()}, symbols, &weights->packs, written);
+  return main_->run({with_frozen.data(), with_frozen.size()}, symbols.sizes, &weights->packs, written);
 }
 
 std::vector<at::Tensor> CompiledProgram::results(TensorRefs inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
@@ -146,9 +149,9 @@ std::vector<at::Tensor> CompiledProgram::results(TensorRefs inputs, const std::v
     using K = ResultSpec::Kind;
     if (r.kind == K::none) out.emplace_back();
     else if (r.kind == K::input) out.push_back(*inputs[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) out.push_back(window(*inputs[static_cast<size_t>(r.index)], r, symbols));
+    else if (r.kind == K::view_of_input) out.push_back(window(*inputs[static_cast<size_t>(r.index)], r, symbols.sizes));
     else if (r.kind == K::fresh) out.push_back(fresh[static_cast<size_t>(r.index)]);
-    else out.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols));
+    else out.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols.sizes));
   }
   return out;
 }
@@ -172,6 +175,12 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
   all.reserve(given.size() + lifted_.size());
   for (const at::Tensor& t : given) all.push_back(&t);
   for (const at::Tensor& t : lifted_) all.push_back(&t);
+  c10::SmallVector<at::Tensor, 4> numbers;
+  for (HostFloats::Id n : numbers_) {
+    numbers.push_back(at::empty({}, at::kDouble));
+    *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
+  }
+  for (const at::Tensor& t : numbers) all.push_back(&t);
   TensorRefs inputs(all.data(), all.size());
   std::vector<at::Tensor> fresh, out;
   if (!program_.reads) {

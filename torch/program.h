@@ -31,17 +31,23 @@ struct ProgramStats {
 
 class Weights;
 
+// What a program is given on one call: tensors and Python numbers, the same count of each on every call.
+struct CallInputs {
+  at::TensorList tensors;
+  at::IntArrayRef ints = {};
+  at::ArrayRef<double> floats = {};
+};
+
 class CompiledProgram {
  public:
-  using SymbolValues = std::vector<int64_t>;
-
-  // `trace` must stand for a program without failures, `ints` are the integers it was given. `lifted` are the tensors behind the trace's own inputs;
-  // `constant_inputs` says which inputs the caller passes unchanged call after call (parameters and buffers).
-  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
+  // `trace` must stand for a program without failures, `ints` and `floats` are the numbers it was given (a float that is no constant
+  // is absent). `lifted` are the tensors behind the trace's own inputs; `constant_inputs` says which inputs the caller passes
+  // unchanged call after call (parameters and buffers).
+  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
   ~CompiledProgram();
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
-  bool accepts(at::TensorList inputs, at::IntArrayRef ints, SymbolValues& symbols, std::string* why) const;
+  bool accepts(const CallInputs& call, SymbolValues& symbols, std::string* why) const;
   bool reads_computed_values() const { return program_.reads > 0; }
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
   bool agrees(const std::vector<Scalar>& observed) const;
@@ -69,6 +75,7 @@ class CompiledProgram {
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;      // of inputs
   std::vector<Scalar> read_values_;   // of what the program computes
+  std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                // random numbers
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;

@@ -17,6 +17,14 @@ namespace {
 using c10::SymNode;
 using NodeList = c10::ArrayRef<SymNode>;
 
+// Python's remainder of floating point numbers: exact, with the sign of the divisor.
+double modulo(double a, double b) {
+  if (b == 0) fail("the program divides a number by zero");
+  double r = std::fmod(a, b);
+  if (r == 0) return std::copysign(0.0, b);
+  return (b < 0) == (r < 0) ? r : r + b;
+}
+
 // A comparison of sizes, or several joined; asked once the program decides by it.
 using Condition = std::function<bool()>;
 
@@ -25,8 +33,12 @@ class SizeNode : public c10::SymNodeImpl {
   using Held = std::shared_ptr<Symbols>;
   SizeNode(Held symbols, SymInt value) : symbols_(std::move(symbols)), value_(std::move(value)) {}
   SizeNode(Held symbols, Condition condition) : symbols_(std::move(symbols)), condition_(std::move(condition)) {}
-  // A number computed from sizes in floating point: the sizes are fixed by then.
-  SizeNode(Held symbols, double number) : symbols_(std::move(symbols)), number_(number) {}
+  static SymNode of_float(Held symbols, HostFloats::Id number) {
+    auto n = c10::make_intrusive<SizeNode>(std::move(symbols), SymInt(0));
+    n->is_int_ = false;
+    n->number_ = number;
+    return n;
+  }
 
   const SymInt& value() const {
     if (!is_int_) fail("a symbolic integer was expected");
@@ -35,48 +47,56 @@ class SizeNode : public c10::SymNodeImpl {
 
   bool is_int() override { return is_int_; }
   bool is_bool() override { return static_cast<bool>(condition_); }
-  bool is_float() override { return number_.has_value(); }
+  bool is_float() override { return number_ >= 0; }
+  HostFloats::Id number() const { return number_; }
   bool has_hint() override { return true; }
-  std::string str() override { return is_int() ? value_.str() : is_float() ? std::to_string(*number_) : "condition"; }
+  std::string str() override { return is_int() ? value_.str() : is_float() ? floats().text(number_) : "condition"; }
   SymNode clone() override { return c10::make_intrusive<SizeNode>(*this); }
   SymNode wrap_int(int64_t n) override { return integer(n); }
   SymNode wrap_bool(bool b) override { return condition([b] { return b; }); }
-  SymNode wrap_float(double d) override { return number(d); }
+  SymNode wrap_float(double d) override { return number(floats().constant(d)); }
   std::optional<int64_t> constant_int() override { return is_int() ? value_.maybe_constant() : std::nullopt; }
+  bool is_constant() override { return constant_int().has_value(); }
   std::optional<int64_t> maybe_as_int() override { return constant_int(); }
   bool is_symbolic() override { return true; }
 
-  SymNode add(const SymNode& o) override { return arithmetic(o, [](auto a, auto b) { return a + b; }); }
-  SymNode sub(const SymNode& o) override { return arithmetic(o, [](auto a, auto b) { return a - b; }); }
-  SymNode mul(const SymNode& o) override { return arithmetic(o, [](auto a, auto b) { return a * b; }); }
+  SymNode add(const SymNode& o) override { return arithmetic(o, Float::add, [](auto a, auto b) { return a + b; }); }
+  SymNode sub(const SymNode& o) override { return arithmetic(o, Float::sub, [](auto a, auto b) { return a - b; }); }
+  SymNode mul(const SymNode& o) override { return arithmetic(o, Float::mul, [](auto a, auto b) { return a * b; }); }
   SymNode floordiv(const SymNode& o) override {
-    if (is_float() || o->is_float()) return number(std::floor(as_number() / number_of(o)));
+    if (is_float() || o->is_float()) {
+      double a = fixed_number(), b = fixed_number(o);
+      return number(floats().constant(std::floor((a - modulo(a, b)) / b + 0.5)));
+    }
     return integer(broach::floordiv(value(), positive(o)));
   }
   SymNode mod(const SymNode& o) override {
-    if (is_float() || o->is_float()) return number(as_number() - std::floor(as_number() / number_of(o)) * number_of(o));
+    if (is_float() || o->is_float()) {
+      double a = fixed_number(), b = fixed_number(o);
+      return number(floats().constant(modulo(a, b)));
+    }
     return integer(broach::mod(value(), positive(o)));
   }
-  SymNode truediv(const SymNode& o) override { return number(as_number() / number_of(o)); }
+  SymNode truediv(const SymNode& o) override { return number(floats().compute(Float::div, as_number(), number_of(o))); }
   SymNode pow(const SymNode& o) override {
-    if (is_float() || o->is_float()) return number(std::pow(as_number(), number_of(o)));
+    if (is_float() || o->is_float()) return number(floats().compute(Float::pow, as_number(), number_of(o)));
     int64_t exponent = symbols_->specialize(value_of(o));
-    if (exponent < 0) return number(std::pow(as_number(), static_cast<double>(exponent)));
+    if (exponent < 0) return number(floats().compute(Float::pow, as_number(), number_of(o)));
     SymInt p(1);
     for (int64_t i = 0; i < exponent; ++i) p = p * value();
     return integer(p);
   }
-  SymNode neg() override { return is_float() ? number(-*number_) : integer(SymInt(0) - value()); }
-  SymNode floor() override { return is_float() ? integer(static_cast<int64_t>(std::floor(*number_))) : clone(); }
-  SymNode ceil() override { return is_float() ? integer(static_cast<int64_t>(std::ceil(*number_))) : clone(); }
+  SymNode neg() override { return is_float() ? number(floats().compute(Float::neg, number_)) : integer(SymInt(0) - value()); }
+  SymNode floor() override { return is_float() ? integer(static_cast<int64_t>(std::floor(fixed_number()))) : clone(); }
+  SymNode ceil() override { return is_float() ? integer(static_cast<int64_t>(std::ceil(fixed_number()))) : clone(); }
   SymNode sym_float() override { return number(as_number()); }
   SymNode sym_min(const SymNode& o) override { return extreme(o, false); }
   SymNode sym_max(const SymNode& o) override { return extreme(o, true); }
 
-  SymNode eq(const SymNode& o) override { return compare(o, Relation::eq, std::equal_to<double>()); }
-  SymNode ne(const SymNode& o) override { return compare(o, Relation::ne, std::not_equal_to<double>()); }
-  SymNode lt(const SymNode& o) override { return compare(o, Relation::lt, std::less<double>()); }
-  SymNode le(const SymNode& o) override { return compare(o, Relation::le, std::less_equal<double>()); }
+  SymNode eq(const SymNode& o) override { return compare(o, Relation::eq); }
+  SymNode ne(const SymNode& o) override { return compare(o, Relation::ne); }
+  SymNode lt(const SymNode& o) override { return compare(o, Relation::lt); }
+  SymNode le(const SymNode& o) override { return compare(o, Relation::le); }
   SymNode gt(const SymNode& o) override { return o->lt(held()); }
   SymNode ge(const SymNode& o) override { return o->le(held()); }
   SymNode sym_or(const SymNode& o) override { return condition([a = held(), o] { return a->bool_() || o->bool_(); }); }
@@ -100,9 +120,9 @@ class SizeNode : public c10::SymNodeImpl {
     return dense(sizes, strides, order);
   }
 
-  int64_t guard_int(const char*, int64_t) override { return is_float() ? static_cast<int64_t>(*number_) : symbols_->specialize(value()); }
-  bool guard_bool(const char*, int64_t) override { return is_int() ? !symbols_->equal(value_, 0) : is_float() ? *number_ != 0 : condition_(); }
-  double guard_float(const char*, int64_t) override { return as_number(); }
+  int64_t guard_int(const char*, int64_t) override { return is_float() ? static_cast<int64_t>(fixed_number()) : symbols_->specialize(value()); }
+  bool guard_bool(const char*, int64_t) override { return is_int() ? !symbols_->equal(value_, 0) : is_float() ? floats().ask(number_, Relation::ne, floats().constant(0)) : condition_(); }
+  double guard_float(const char*, int64_t) override { return fixed_number(); }
   int64_t int_() override { return guard_int("", 0); }
   bool bool_() override { return guard_bool("", 0); }
   // Whether it holds for all sizes is not asked for here: the recorded call's answer, kept true by a guard, is what eager does.
@@ -112,18 +132,27 @@ class SizeNode : public c10::SymNodeImpl {
   SymNode held() { return SymNode::reclaim_copy(this); }
   SymNode integer(SymInt v) const { return c10::make_intrusive<SizeNode>(symbols_, std::move(v)); }
   SymNode condition(Condition c) const { return c10::make_intrusive<SizeNode>(symbols_, std::move(c)); }
-  SymNode number(double d) const { return c10::make_intrusive<SizeNode>(symbols_, d); }
+  using Float = HostFloats::Op;
+  HostFloats& floats() const { return symbols_->floats; }
+  SymNode number(HostFloats::Id id) const { return of_float(symbols_, id); }
 
   static SymInt value_of(const SymNode& n) {
     if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->value();
     if (auto c = n->maybe_as_int()) return *c;
     fail("a symbolic integer of another kind meets one of Broach");
   }
-  static double number_of(const SymNode& n) {
+  HostFloats::Id as_number() const { return is_int_ ? floats().size(value(), symbols_->hint(value())) : number_; }
+  HostFloats::Id number_of(const SymNode& n) const {
     if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->as_number();
-    return n->is_float() ? n->guard_float("", 0) : static_cast<double>(value_of(n).constant());
+    return floats().constant(n->is_float() ? n->guard_float("", 0) : static_cast<double>(value_of(n).constant()));
   }
-  double as_number() { return is_float() ? *number_ : static_cast<double>(symbols_->specialize(value())); }
+  // As a constant, which fixes the sizes and numbers it is computed from.
+  double fixed_number(HostFloats::Id id) const {
+    for (const SymInt& e : floats().sizes_behind(id)) symbols_->specialize(e);
+    return floats().fix(id);
+  }
+  double fixed_number() const { return fixed_number(as_number()); }
+  double fixed_number(const SymNode& n) const { return fixed_number(number_of(n)); }
   int64_t hint(const SymNode& n) const { return symbols_->hint(value_of(n)); }
 
   // Division by a symbol is defined for positive values.
@@ -134,18 +163,17 @@ class SizeNode : public c10::SymNodeImpl {
   }
 
   template <class F>
-  SymNode arithmetic(const SymNode& o, const F& f) {
-    if (is_float() || o->is_float()) return number(f(as_number(), number_of(o)));
+  SymNode arithmetic(const SymNode& o, Float op, const F& f) {
+    if (is_float() || o->is_float()) return number(floats().compute(op, as_number(), number_of(o)));
     return integer(f(value(), value_of(o)));
   }
   SymNode extreme(const SymNode& o, bool greater) {
-    if (is_float() || o->is_float()) return number(greater ? std::max(as_number(), number_of(o)) : std::min(as_number(), number_of(o)));
+    if (is_float() || o->is_float()) return number(floats().compute(greater ? Float::max : Float::min, as_number(), number_of(o)));
     return integer(greater ? broach::max(value(), value_of(o)) : broach::min(value(), value_of(o)));
   }
-  template <class F>
-  SymNode compare(const SymNode& o, Relation r, const F& numbers) {
+  SymNode compare(const SymNode& o, Relation r) {
     if (is_bool()) return condition([a = held(), o, r] { return (a->bool_() == o->bool_()) == (r == Relation::eq); });
-    if (is_float() || o->is_float()) return condition([answer = static_cast<bool>(numbers(as_number(), number_of(o)))] { return answer; });
+    if (is_float() || o->is_float()) return condition([s = symbols_, a = as_number(), b = number_of(o), r] { return s->floats.ask(a, r, b); });
     return condition([s = symbols_, a = value(), b = value_of(o), r] { return s->ask(a, r, b); });
   }
 
@@ -172,8 +200,8 @@ class SizeNode : public c10::SymNodeImpl {
   std::shared_ptr<Symbols> symbols_;
   SymInt value_;
   Condition condition_;
-  std::optional<double> number_;
-  bool is_int_ = !condition_ && !number_;
+  HostFloats::Id number_ = -1;
+  bool is_int_ = !condition_;
 };
 
 c10::SymIntArrayRef view(const std::vector<c10::SymInt>& v) { return {v.data(), v.size()}; }
@@ -240,6 +268,17 @@ SymInt integer_of(const c10::SymInt& value) {
   auto node = dynamic_cast<SizeNode*>(value.toSymNodeImplUnowned());
   if (!node) fail("a symbolic integer that is not Broach's");
   return node->value();
+}
+
+c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols) { return c10::SymFloat(SizeNode::of_float(symbols, value)); }
+
+std::optional<HostFloats::Id> float_of(const c10::SymFloat& value) {
+  if (!value.is_symbolic()) return std::nullopt;
+  c10::SymNode held = value.toSymNodeImpl();
+  auto node = dynamic_cast<SizeNode*>(held.get());
+  if (!node && unwrap_node) node = dynamic_cast<SizeNode*>((held = unwrap_node(held)).get());
+  if (!node || !node->is_float()) fail("a symbolic number that is not Broach's");
+  return node->number();
 }
 
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/SymFloat.h>
 #include <c10/core/SymInt.h>
 
 #include <memory>
@@ -16,6 +17,11 @@ namespace broach {
 c10::SymInt program_integer(const SymInt& value, const std::shared_ptr<Symbols>& symbols);
 // Back again. A symbolic integer of somebody else's is an error.
 SymInt integer_of(const c10::SymInt& value);
+// The same for floating point numbers: of `symbols->floats`. Nothing for a plain one.
+// A front's interpreter may have put a node of ours into one of its own: how it comes out. May be null. Set once, at load.
+inline c10::SymNode (*unwrap_node)(const c10::SymNode&) = nullptr;
+c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols);
+std::optional<HostFloats::Id> float_of(const c10::SymFloat& value);
 
 // A tensor with symbolic sizes outside and the real tensor inside. It has no memory of its own: what reaches for it directly
 // (a data pointer, a storage) fails, and the capture with it. Code in C++ that asks for plain sizes fixes them by guards.

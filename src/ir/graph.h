@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "ir/floats.h"
 #include "ir/type.h"
 
 namespace broach {
@@ -48,10 +49,11 @@ struct ExternArg {
     bool optional_elements = false;
     friend bool operator==(const Inputs&, const Inputs&) = default;
   };
+  struct InputNumber { uint32_t index; friend bool operator==(const InputNumber&, const InputNumber&) = default; };  // the element of an input, as a number
   // Something the core cannot name (a generator, an object of a custom class); compared by identity.
   struct Opaque { std::shared_ptr<const void> object; friend bool operator==(const Opaque&, const Opaque&) = default; };
   using Bools = std::vector<bool>;
-  std::variant<std::monostate, Input, Inputs, SymInt, Scalar, std::string, Shape, std::vector<double>, Bools, Opaque> value;
+  std::variant<std::monostate, Input, InputNumber, Inputs, SymInt, Scalar, std::string, Shape, std::vector<double>, Bools, Opaque> value;
   // Bit for bit: -0.0 is not 0.0, NaN is NaN.
   friend bool operator==(const ExternArg& a, const ExternArg& b);
 };
@@ -164,6 +166,8 @@ class Symbols {
   std::vector<SymbolInfo>& infos() { return infos_; }
   const std::vector<Guard>& guards() const { return guards_; }
   void add_guard(Guard g);
+  // Floating point numbers of the host, for which what is decided is kept likewise.
+  HostFloats floats;
 
  private:
   void solve(const SymInt& expression);

@@ -39,6 +39,7 @@ std::string ref(const Value& v) {
 struct ArgPrinter {
   std::string operator()(std::monostate) const { return "none"; }
   std::string operator()(ExternArg::Input i) const { return cat("$", i.index); }
+  std::string operator()(ExternArg::InputNumber i) const { return cat("number $", i.index); }
   std::string operator()(const ExternArg::Inputs& in) const {
     auto item = [&](size_t i) { return in.indices[i] < 0 ? std::string("none") : cat("$", in.indices[i]); };
     return cat("{", joined(in.indices.size(), item), in.optional_elements ? "}?" : "}");
@@ -413,6 +414,7 @@ class GraphParser {
     auto tensor = [&] { return c_.accept("none") ? int64_t{-1} : (c_.expect("$"), c_.integer()); };
     if (c_.accept("none")) return {};
     if (c_.accept("$")) return {ExternArg::Input{static_cast<uint32_t>(c_.integer())}};
+    if (c_.accept("number")) return c_.expect("$"), ExternArg{ExternArg::InputNumber{static_cast<uint32_t>(c_.integer())}};
     if (c_.accept("int")) return {Scalar(c_.integer())};
     if (c_.accept("doubles")) return {c_.list("[", "]", [&] { return c_.floating(); })};
     if (c_.accept("bools")) return {c_.list("[", "]", [&] { return c_.boolean(); })};

@@ -64,7 +64,7 @@ std::optional<OpCall> element_call(OpCall& c, std::string_view schema, std::stri
   std::vector<Value> tensors;
   for (size_t i = 0; i < kinds.size(); ++i) {
     if (kinds[i] == '#') {
-      args.push_back(number_arg(c, i));
+      args.push_back(c.is_tensor(i) ? tensor_arg(tensors, c.tensor(i)) : number_arg(c, i));
       continue;
     }
     auto v = kinds[i] == 'L' ? c.tensors(i).at(index) : c.maybe_tensor(i);

@@ -14,9 +14,11 @@ Value OpCall::tensor(size_t i) const {
     static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
     DType t = types[n->value.index()];
     // A number has all its digits where it meets f64.
+    bool wide = std::any_of(results_.begin(), results_.end(), [](const Type& r) { return r.dtype == DType::f64; });
     for (const Arg& a : args_)
-      if (auto other = std::get_if<Arg::Tensor>(&a.value); other && t == DType::f32 && tensors_.at(static_cast<size_t>(other->id)).dtype() == DType::f64) t = DType::f64;
-    return b.constant(n->value, t);
+      if (auto other = std::get_if<Arg::Tensor>(&a.value)) wide |= tensors_.at(static_cast<size_t>(other->id)).dtype() == DType::f64;
+    if (t == DType::f32 && wide) t = DType::f64;
+    return n->tensor == kNoTensor ? b.constant(n->value, t) : b.cast(tensors_.at(static_cast<size_t>(n->tensor)), t);
   }
   return tensors_.at(static_cast<size_t>(std::get<Arg::Tensor>(args_[i].value).id));
 }

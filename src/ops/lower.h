@@ -23,8 +23,10 @@ class OpCall {
   size_t size() const { return args_.size(); }
   bool is_none(size_t i) const { return i >= args_.size() || std::holds_alternative<std::monostate>(args_[i].value); }
   bool is_tensor(size_t i) const { return i < args_.size() && (std::holds_alternative<Arg::Tensor>(args_[i].value) || is_number(i)); }
-  // A Python number where the schema has a tensor; `tensor` gives it as a constant without dimensions.
+  // A Python number where the schema has a tensor, or one that is known only when the program runs; `tensor` gives it without
+  // dimensions.
   bool is_number(size_t i) const { return i < args_.size() && std::holds_alternative<Arg::Number>(args_[i].value); }
+  bool is_run_time_number(size_t i) const { return is_number(i) && std::get<Arg::Number>(args_[i].value).tensor != kNoTensor; }
   Value tensor(size_t i) const;
   std::optional<Value> maybe_tensor(size_t i) const;
   std::vector<std::optional<Value>> tensors(size_t i) const;

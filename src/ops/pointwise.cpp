@@ -246,9 +246,11 @@ Scalar negated(const Scalar& s) {
 // the product, and adds -alpha times the operand that it subtracts.
 Results scaled(OpCall& c, Op op, size_t left, size_t right) {
   DType t = c.result().dtype;
-  if (c.is_none(2) || as_double(c.scalar(2)) == 1) return {{arithmetic(c.b, op, operand(c, left, t), operand(c, right, t))}};
+  bool known = !c.is_tensor(2);
+  if (c.is_none(2) || (known && as_double(c.scalar(2)) == 1)) return {{arithmetic(c.b, op, operand(c, left, t), operand(c, right, t))}};
   auto wide = [&](size_t i) { return c.b.cast(operand(c, i, t), compute_dtype(t)); };
-  Value alpha = c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device);
+  Value alpha = known ? c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device) : operand(c, 2, t);
+  if (!known && op == Op::sub) alpha = c.b.unary(Op::neg, alpha);
   Value scaled = arithmetic(c.b, Op::mul, wide(right), c.b.cast(alpha, compute_dtype(t)));
   return in_result_type(c, {c.b, arithmetic(c.b, Op::add, wide(left), scaled)});
 }
@@ -352,7 +354,8 @@ Results power_to_number(OpCall& c) {
 
 Results power(OpCall& c) {
   DType t = c.result().dtype;
-  if (t == DType::b1) return std::nullopt;
+  // Which of eager's kernels computes a power by a number depends on the number.
+  if (t == DType::b1 || c.is_run_time_number(0) || c.is_run_time_number(1)) return std::nullopt;
   if (!c.is_tensor(1)) return power_to_number(c);
   if (!c.is_tensor(0) && c.number(0) == 1) return {{c.b.full(c.tensor(1).shape(), stored(1.0, t), t, c.result().device)}};
   return {{binary(c, Op::pow, t)}};
@@ -533,8 +536,8 @@ Expr lerp(OpCall& c, std::span<const Expr> x) {
 }
 
 Expr add_product(OpCall& c, std::span<const Expr> x, Op op) {
-  bool scale = !c.is_none(3) && as_double(c.scalar(3)) != 1;
-  Expr first = scale ? Expr{c.b, number_operand(c, 3, x[1].dtype())} * x[1] : x[1];
+  bool scale = !c.is_none(3) && (c.is_tensor(3) || as_double(c.scalar(3)) != 1);
+  Expr first = scale ? Expr{c.b, operand(c, 3, x[1].dtype())} * x[1] : x[1];
   return x[0] + apply(op, first, x[2]);
 }
 

@@ -1,11 +1,13 @@
 #include "runtime/guards.h"
 
+#include <bit>
+
 #include "support/error.h"
 
 namespace broach {
 
-SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, const Symbols& symbols)
-    : infos_(symbols.infos()), guards_(symbols.guards()) {
+SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, const Symbols& symbols)
+    : floats_(std::move(floats)), host_(symbols.floats), infos_(symbols.infos()), guards_(symbols.guards()) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     ranks_.push_back(sizes[i].size());
     for (const SymInt& e : sizes[i]) numbers_.push_back(number(e));
@@ -30,6 +32,7 @@ std::vector<std::string> SizeGuards::text() const {
   std::vector<std::string> out;
   for (size_t i = 0; i < infos_.size(); ++i) out.push_back(cat(SymInt::symbol(static_cast<SymbolId>(i)), " >= ", infos_[i].min));
   for (const Guard& g : guards_) out.push_back(g.str());
+  for (std::string& g : host_.text()) out.push_back(std::move(g));
   return out;
 }
 
@@ -55,7 +58,8 @@ bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> i
   return true;
 }
 
-bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const {
+bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values, std::string* why) const {
+  std::vector<int64_t>& symbols = values.sizes;
   for (size_t i = 0; i < ranks_.size(); ++i)
     if (inputs[i].rank != ranks_[i]) {
       if (why) *why = cat("input ", i, ": the number of dimensions was ", ranks_[i], ", is ", inputs[i].rank);
@@ -74,12 +78,17 @@ bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> 
       if (why) *why = cat("integer ", k, " was ", shown(*n), ", is ", ints[k]);
       return false;
     }
+  for (size_t k = 0; k < floats_.size(); ++k)
+    if (floats_[k] && std::bit_cast<uint64_t>(*floats_[k]) != std::bit_cast<uint64_t>(floats[k])) {
+      if (why) *why = cat("number ", k, " was ", str(Scalar(*floats_[k])), ", is ", str(Scalar(floats[k])));
+      return false;
+    }
   for (const Guard& g : guards_)
     if (!holds(g.lhs.eval(symbols), g.relation, g.rhs.eval(symbols))) {
       if (why) *why = cat("the program found ", g.str(), ", which does not hold");
       return false;
     }
-  return true;
+  return host_.empty() || host_.evaluate(floats, symbols, values.floats, why);
 }
 
 }  // namespace broach

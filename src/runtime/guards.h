@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,15 +18,22 @@ struct Window {
   size_t rank;
 };
 
+// The values of a program's symbols in a call, and of its host numbers.
+struct SymbolValues {
+  std::vector<int64_t> sizes;
+  std::vector<double> floats;
+};
+
 class SizeGuards {
  public:
   SizeGuards() = default;
-  // By input: sizes and strides as the program was captured with; `ints`, the integers it was given; what was decided by them.
-  SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, const Symbols& symbols);
+  // By input: sizes and strides as the program was captured with; `ints` and `floats`, the numbers it was given, where a float that
+  // is no constant is absent; what was decided by them.
+  SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, const Symbols& symbols);
 
-  // Whether the program holds for a call. Writes the values of its symbols (none for a program without). `why`, if not null:
-  // what differs, if something does.
-  bool match(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const;
+  // Whether the program holds for a call. Writes the values of its symbols and host numbers (none for a program without).
+  // `why`, if not null: what differs, if something does.
+  bool match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values, std::string* why) const;
   bool has_symbols() const { return !infos_.empty(); }
   std::vector<int64_t> hints() const;
   // One line for each guard besides those that fix sizes.
@@ -47,6 +55,8 @@ class SizeGuards {
   std::vector<size_t> ranks_;
   std::vector<Number> numbers_;  // by input: sizes, then strides; then the integers
   std::vector<SymInt> expressions_;
+  std::vector<std::optional<double>> floats_;
+  HostFloats host_;
   std::vector<SymbolInfo> infos_;
   std::vector<Guard> guards_;
 };

@@ -212,15 +212,6 @@ class Functionalizer {
     return types;
   }
 
-  static void for_each_tensor(const std::vector<Arg>& args, const std::function<void(TensorId)>& f) {
-    for (const Arg& a : args) {
-      if (auto one = std::get_if<Arg::Tensor>(&a.value)) f(one->id);
-      if (auto many = std::get_if<Arg::Tensors>(&a.value))
-        for (TensorId id : many->ids)
-          if (id != kNoTensor) f(id);
-    }
-  }
-
   std::vector<Value> values_of(const std::vector<Arg>& args) {
     std::vector<Value> out(t_.tensors.size());
     for_each_tensor(args, [&](TensorId id) { out[static_cast<size_t>(id)] = value(id); });
@@ -335,6 +326,7 @@ class Functionalizer {
       for (TensorId id : many->ids) list.indices.push_back(id == kNoTensor ? -1 : static_cast<int64_t>(position(id)));
       return {list};
     }
+    if (auto n = std::get_if<Arg::Number>(&a.value); n && n->tensor != kNoTensor) return {ExternArg::InputNumber{position(n->tensor)}};
     if (auto n = std::get_if<Arg::Number>(&a.value)) return n->symbol ? ExternArg{*n->symbol} : ExternArg{n->value};
     ExternArg out;
     std::visit([&](const auto& v) {

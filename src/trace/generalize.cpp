@@ -1,6 +1,7 @@
 #include "trace/generalize.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <numeric>
 
@@ -8,9 +9,11 @@ namespace broach {
 
 bool CallSizes::has_form_of(const CallSizes& other) const {
   auto same_rank = [](const auto& a, const auto& b) { return a.size() == b.size(); };
-  return ints.size() == other.ints.size() && sizes.size() == other.sizes.size() &&
+  return ints.size() == other.ints.size() && floats.size() == other.floats.size() && sizes.size() == other.sizes.size() &&
          std::equal(sizes.begin(), sizes.end(), other.sizes.begin(), same_rank);
 }
+
+bool SymbolicSizes::empty() const { return symbols->infos().empty() && std::find(floats.begin(), floats.end(), true) == floats.end(); }
 
 namespace {
 
@@ -29,6 +32,10 @@ class Generalizer {
     for (size_t k = 0; k < now_.ints.size(); ++k)
       out_.ints.push_back(number([&](const CallSizes& c) { return c.ints[k]; }, asked(now_.sizes.size(), k), From::integer, 0, k));
     for (size_t i = 0; i < now_.strides.size(); ++i) out_.strides.push_back(strides(i));
+    for (size_t k = 0; k < now_.floats.size(); ++k) {
+      auto bits = [&](const CallSizes& c) { return std::bit_cast<uint64_t>(c.floats[k]); };
+      out_.floats.push_back(std::any_of(calls_.begin(), calls_.end(), [&](const CallSizes& c) { return bits(c) != bits(now_); }));
+    }
     return std::move(out_);
   }
 

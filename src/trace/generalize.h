@@ -9,14 +9,16 @@
 
 namespace broach {
 
-// Everything about one call that sizes depend on, by input, and the integers that the program is given besides.
+// Everything about one call that sizes depend on, by input, and the numbers that the program is given besides.
 struct CallSizes {
   std::vector<std::vector<int64_t>> sizes, strides;
   std::vector<int64_t> ints;
+  std::vector<double> floats;
 
   friend bool operator==(const CallSizes&, const CallSizes&) = default;
-  // Whether both have the same number of inputs with the same ranks, and of integers.
+  // Whether both have the same number of inputs with the same ranks, and of numbers.
   bool has_form_of(const CallSizes& other) const;
+  bool has_numbers_of(const CallSizes& other) const { return ints == other.ints && floats == other.floats; }
 };
 
 // The same with symbols, whose hints are the values of the last call.
@@ -24,6 +26,9 @@ struct SymbolicSizes {
   std::shared_ptr<Symbols> symbols = std::make_shared<Symbols>();
   std::vector<Shape> sizes, strides;
   std::vector<SymInt> ints;
+  std::vector<bool> floats;  // those that are no constants
+
+  bool empty() const;        // whether there is nothing but numbers
 };
 
 // `calls` have one form; the last is the one that is about to be captured. Sizes that were equal to each other in every call

@@ -10,16 +10,6 @@ namespace broach {
 
 namespace {
 
-template <class F>
-void for_each_tensor(const TraceOp& op, const F& f) {
-  for (const Arg& a : op.args) {
-    if (auto one = std::get_if<Arg::Tensor>(&a.value)) f(one->id);
-    if (auto many = std::get_if<Arg::Tensors>(&a.value))
-      for (TensorId id : many->ids)
-        if (id != kNoTensor) f(id);
-  }
-}
-
 // ---- strides ----
 
 // Memory without gaps, in the order of dimensions that `strides` has: the strides of the symbolic sizes.
@@ -113,7 +103,7 @@ class Results {
     const OpEntry* entry = OpTable::get().find(op_.schema);
     if (!entry) return std::nullopt;
     std::vector<Value> operands(t_.tensors.size());
-    for_each_tensor(op_, [&](TensorId id) {
+    for_each_tensor(op_.args, [&](TensorId id) {
       Value& v = operands[static_cast<size_t>(id)];
       if (!v) v = scratch_.input(tensor(id).type);
     });
@@ -176,7 +166,7 @@ class Results {
 
   TensorId base_of(const TraceTensor& seen) const {
     TensorId base = kNoTensor;
-    for_each_tensor(op_, [&](TensorId id) {
+    for_each_tensor(op_.args, [&](TensorId id) {
       if (base == kNoTensor && tensor(id).storage == seen.storage) base = id;
     });
     return base;
@@ -227,7 +217,7 @@ std::vector<SymInt> sizes_mentioned(const Trace& trace, const TraceOp& op) {
   auto add = [&](const SymInt& e) {
     if (!e.is_constant() && std::find(out.begin(), out.end(), e) == out.end()) out.push_back(e);
   };
-  for_each_tensor(op, [&](TensorId id) {
+  for_each_tensor(op.args, [&](TensorId id) {
     const Shape& s = trace.tensors[static_cast<size_t>(id)].type.shape;
     std::for_each(s.begin(), s.end(), add);
   });
@@ -286,7 +276,7 @@ std::vector<SymbolId> symbols_of(const Trace& trace, const TraceOp& op) {
   auto collect = [&](const Shape& s) {
     for (const SymInt& e : s) e.collect_symbols(out);
   };
-  for_each_tensor(op, [&](TensorId id) {
+  for_each_tensor(op.args, [&](TensorId id) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(id)];
     collect(t.type.shape);
     collect(t.strides);

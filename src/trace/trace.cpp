@@ -26,7 +26,7 @@ std::string described(const Trace& trace, TensorId id) {
 
 struct ArgText {
   std::string operator()(const Arg::Tensor& t) const { return name_of(t.id); }
-  std::string operator()(const Arg::Number& n) const { return "number " + (n.symbol ? n.symbol->str() : broach::str(n.value)); }
+  std::string operator()(const Arg::Number& n) const { return "number " + (n.tensor != kNoTensor ? name_of(n.tensor) : n.symbol ? n.symbol->str() : broach::str(n.value)); }
   std::string operator()(const Arg::Tensors& t) const { return cat("{", names_of(t.ids), t.optional_elements ? "}?" : "}"); }
   template <class T>
   std::string operator()(const T& value) const { return text_of(ExternArg{value}); }

@@ -18,11 +18,12 @@ constexpr TensorId kNoTensor = -1;
 // One argument of a recorded op, in schema order.
 struct Arg {
   struct Tensor { TensorId id; };
-  // A Python number in a tensor's position: promotes as a number, not as a tensor. With `symbol` it is an integer that follows
-  // from sizes.
+  // A Python number in a tensor's position, or one that is known only when the program runs: promotes as a number, not as a
+  // tensor. With `symbol` it is an integer that follows from sizes, with `tensor` the element of one.
   struct Number {
     Scalar value;
     std::optional<SymInt> symbol = std::nullopt;
+    TensorId tensor = kNoTensor;
   };
   struct Tensors { std::vector<TensorId> ids; bool optional_elements = false; };  // kNoTensor for an absent one
   // monostate is None. Element types, layouts and memory formats are numbers (SymInt), devices are strings.
@@ -49,6 +50,18 @@ struct TraceOp {
   int32_t line = -1;                    // into Trace::lines
 };
 
+// Calls f with the id of each tensor that the arguments name, those of numbers too.
+template <class F>
+void for_each_tensor(const std::vector<Arg>& args, const F& f) {
+  for (const Arg& a : args) {
+    if (auto one = std::get_if<Arg::Tensor>(&a.value)) f(one->id);
+    if (auto number = std::get_if<Arg::Number>(&a.value); number && number->tensor != kNoTensor) f(number->tensor);
+    if (auto many = std::get_if<Arg::Tensors>(&a.value))
+      for (TensorId id : many->ids)
+        if (id != kNoTensor) f(id);
+  }
+}
+
 // The program read the only element of a tensor on the host: the trace stands for it only where the element is the same.
 // That of an input is known before the program runs; one that the program computed only afterwards.
 struct ValueRead {
@@ -60,10 +73,11 @@ struct ValueRead {
 
 struct Trace {
   std::vector<TraceTensor> tensors;
-  std::vector<TensorId> inputs;         // in the order in which the program was given them
+  std::vector<TensorId> inputs;         // in the order in which the program was given them, and those of `numbers` behind
   std::vector<TensorId> outputs;        // kNoTensor for None
   std::vector<TraceOp> ops;
   std::vector<ValueRead> reads;
+  std::vector<HostFloats::Id> numbers;  // of symbols->floats: what a call computes on the host, as f64 inputs without dimensions
   std::vector<std::string> lines;
   std::shared_ptr<Symbols> symbols = std::make_shared<Symbols>();
 

@@ -119,7 +119,7 @@ TEST_CASE("text: extern calls with every kind of argument") {
   Value x = b.input({DType::f32, {s0, 4}, {}}), y = b.input({DType::i64, {}, {}});
   auto call = std::make_shared<ExternCall>();
   call->schema = "mine::op.\"over\\load\"\n#";
-  call->args = {{}, {ExternArg::Input{1}}, {ExternArg::Inputs{{0, -1, 1}, true}}, {ExternArg::Inputs{{}, false}}, {s0 + 3 * s1 - 1}, {SymInt(3)}, {SymInt(-3)},
+  call->args = {{}, {ExternArg::Input{1}}, {ExternArg::InputNumber{0}}, {ExternArg::Inputs{{0, -1, 1}, true}}, {ExternArg::Inputs{{}, false}}, {s0 + 3 * s1 - 1}, {SymInt(3)}, {SymInt(-3)},
                 {Scalar(int64_t{3})}, {Scalar(int64_t{-3})}, {Scalar(3.0)}, {Scalar(-double(INFINITY))}, {Scalar(double(NAN))}, {Scalar(1e-30)}, {Scalar(true)}, {Scalar(false)},
                 {Scalar(std::complex<double>(1, -2))}, {std::string("a \"b\" # \x01 \xc3\xa9")}, {std::string()}, {Shape{1, s0}}, {Shape{}},
                 {std::vector<double>{1.5, NAN}}, {std::vector<double>{}}, {ExternArg::Bools{true, false}}, {ExternArg::Bools{}}, {min(s0, s1)}, {floordiv(s0, 2)}};

@@ -1,0 +1,133 @@
+#include "ir/floats.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "ir/graph.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+bool holds(double a, Relation r, double b) {
+  switch (r) {
+    case Relation::eq: return a == b;
+    case Relation::ne: return a != b;
+    case Relation::lt: return a < b;
+    default: return a <= b;
+  }
+}
+
+bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
+
+// False where Python raises an error instead.
+bool compute(HostFloats::Op op, double a, double b, double& out) {
+  using Op = HostFloats::Op;
+  switch (op) {
+    case Op::add: return out = a + b, true;
+    case Op::sub: return out = a - b, true;
+    case Op::mul: return out = a * b, true;
+    case Op::div: return out = a / b, b != 0;
+    case Op::pow: return out = std::pow(a, b), std::isfinite(out) || !std::isfinite(a) || !std::isfinite(b);
+    case Op::neg: return out = -a, true;
+    case Op::min: return out = std::min(a, b), true;
+    default: return out = std::max(a, b), true;
+  }
+}
+
+const char* name_of(HostFloats::Op op) {
+  static constexpr const char* names[] = {"", "", "", " + ", " - ", " * ", " / ", " ** ", "-", " min ", " max "};
+  return names[static_cast<size_t>(op)];
+}
+
+}  // namespace
+
+HostFloats::Id HostFloats::add(Node n) {
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& o = nodes_[i];
+    if (o.op == n.op && o.a == n.a && o.b == n.b && o.index == n.index && o.expression == n.expression && same_bits(o.hint, n.hint)) return static_cast<Id>(i);
+  }
+  nodes_.push_back(std::move(n));
+  return static_cast<Id>(nodes_.size()) - 1;
+}
+
+HostFloats::Id HostFloats::given(size_t index, double hint) { return add({Op::given, -1, -1, hint, index, {}}); }
+HostFloats::Id HostFloats::size(SymInt expression, int64_t hint) { return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression)}); }
+HostFloats::Id HostFloats::constant(double value) { return add({Op::constant, -1, -1, value, 0, {}}); }
+
+HostFloats::Id HostFloats::compute(Op op, Id a, Id b) {
+  double value = 0;
+  check(broach::compute(op, hint(a), b < 0 ? 0 : hint(b), value), "the program divides a number by zero, or its power is none");
+  return add({op, a, b, value, 0, {}});
+}
+
+bool HostFloats::ask(Id a, Relation relation, Id b) {
+  Guard g{a, b, relation, holds(hint(a), relation, hint(b))};
+  auto known = [&](const Guard& o) { return o.a == a && o.b == b && o.relation == relation; };
+  if (std::none_of(guards_.begin(), guards_.end(), known)) guards_.push_back(g);
+  return g.answer;
+}
+
+double HostFloats::fix(Id id) {
+  const Node& n = nodes_[static_cast<size_t>(id)];
+  auto known = [&](const Guard& g) { return g.a == id && g.b < 0; };
+  if (n.op == Op::given && std::none_of(guards_.begin(), guards_.end(), known)) guards_.push_back({id, -1, Relation::eq, true});
+  for (Id operand : {n.a, n.b})
+    if (operand >= 0) fix(operand);
+  return n.hint;
+}
+
+std::vector<SymInt> HostFloats::sizes_behind(Id id) const {
+  const Node& n = nodes_[static_cast<size_t>(id)];
+  if (n.op == Op::size) return {n.expression};
+  std::vector<SymInt> out;
+  for (Id operand : {n.a, n.b})
+    if (operand >= 0)
+      for (SymInt& e : sizes_behind(operand)) out.push_back(std::move(e));
+  return out;
+}
+
+bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t> symbols, std::vector<double>& values, std::string* why) const {
+  values.resize(nodes_.size());
+  for (size_t i = 0; i < nodes_.size(); ++i) {
+    const Node& n = nodes_[i];
+    if (n.op == Op::given) values[i] = given[n.index];
+    else if (n.op == Op::size) values[i] = static_cast<double>(n.expression.eval(symbols));
+    else if (n.op == Op::constant) values[i] = n.hint;
+    else if (!broach::compute(n.op, values[static_cast<size_t>(n.a)], n.b < 0 ? 0 : values[static_cast<size_t>(n.b)], values[i])) {
+      if (why) *why = cat("the program computes ", text(static_cast<Id>(i)), ", which is an error now");
+      return false;
+    }
+  }
+  for (const Guard& g : guards_) {
+    double a = values[static_cast<size_t>(g.a)];
+    if (g.b < 0 ? same_bits(a, hint(g.a)) : holds(a, g.relation, values[static_cast<size_t>(g.b)]) == g.answer) continue;
+    if (why) *why = cat("the program found ", text(g), ", which does not hold");
+    return false;
+  }
+  return true;
+}
+
+std::string HostFloats::text(Id id) const {
+  const Node& n = nodes_[static_cast<size_t>(id)];
+  if (n.op == Op::given) return cat("number ", n.index);
+  if (n.op == Op::size) return n.expression.str();
+  if (n.op == Op::constant) return str(Scalar(n.hint));
+  if (n.op == Op::neg) return cat("-(", text(n.a), ")");
+  return cat("(", text(n.a), name_of(n.op), text(n.b), ")");
+}
+
+std::string HostFloats::text(const Guard& g) const {
+  if (g.b < 0) return cat(text(g.a), " == ", str(Scalar(hint(g.a))));
+  return cat(g.answer ? "" : "not ", text(g.a), " ", broach::name_of(g.relation), " ", text(g.b));
+}
+
+std::vector<std::string> HostFloats::text() const {
+  std::vector<std::string> out;
+  for (const Guard& g : guards_) out.push_back(text(g));
+  return out;
+}
+
+}  // namespace broach

@@ -1,0 +1,63 @@
+// Floating point numbers on the host: those that a call brings along, and what the program computes from them and from sizes.
+//
+// They are evaluated once a call, before the program runs, so that what the program decides by them is a guard.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ir/symint.h"
+
+namespace broach {
+
+enum class Relation : uint8_t;
+
+class HostFloats {
+ public:
+  using Id = int32_t;
+  enum class Op : uint8_t { given, size, constant, add, sub, mul, div, pow, neg, min, max };
+
+  // Number `index` of the call; `hint` is its value in the recorded call, here and below.
+  Id given(size_t index, double hint);
+  Id size(SymInt expression, int64_t hint);
+  Id constant(double value);
+  // As Python computes it. Throws where Python raises an error: a division by zero, a power that overflows or is complex.
+  Id compute(Op op, Id a, Id b = -1);
+
+  double hint(Id id) const { return nodes_[static_cast<size_t>(id)].hint; }
+  // The answer in the recorded call, which becomes a guard.
+  bool ask(Id a, Relation relation, Id b);
+  // The value as a constant: the given numbers behind it must be the same, bit for bit. Sizes behind it are left to the caller.
+  double fix(Id id);
+  // The sizes behind a number.
+  std::vector<SymInt> sizes_behind(Id id) const;
+  bool empty() const { return nodes_.empty(); }
+
+  // The values in a call; false where a guard does not hold, and `why`, if not null, says which.
+  bool evaluate(std::span<const double> given, std::span<const int64_t> symbols, std::vector<double>& values, std::string* why) const;
+  std::vector<std::string> text() const;  // a line for each guard
+  std::string text(Id id) const;
+
+ private:
+  struct Node {
+    Op op;
+    Id a = -1, b = -1;
+    double hint = 0;  // of constants the value
+    size_t index = 0;
+    SymInt expression;
+  };
+  struct Guard {
+    Id a, b;  // b < 0: the value of a is its hint's, bit for bit
+    Relation relation;
+    bool answer;
+  };
+  Id add(Node n);
+  std::string text(const Guard& g) const;
+
+  std::vector<Node> nodes_;
+  std::vector<Guard> guards_;
+};
+
+}  // namespace broach

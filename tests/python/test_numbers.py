@@ -1,0 +1,182 @@
+"""Floating point numbers that change from call to call are run-time values of one compiled program: among the arguments, in
+containers, and in the state that the caller sets between calls; with eager's results, the host's arithmetic and its guards."""
+
+from __future__ import annotations
+
+import math
+
+import compared
+import pytest
+import torch
+from torch import nn
+
+VALUES = [0.1, 0.2, 0.3, -0.4, 1e-3, 5.0]
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
+
+
+def _hyperbola(x, t):
+    scale = (1 - t) ** 2 / (t + 1.5)
+    return x * scale + t, scale
+
+
+def _sgd(x, t):
+    p, g = x.clone(), x.cos()
+    g = g + t / 3 * p
+    return p.add_(g, alpha=-t)
+
+
+def _of_size(x, t):
+    return x / (x.shape[0] / 2) * t
+
+
+def _is_a_float(x, t):
+    return x * t if isinstance(t, float) and not isinstance(t, int) else x - 1
+
+
+def _fused_update(x, t):
+    return torch.addcmul(x, x, x, value=t) + torch.addcdiv(x, x, x.abs() + 1, value=t) + torch.lerp(x, x.sin(), t)
+
+
+def _kept(x, t):
+    return {"y": x + t, "t": [t * 2, -t, t // 0.3, t % 0.7]}
+
+
+PROGRAMS = {
+    "product": lambda x, t: x - t * x.sin(),
+    "alpha": lambda x, t: torch.sub(x, x.sin(), alpha=t),
+    "host arithmetic": _hyperbola,
+    "in place": _sgd,
+    "with sizes": _of_size,
+    "a float is a float": _is_a_float,
+    "fused updates": _fused_update,
+    "clamp": lambda x, t: x.clamp(-t * t, t * t),
+    "comparison": lambda x, t: torch.where(x > t, x, t),
+    "full": lambda x, t: torch.full((3,), t) + torch.full_like(x, t)[0, :3],
+    "float64": lambda x, t: x.double() * t,
+    "integers": lambda x, t: (x * 8).long() * t,
+    "extern": lambda x, t: x.abs() ** t + nn.functional.leaky_relu(x, t),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_program_serves_all_values(name):
+    program = PROGRAMS[name]
+    compiled = compared.native(program)
+    for n, t in zip((4, 8, 6, 7, 9, 12) if name == "with sizes" else (8,) * 6, VALUES):
+        x = torch.randn(n, 16)
+        assert not (why := compared.difference(program(x, t), compiled(x, t))), (why, t)
+    told = compared.stats(compiled)
+    assert told["captures"] == 2 and told["compiled_calls"] == 4, (told["captures"], told["reasons"], told["eager_reasons"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_meets_a_number_as_in_eager(dtype):
+    compiled = compared.native(lambda x, t: x * t)
+    for t in VALUES:
+        x = torch.randn(8, 16).to(dtype)
+        assert torch.equal(compiled(x, t), x * t)
+
+
+def test_results_that_are_numbers():
+    compiled = compared.native(_kept)
+    for t in VALUES:
+        got, want = compiled(torch.ones(3), t), _kept(torch.ones(3), t)
+        assert got["t"] == want["t"] and all(type(v) is float for v in got["t"])
+        torch.testing.assert_close(got["y"], want["y"])
+
+
+def test_what_is_decided_by_a_number_is_a_guard():
+    def program(x, t):
+        return x * t if t > 0.15 else x + t
+
+    compiled = compared.native(program)
+    for t in VALUES + [0.15, math.nan, math.inf, 0.16]:
+        torch.testing.assert_close(compiled(torch.ones(3), t), program(torch.ones(3), t), equal_nan=True)
+    assert compared.stats(compiled)["captures"] == 3
+
+
+def test_errors_of_the_host_are_raised():
+    def program(x, t):
+        return x * (1 / t)
+
+    compiled = compared.native(program)
+    for t in (1.0, 2.0, 4.0):
+        assert compiled(torch.ones(1), t).item() == 1 / t
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            compiled(torch.ones(1), 0.0)
+    assert compiled(torch.ones(1), 8.0).item() == 0.125
+
+
+def test_numbers_that_the_program_wants_plain_are_constants():
+    def program(x, t):
+        return nn.functional.dropout(x, t, training=False) + math.sqrt(t)
+
+    compiled = compared.native(program)
+    for t in (0.1, 0.2, 0.3, 0.1, 0.2):
+        torch.testing.assert_close(compiled(torch.ones(3), t), program(torch.ones(3), t))
+    assert compared.stats(compiled)["captures"] == 3
+
+
+def test_signed_zeros_differ():
+    def program(x, t):
+        return torch.copysign(x, t)
+
+    compiled = compared.native(program)
+    for t in (0.0, -0.0, 0.0, -0.0):
+        assert torch.equal(compiled(torch.ones(3), t), program(torch.ones(3), t))
+
+
+class _Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.rate, self.steps, self.name = 0.1, 1, "a"
+
+    def forward(self, x):
+        return self.linear(x) * self.rate + self.steps
+
+
+def test_numbers_of_the_state():
+    module = _Scaled()
+    compiled = compared.native(module)
+    for i, t in enumerate(VALUES):
+        module.rate, module.steps = t, i + 3
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(compiled(x), module(x))
+    told = compared.stats(compiled)
+    assert sorted(told["places"]) == ["self.rate", "self.steps"] and told["captures"] == 3
+    module.rate, module.name = 9.0, "b"  # not by numbers alone
+    torch.testing.assert_close(compiled(x), module(x))
+    module.rate = "no number"
+    with pytest.raises(TypeError):
+        compiled(x)
+    module.rate = 7
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_an_optimizer_step_with_a_schedule():
+    parameters = [torch.randn(5, 3), torch.randn(7)]
+    moments = [torch.zeros_like(p) for p in parameters]
+
+    def step(gradients, rate, count):
+        for p, m, g in zip(parameters, moments, gradients):
+            m.mul_(0.9).add_(g, alpha=1 - 0.9)
+            p.addcdiv_(m / (1 - 0.9**count), g.abs() + 1e-3, value=-rate)
+
+    compiled = compared.native(step)
+    for i in range(8):
+        gradients = [torch.randn_like(p) for p in parameters]
+        before = [t.clone() for t in parameters + moments]
+        step(gradients, 0.1 / (i + 1), i + 2)
+        want = [t.clone() for t in parameters + moments]
+        for t, b in zip(parameters + moments, before):
+            t.copy_(b)
+        compiled(gradients, 0.1 / (i + 1), i + 2)
+        torch.testing.assert_close(parameters + moments, want)
+    assert compared.stats(compiled)["captures"] == 2
