@@ -82,14 +82,14 @@ bool Function::is_capturing_symbols() {
 }
 
 std::optional<Function::Results> Function::run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes) {
-  SymbolValues symbols;
+  Binding binding;
   std::vector<Scalar> observed;  // values read on the host by the programs that took another way
   size_t first = last_.load(std::memory_order_relaxed);
   for (size_t k = 0; k < entries.size(); ++k) {
     size_t at = first >= entries.size() ? k : k == 0 ? first : k <= first ? k - 1 : k;  // the last one used first
     const Entry& e = entries[at];
-    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(call, symbols, nullptr)) continue;
-    auto tensors = e.program->run(call.tensors, symbols, observed);
+    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(call, binding, nullptr)) continue;
+    auto tensors = e.program->run(call.tensors, binding, observed);
     if (!tensors) {
       ++other_ways_;
       continue;
@@ -97,8 +97,8 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     ++compiled_calls_;
     if (at != first) last_.store(at, std::memory_order_relaxed);
     Results r{std::move(*tensors), {}, {}, e.form};
-    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(symbols.sizes));
-    for (const FloatResult& f : e.float_results) r.floats.emplace_back(f.id < 0 ? f.constant : symbols.floats[static_cast<size_t>(f.id)]);
+    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(binding.values.sizes));
+    for (const FloatResult& f : e.float_results) r.floats.emplace_back(f.id < 0 ? f.constant : binding.values.floats[static_cast<size_t>(f.id)]);
     return r;
   }
   return std::nullopt;
@@ -108,9 +108,9 @@ void Function::note_recompilation(const Entries& entries, const CallInputs& call
   if (entries.empty()) return;
   std::string why = "a value that the program computes and reads on the host is another one";
   if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast or other mode differs";
-  SymbolValues symbols;
+  Binding binding;
   for (const Entry& e : entries)
-    if (e.modes == modes) e.program->accepts(call, symbols, &why);
+    if (e.modes == modes) e.program->accepts(call, binding, &why);
   std::lock_guard guard(stats_mutex_);
   stats_.recompilations.push_back(why);
   log_info("recompiles: ", why);

@@ -20,8 +20,6 @@ namespace broach {
 
 namespace {
 
-using Refs = c10::SmallVector<const at::Tensor*, 32>;
-
 // The exact text of a tensor's only element; NaN equals NaN.
 std::string value_text(const at::Tensor& t) {
   c10::Scalar s = t.item();
@@ -48,6 +46,7 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
+  for (const at::Tensor& t : lifted_) held_.push_back(&t);
   const Target* target = cpu_target();
   if (!target) unsupported("this build has no CPU target (LLVM)");
   size_t inputs = trace.inputs.size();
@@ -72,6 +71,12 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   for (size_t i = 0; i < given_ + lifted_.size(); ++i) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU)});
+    if (i >= given_) {
+      held_sizes_.push_back(static_cast<int64_t>(t.type.shape.size()));
+      for (const Shape* s : {&t.type.shape, &t.strides})
+        for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
+      continue;
+    }
     sizes.push_back(t.type.shape);
     strides.push_back(t.strides);
   }
@@ -86,7 +91,26 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
 
 CompiledProgram::~CompiledProgram() = default;
 
-bool CompiledProgram::accepts(const CallInputs& call, SymbolValues& symbols, std::string* why) const {
+bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::string* why) const {
+  const bool grad = c10::GradMode::is_enabled();
+  const int64_t* expected = held_sizes_.data();
+  addresses.resize(lifted_.size());
+  for (size_t i = 0; i < lifted_.size(); ++i) {
+    const at::Tensor& t = lifted_[i];
+    c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
+    bool same = t.scalar_type() == guards_[given_ + i].dtype && static_cast<int64_t>(sizes.size()) == *expected++;
+    for (size_t d = 0; same && d < sizes.size(); ++d) same = sizes[d] == expected[d] && strides[d] == expected[sizes.size() + d];
+    if (!same || (grad && t.requires_grad())) {
+      if (why) *why = cat("input ", given_ + i, same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
+      return false;
+    }
+    expected += 2 * sizes.size();
+    addresses[i] = address_of(t);
+  }
+  return true;
+}
+
+bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::string* why) const {
   at::TensorList inputs = call.tensors;
   auto differs = [&](size_t i, const auto&... what) {
     if (why) *why = cat("input ", i, what...);
@@ -103,19 +127,11 @@ bool CompiledProgram::accepts(const CallInputs& call, SymbolValues& symbols, std
   c10::SmallVector<Window, 16> windows;
   auto add_window = [&](const at::Tensor& t) { windows.push_back({t.sizes().data(), t.strides().data(), t.sizes().size()}); };
   std::for_each(inputs.begin(), inputs.end(), add_window);
-  std::for_each(lifted_.begin(), lifted_.end(), add_window);
-  if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()}, symbols, why)) return false;
+  if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()}, binding.values, why) || !holds_the_same(binding.held, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
     if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
-  }
-  const bool grad = c10::GradMode::is_enabled();
-  for (size_t i = 0; i < lifted_.size(); ++i) {
-    const at::Tensor& t = lifted_[i];
-    const InputGuard& g = guards_[given_ + i];
-    if (t.scalar_type() != g.dtype) return differs(given_ + i, ": a tensor that the program holds changed its type");
-    if (grad && t.requires_grad()) return differs(given_ + i, ": a tensor that the program holds needs gradients now");
   }
   // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
   auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).storage().unsafeGetStorageImpl(); };
@@ -132,24 +148,23 @@ bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
   return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())), read_values_.begin());
 }
 
-std::vector<at::Tensor> CompiledProgram::execute(TensorRefs inputs, const SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::execute(RunInputs& inputs, const SymbolValues& symbols) const {
   static const std::vector<int> none;
   const auto& written = program_.reads ? none : program_.mutated_inputs;
   std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols.sizes) : nullptr;
   if (!weights || weights->frozen.empty()) return main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written);
-  Refs with_frozen(inputs.begin(), inputs.end());
-  for (const at::Tensor& t : weights->frozen) with_frozen.push_back(&t);
-  return main_->run({with_frozen.data(), with_frozen.size()}, symbols.sizes, &weights->packs, written);
+  for (const at::Tensor& t : weights->frozen) inputs.add(t);
+  return main_->run(inputs, symbols.sizes, &weights->packs, written);
 }
 
-std::vector<at::Tensor> CompiledProgram::results(TensorRefs inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
   std::vector<at::Tensor> out;
   out.reserve(program_.results.size());
   for (const ResultSpec& r : program_.results) {
     using K = ResultSpec::Kind;
     if (r.kind == K::none) out.emplace_back();
-    else if (r.kind == K::input) out.push_back(*inputs[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) out.push_back(window(*inputs[static_cast<size_t>(r.index)], r, symbols.sizes));
+    else if (r.kind == K::input) out.push_back(*inputs.tensors[static_cast<size_t>(r.index)]);
+    else if (r.kind == K::view_of_input) out.push_back(window(*inputs.tensors[static_cast<size_t>(r.index)], r, symbols.sizes));
     else if (r.kind == K::fresh) out.push_back(fresh[static_cast<size_t>(r.index)]);
     else out.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols.sizes));
   }
@@ -170,18 +185,20 @@ bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vecto
   return false;
 }
 
-std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, const SymbolValues& symbols, std::vector<Scalar>& observed) const {
-  Refs all;
-  all.reserve(given.size() + lifted_.size());
-  for (const at::Tensor& t : given) all.push_back(&t);
-  for (const at::Tensor& t : lifted_) all.push_back(&t);
+std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, const Binding& binding, std::vector<Scalar>& observed) const {
+  const SymbolValues& symbols = binding.values;
+  RunInputs inputs;
+  inputs.tensors.reserve(program_.graph->inputs().size());
+  inputs.addresses.reserve(program_.graph->inputs().size());
+  for (const at::Tensor& t : given) inputs.add(t);
+  inputs.tensors.append(held_.begin(), held_.end());
+  inputs.addresses.append(binding.held.begin(), binding.held.end());
   c10::SmallVector<at::Tensor, 4> numbers;
   for (HostFloats::Id n : numbers_) {
     numbers.push_back(at::empty({}, at::kDouble));
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
-  for (const at::Tensor& t : numbers) all.push_back(&t);
-  TensorRefs inputs(all.data(), all.size());
+  for (const at::Tensor& t : numbers) inputs.add(t);
   std::vector<at::Tensor> fresh, out;
   if (!program_.reads) {
     fresh = execute(inputs, symbols);
@@ -201,10 +218,10 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
       return std::nullopt;
     }
     at::AutoDispatchBelowADInplaceOrView guard;
-    for (auto [input, output] : program_.commits) inputs[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
+    for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
   }
   for (int m : program_.mutated_inputs)
-    if (!inputs[static_cast<size_t>(m)]->is_inference()) inputs[static_cast<size_t>(m)]->unsafeGetTensorImpl()->bump_version();
+    if (const at::Tensor& t = *inputs.tensors[static_cast<size_t>(m)]; !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
   if (!program_.reads) out = results(inputs, fresh, symbols);
   return out;
 }

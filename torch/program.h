@@ -38,6 +38,12 @@ struct CallInputs {
   at::ArrayRef<double> floats = {};
 };
 
+// What is known of a call once a program accepts it.
+struct Binding {
+  SymbolValues values;
+  std::vector<const void*> held;  // addresses of the tensors that the program holds
+};
+
 class CompiledProgram {
  public:
   // `trace` must stand for a program without failures, `ints` and `floats` are the numbers it was given (a float that is no constant
@@ -47,21 +53,23 @@ class CompiledProgram {
   ~CompiledProgram();
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
-  bool accepts(const CallInputs& call, SymbolValues& symbols, std::string* why) const;
+  bool accepts(const CallInputs& call, Binding& binding, std::string* why) const;
   bool reads_computed_values() const { return program_.reads > 0; }
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
   bool agrees(const std::vector<Scalar>& observed) const;
   // Inputs must be accepted. Throws what eager would throw for a bad index.
   // Nothing if a value that the program read on the host is another one now: nothing is written then, and `observed` has the
   // values up to that one, if it got longer.
-  std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, const SymbolValues& symbols, std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, const Binding& binding, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
 
  private:
-  std::vector<at::Tensor> execute(TensorRefs inputs, const SymbolValues& symbols) const;
-  std::vector<at::Tensor> results(TensorRefs inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
+  std::vector<at::Tensor> execute(RunInputs& inputs, const SymbolValues& symbols) const;
+  std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
+
+  bool holds_the_same(std::vector<const void*>& addresses, std::string* why) const;
 
   struct InputGuard {
     c10::ScalarType dtype;
@@ -70,8 +78,10 @@ class CompiledProgram {
 
   Program program_;
   std::vector<at::Tensor> lifted_;
+  std::vector<const at::Tensor*> held_;  // to each of them
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
+  std::vector<int64_t> held_sizes_;  // of the lifted ones: rank, sizes and strides of each
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;      // of inputs
   std::vector<Scalar> read_values_;   // of what the program computes

@@ -32,6 +32,8 @@ Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs) : ex
   const auto& buffers = executable_->schedule().buffers;
   for (size_t b = 0; b < buffers.size(); ++b)
     if (buffers[b].kind == Buffer::Kind::input && buffers[b].version == 0) input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
+  for (size_t i = 0; i < inputs; ++i)
+    if (input_buffers_[i] >= 0) touched_.emplace_back(static_cast<uint32_t>(i), static_cast<uint32_t>(input_buffers_[i]));
 }
 
 bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
@@ -43,10 +45,11 @@ bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
-std::vector<at::Tensor> Runner::run(TensorRefs inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const {
+std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const {
   const Schedule& schedule = executable_->schedule();
   HostState host;
-  host.tensors.resize(schedule.buffers.size());
+  bool externs = !executable_->stats().externs.empty();
+  if (externs) host.tensors.resize(schedule.buffers.size());  // otherwise nobody asks for them
   Frame frame;
   frame.executable = executable_.get();
   frame.symbols = symbols;
@@ -55,31 +58,28 @@ std::vector<at::Tensor> Runner::run(TensorRefs inputs, const std::vector<int64_t
   frame.host = &host;
   frame.release = release_extern_result;
   frame.packs = packs;
-  bool externs = !executable_->stats().externs.empty();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (input_buffers_[i] < 0 || !inputs[i]->defined()) continue;
-    auto b = static_cast<size_t>(input_buffers_[i]);
-    frame.data[b] = const_cast<void*>(inputs[i]->const_data_ptr());
-    if (externs) host.tensors[b] = *inputs[i];
+  for (auto [input, buffer] : touched_) {
+    frame.data[buffer] = const_cast<void*>(inputs.addresses[input]);
+    if (externs) host.tensors[buffer] = *inputs.tensors[input];
   }
-  for (int m : mutated) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs[static_cast<size_t>(m)]->mutable_data_ptr();
-  for (int b : schedule.output_buffers) {
-    const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
+  for (int m : mutated) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs.tensors[static_cast<size_t>(m)]->mutable_data_ptr();
+  std::vector<at::Tensor> outputs(schedule.output_buffers.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    auto b = static_cast<size_t>(schedule.output_buffers[i]);
+    const Buffer& buffer = schedule.buffers[b];
     if (buffer.kind != Buffer::Kind::output) continue;
-    at::Tensor t = new_tensor(buffer.type, buffer.strides, frame.symbols);
-    frame.data[static_cast<size_t>(b)] = t.data_ptr();
-    host.tensors[static_cast<size_t>(b)] = std::move(t);
+    outputs[i] = new_tensor(buffer.type, buffer.strides, frame.symbols);
+    frame.data[b] = outputs[i].data_ptr();
+    if (externs) host.tensors[b] = outputs[i];
   }
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     executable_->run(frame);
   }
-  std::vector<at::Tensor> outputs;
-  for (int b : schedule.output_buffers) {
-    bool own = schedule.buffers[static_cast<size_t>(b)].kind != Buffer::Kind::input;
-    outputs.push_back(own ? host.tensors[static_cast<size_t>(b)] : at::Tensor());
-  }
+  if (externs)  // which made some of them
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (auto b = static_cast<size_t>(schedule.output_buffers[i]); schedule.buffers[b].kind != Buffer::Kind::input) outputs[i] = host.tensors[b];
   return outputs;
 }
 

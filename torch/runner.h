@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <span>
@@ -12,8 +13,25 @@
 namespace broach {
 
 using WeightPacks = std::vector<PackedWeight>;  // by contraction
-// Tensors that somebody holds for the length of a call: counting references to hundreds of parameters takes microseconds.
-using TensorRefs = std::span<const at::Tensor* const>;
+// The address of the first element; null for an undefined tensor. Makes no copy of memory that is shared until it is written.
+inline const void* address_of(const at::Tensor& t) {
+  if (!t.defined()) return nullptr;
+  const auto* impl = t.unsafeGetTensorImpl();
+  const auto* memory = static_cast<const std::byte*>(impl->unsafe_storage().unsafeGetStorageImpl()->data());
+  return memory ? memory + impl->storage_offset() * static_cast<int64_t>(impl->itemsize()) : nullptr;
+}
+
+// Tensors that somebody holds for the length of a call (counting references to hundreds of parameters takes microseconds), and
+// where their elements are.
+struct RunInputs {
+  c10::SmallVector<const at::Tensor*, 32> tensors;
+  c10::SmallVector<const void*, 32> addresses;
+
+  void add(const at::Tensor& t) {
+    tensors.push_back(&t);
+    addresses.push_back(address_of(t));
+  }
+};
 
 class Runner {
  public:
@@ -21,7 +39,7 @@ class Runner {
 
   // One tensor for each graph output; for those written into inputs, undefined. `mutated`: inputs that are written.
   // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
-  std::vector<at::Tensor> run(TensorRefs inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
+  std::vector<at::Tensor> run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
   const Executable& executable() const { return *executable_; }
   // Whether something reads this input besides the contractions that read its packed copies.
   bool reads_unpacked(int input, const WeightPacks& packs) const;
@@ -29,6 +47,7 @@ class Runner {
  private:
   std::shared_ptr<const Executable> executable_;
   std::vector<int> input_buffers_;  // by graph input; -1 if nothing touches it
+  std::vector<std::pair<uint32_t, uint32_t>> touched_;  // inputs and their buffers
 };
 
 }  // namespace broach

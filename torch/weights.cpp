@@ -8,14 +8,13 @@ namespace broach {
 
 namespace {
 
+// While the clone shares its source's memory, any write moves the source, and nothing else can come to lie there.
+bool fresh(const Weights::State& s, const RunInputs& inputs) {
+  return std::all_of(s.sources.begin(), s.sources.end(), [&](const auto& x) { return inputs.addresses[static_cast<size_t>(x.input)] == x.address; });
+}
+
 // Sources that are written this often are not worth packing.
 constexpr int kMostRebuilds = 8;
-
-bool fresh(const Weights::State& s, TensorRefs inputs) {
-  return std::all_of(s.sources.begin(), s.sources.end(), [&](const auto& x) {
-    return inputs[static_cast<size_t>(x.input)]->const_data_ptr() == x.address && x.clone.const_data_ptr() == x.address;
-  });
-}
 
 }  // namespace
 
@@ -28,7 +27,7 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
     if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
 }
 
-std::shared_ptr<const Weights::State> Weights::current(TensorRefs inputs, const std::vector<int64_t>& symbols) {
+std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !prologue_) return nullptr;
   auto state = state_.load(std::memory_order_acquire);
   if (state && fresh(*state, inputs)) return state;
@@ -53,21 +52,22 @@ std::shared_ptr<const Weights::State> Weights::current(TensorRefs inputs, const 
   return once;
 }
 
-bool Weights::add_source(State& state, int input, TensorRefs inputs) const {
+bool Weights::add_source(State& state, int input, const RunInputs& inputs) const {
   if (std::any_of(state.sources.begin(), state.sources.end(), [&](const auto& s) { return s.input == input; })) return true;
-  const at::Tensor& t = *inputs[static_cast<size_t>(input)];
+  const at::Tensor& t = *inputs.tensors[static_cast<size_t>(input)];
   try {
     at::Tensor clone = at::_lazy_clone(t.detach());
-    const void* address = clone.const_data_ptr();
-    if (address != t.const_data_ptr()) return false;
-    state.sources.push_back({input, std::move(clone), address});
+    const void* address = address_of(clone);
+    if (address != inputs.addresses[static_cast<size_t>(input)]) return false;
+    state.sources.push_back({input, address});
+    state.clones.push_back(std::move(clone));
     return true;
   } catch (const c10::Error&) {
     return false;  // memory that torch cannot share
   }
 }
 
-std::shared_ptr<const Weights::State> Weights::build(TensorRefs inputs, const std::vector<int64_t>& symbols) const {
+std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
   auto state = std::make_shared<State>();
   for (int i : prologue_inputs_)
     if (!add_source(*state, i, inputs)) return nullptr;
@@ -78,14 +78,14 @@ std::shared_ptr<const Weights::State> Weights::build(TensorRefs inputs, const st
   return state;
 }
 
-void Weights::pack(State& state, TensorRefs inputs, const std::vector<int64_t>& symbols) const {
+void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
   const Executable& main = main_->executable();
   state.packs.resize(static_cast<size_t>(main.contractions()));
-  auto given = static_cast<int>(inputs.size());
+  auto given = static_cast<int>(inputs.tensors.size());
   for (const auto& p : packables_) {
     bool is_frozen = p.input >= given;
     if (!is_frozen && !add_source(state, p.input, inputs)) continue;
-    const at::Tensor& t = is_frozen ? state.frozen[static_cast<size_t>(p.input - given)] : *inputs[static_cast<size_t>(p.input)];
+    const at::Tensor& t = is_frozen ? state.frozen[static_cast<size_t>(p.input - given)] : *inputs.tensors[static_cast<size_t>(p.input)];
     PackedWeight& packed = state.packs[static_cast<size_t>(p.contraction)];
     packed = main.pack(p.contraction, t.const_data_ptr(), symbols);
     state.bytes += static_cast<int64_t>(packed.bytes);

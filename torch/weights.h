@@ -22,10 +22,10 @@ class Weights {
   struct State {
     struct Source {
       int input;
-      at::Tensor clone;
       const void* address;
     };
     std::vector<Source> sources;
+    std::vector<at::Tensor> clones;  // of the sources
     std::vector<at::Tensor> frozen;  // inputs of the main program behind the others; undefined where only packs are read
     WeightPacks packs;
     int64_t bytes = 0;               // of both
@@ -35,13 +35,13 @@ class Weights {
   Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant);
 
   // What agrees with the inputs' elements now.
-  std::shared_ptr<const State> current(TensorRefs inputs, const std::vector<int64_t>& symbols);
+  std::shared_ptr<const State> current(const RunInputs& inputs, const std::vector<int64_t>& symbols);
   int64_t bytes() const;
 
  private:
-  std::shared_ptr<const State> build(TensorRefs inputs, const std::vector<int64_t>& symbols) const;
-  bool add_source(State& state, int input, TensorRefs inputs) const;
-  void pack(State& state, TensorRefs inputs, const std::vector<int64_t>& symbols) const;
+  std::shared_ptr<const State> build(const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
+  bool add_source(State& state, int input, const RunInputs& inputs) const;
+  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
 
   std::shared_ptr<const Runner> main_, prologue_;
   std::vector<bool> constant_;
