@@ -262,7 +262,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   p.rejected.clear();  // of an attempt with symbols for sizes
   p.final = false;
   p.again = false;
-  bool own = !p.copies && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
+  bool own = !p.copies && !Function::is_capturing_symbols() && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
              std::none_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
   std::vector<Ref> replaced;
   std::vector<PyObject*> values, containers = p.leaves.containers;

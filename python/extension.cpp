@@ -37,11 +37,17 @@ c10::SymNode unwrap(const c10::SymNode& node) {
   return py::isinstance<c10::SymNodeImpl>(wrapped->getPyObj()) ? py::reinterpret_borrow<py::object>(wrapped->getPyObj()).cast<c10::SymNode>() : node;
 }
 
+c10::SymNode wrap(const c10::SymNode& node) {
+  py::gil_scoped_acquire gil;
+  return c10::make_intrusive<torch::impl::PythonSymNodeImpl>(py::cast(node));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   Capture::symbol_in_number = symbol_in_number;
   unwrap_node = unwrap;
+  wrap_node = wrap;
   add_callable_type(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);

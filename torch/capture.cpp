@@ -71,7 +71,8 @@ Capture* Capture::current() {
   return slot ? slot->capture : nullptr;
 }
 
-Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes, bool speculative) : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr), speculative_(speculative) {
+Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes, bool speculative, bool fractions)
+    : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr), speculative_(speculative), fractions_(symbolic_ && speculative && fractions && wrap_node) {
   for (const at::Tensor& t : inputs) {
     bool known = t.defined() && tensors_.contains(t.unsafeGetTensorImpl());
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
@@ -101,10 +102,16 @@ void Capture::run(const std::function<void()>& program) {
   program();
 }
 
-void Capture::finish(std::vector<at::Tensor>& outputs) {
+void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers) {
   for (at::Tensor& t : outputs) {
     if (const at::Tensor* real = real_tensor(t)) t = *real;
     trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
+  }
+  for (HostFloats::Id n : numbers) trace_.outputs.push_back(tensor_of(n));
+  for (const HostFloats::Decision& d : trace_.symbols->floats.deferred()) {
+    static constexpr const char* schemas[] = {"aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::le.Tensor"};
+    TensorId answer = add_computed(schemas[static_cast<size_t>(d.relation)], {{Arg::Tensor{tensor_of(d.a)}}, {Arg::Tensor{tensor_of(d.b)}}}, {DType::b1, {}, {}});
+    trace_.reads.push_back({-1, answer, d.answer, line_});
   }
   for (auto [number, tensor] : numbers_) {
     trace_.numbers.push_back(number);
@@ -247,6 +254,7 @@ void Capture::fail_with(const std::string& why) {
 
 void Capture::reject(std::string why) {
   std::lock_guard lock(mutex_);
+  if (std::exchange(reads_fractions_, false)) failure_.clear();  // which another capture may bear
   rejected_ = rejected_ || failure_.empty();
   fail_with(why);
 }
@@ -369,16 +377,47 @@ Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
   return number;
 }
 
-// A number that is computed on the host on each call is an input without dimensions.
-Arg Capture::host_number(HostFloats::Id id) {
-  auto [it, fresh] = numbers_.emplace(id, static_cast<TensorId>(trace_.tensors.size()));
-  if (fresh) {
-    TraceTensor t;
-    t.type = {DType::f64, {}, {}};
-    t.storage = -1 - it->second;
-    trace_.tensors.push_back(std::move(t));
+Arg Capture::host_number(HostFloats::Id id) { return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, tensor_of(id)}}; }
+
+// A number that is computed on the host on each call is an input without dimensions; one that follows from elements is computed by
+// operations on such.
+TensorId Capture::tensor_of(HostFloats::Id id) {
+  const HostFloats& floats = trace_.symbols->floats;
+  const Type type{DType::f64, {}, {}};
+  if (!floats.is_deferred(id)) {
+    auto [it, fresh] = numbers_.emplace(id, static_cast<TensorId>(trace_.tensors.size()));
+    if (fresh) trace_.tensors.push_back({type, {}, 0, -1 - it->second});
+    return it->second;
   }
-  return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, it->second}};
+  if (auto it = deferred_.find(id); it != deferred_.end()) return it->second;
+  using Op = HostFloats::Op;
+  auto [op, a, b] = floats.step(id);
+  std::vector<Arg> args{{Arg::Tensor{tensor_of(a)}}};
+  if (b >= 0) args.push_back({Arg::Tensor{tensor_of(b)}});
+  if (op == Op::add || op == Op::sub) args.push_back({SymInt(1)});
+  const char* schema = op == Op::add ? "aten::add.Tensor" : op == Op::sub ? "aten::sub.Tensor" : op == Op::mul ? "aten::mul.Tensor" : op == Op::div ? "aten::div.Tensor" : op == Op::neg ? "aten::neg" : op == Op::min ? "aten::minimum" : "aten::maximum";
+  return deferred_[id] = add_computed(schema, std::move(args), type);
+}
+
+// The program gets a number that stands for the element it reads.
+bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
+  if (!fractions_) return false;
+  const auto read = std::get<Arg::Tensor>(op.args.at(0).value);
+  Type type = trace_.tensors[static_cast<size_t>(read.id)].type;
+  TensorId copy = add_computed("aten::clone", {{read}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, type);
+  type.shape.clear();
+  TensorId element = add_computed("aten::as_strided", {{Arg::Tensor{copy}}, {Shape{}}, {Shape{}}, {SymInt(0)}}, type);
+  trace_.tensors.back().storage = trace_.tensors[static_cast<size_t>(copy)].storage;
+  trace_.ops.back().is_view = true;
+  if (type.dtype != DType::f64) {
+    auto wide = static_cast<int64_t>(c10::kDouble);
+    type.dtype = DType::f64;
+    element = add_computed("aten::_to_copy", {{Arg::Tensor{element}}, {SymInt(wide)}, {}, {}, {}, {Scalar(false)}, {}}, type);
+  }
+  HostFloats::Id id = trace_.symbols->floats.element(result.toDouble());
+  deferred_[id] = element;
+  result = c10::Scalar(c10::SymFloat(wrap_node(program_float(id, trace_.symbols).toSymNodeImpl())));
+  return true;
 }
 
 Arg Capture::arg_of(c10::IValue& v) {
@@ -505,7 +544,7 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
 
 // An element of an input that nothing has written is a value to guard on, and a constant in the trace; so is a computed
 // integer, which is compared once it is known. Computed fractions would differ by their rounding.
-bool Capture::guard_read(const torch::jit::Stack& stack, const TraceOp& op) {
+bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   if (op.schema != "aten::_local_scalar_dense" || stack.back().isComplexDouble()) return false;
   const auto* read = std::get_if<Arg::Tensor>(&op.args.at(0).value);
   if (!read) return false;
@@ -514,13 +553,14 @@ bool Capture::guard_read(const torch::jit::Stack& stack, const TraceOp& op) {
   bool written = std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& before) {
     return std::any_of(before.mutated.begin(), before.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == t.storage; });
   });
+  if (stack.back().isDouble() && give_fraction(stack.back(), op)) return true;
   ValueRead r;
   r.value = scalar_of(stack.back().toScalar());
   r.line = op.line;
   if (input != trace_.inputs.end() && !written) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value)) return false;
+    if (!speculative_ || std::holds_alternative<double>(r.value)) return reads_fractions_ |= speculative_ && failure_.empty(), false;
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   trace_.reads.push_back(std::move(r));

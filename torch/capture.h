@@ -25,16 +25,18 @@ namespace broach {
 class Capture {
  public:
   // `sizes`, if not null: symbols for the inputs' sizes. The program must then be run on `inputs()`.
-  // `speculative`: integers and truth values that the program computes may be read on the host.
-  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false);
+  // `speculative`: integers and truth values that the program computes may be read on the host; with `sizes` and `fractions`
+  // fractions too, those of inputs among them, which it is then given as numbers that are known only while it runs.
+  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false, bool fractions = false);
   ~Capture();
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
   // Runs the program and records it. Exceptions pass through.
   void run(const std::function<void()>& program);
-  // The program's outputs; those with symbolic sizes become the real tensors.
-  void finish(std::vector<at::Tensor>& outputs);
+  // The program's outputs; those with symbolic sizes become the real tensors. `numbers`, of `symbols->floats`, become outputs behind
+  // them.
+  void finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers = {});
 
   // ---- sizes as symbols ----
   const std::vector<at::Tensor>& inputs() const { return inputs_; }
@@ -61,6 +63,9 @@ class Capture {
   // Whether `failure` is a front's, which may try again or go on otherwise.
   bool is_rejected() const { return rejected_; }
 
+  // Whether it failed because a computed fraction was read, which a capture with `fractions` might bear.
+  bool reads_fractions() const { return reads_fractions_; }
+
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   static Capture* current();
@@ -76,6 +81,8 @@ class Capture {
   Arg arg_of(c10::IValue& v);
   Arg number_of(const at::Tensor& t, c10::IValue& v);
   Arg host_number(HostFloats::Id id);
+  TensorId tensor_of(HostFloats::Id id);
+  bool give_fraction(c10::IValue& result, const TraceOp& op);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
@@ -83,7 +90,7 @@ class Capture {
   void fix_sizes(const TraceOp& op);
   at::Tensor seen_by_program(const at::Tensor& real);
   void save_before_write(TensorId id);
-  bool guard_read(const torch::jit::Stack& stack, const TraceOp& op);
+  bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
@@ -108,9 +115,10 @@ class Capture {
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
-  bool symbolic_ = false, speculative_ = false, rejected_ = false;
+  bool symbolic_ = false, speculative_ = false, fractions_ = false, rejected_ = false;
+  bool reads_fractions_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> stand_ins_;  // by real tensor
-  std::map<HostFloats::Id, TensorId> numbers_;  // those that operations were given
+  std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
   at::Tensor random_state_;
 };

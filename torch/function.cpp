@@ -98,7 +98,10 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     if (at != first) last_.store(at, std::memory_order_relaxed);
     Results r{std::move(*tensors), {}, {}, e.form};
     for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(binding.values.sizes));
-    for (const FloatResult& f : e.float_results) r.floats.emplace_back(f.id < 0 ? f.constant : binding.values.floats[static_cast<size_t>(f.id)]);
+    size_t first_number = r.tensors.size() - static_cast<size_t>(std::count_if(e.float_results.begin(), e.float_results.end(), [](const FloatResult& f) { return f.deferred; }));
+    for (size_t next = first_number; const FloatResult& f : e.float_results)
+      r.floats.emplace_back(f.deferred ? r.tensors[next++].item<double>() : f.id < 0 ? f.constant : binding.values.floats[static_cast<size_t>(f.id)]);
+    r.tensors.resize(first_number);
     return r;
   }
   return std::nullopt;
@@ -153,7 +156,7 @@ SymbolicSizes Function::symbols_for(const CallInputs& call, const Modes& modes) 
     if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) && !(specialise_numbers_ && !s.sizes.has_numbers_of(now.sizes))) calls.push_back(s.sizes);
   calls.push_back(now.sizes);
   seen_.push_back(std::move(now));
-  if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_) return {};
+  if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_) return generalize({calls.back()}, {});
   std::vector<uint64_t> symbolic = options_.symbolic_dims;
   if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(call.tensors.size() + 1, ~uint64_t{0});
   for (size_t i = 0; i < std::min(symbolic.size(), constant_inputs_.size()); ++i)
@@ -166,7 +169,7 @@ SymbolicSizes Function::symbols_for(const CallInputs& call, const Modes& modes) 
 
 Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes* sizes) {
   Recorded out;
-  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0);
+  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, fractions_ == Fractions::stand_in);
   Capture& capture = *out.capture;
   std::vector<c10::SymInt> given;
   if (sizes)
@@ -186,15 +189,18 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
     if (sizes) capture.roll_back();
     throw;
   }
-  capture.finish(out.results.tensors);
+  std::vector<HostFloats::Id> numbers;
+  for (c10::SymFloat& f : out.results.floats) {
+    auto id = float_of(f);
+    bool deferred = id && capture.trace().symbols->floats.is_deferred(*id);
+    if (deferred) numbers.push_back(*id);
+    if (id) f = capture.trace().symbols->floats.hint(*id);
+    out.float_results.push_back({id.value_or(-1), f.expect_float(), deferred});
+  }
+  capture.finish(out.results.tensors, numbers);
   out.int_results = plain(out.results.ints);
   for (SymInt& e : out.int_results) e = capture.trace().symbols->resolved(e);
   for (size_t i = 0; i < out.int_results.size(); ++i) out.results.ints[i] = capture.trace().symbols->hint(out.int_results[i]);
-  for (c10::SymFloat& f : out.results.floats) {
-    auto id = float_of(f);
-    if (id) f = capture.trace().symbols->floats.hint(*id);
-    out.float_results.push_back({id.value_or(-1), f.expect_float()});
-  }
   out.failure = capture.failure();
   return out;
 }
@@ -230,15 +236,18 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   };
   std::optional<Recorded> recorded;
   bool repeat = true;
+  if (fractions_ == Fractions::unread && std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_fractions(); })) fractions_ = Fractions::stand_in;
   while (std::exchange(repeat, false)) {
     SymbolicSizes sizes = symbols_for(call, modes);
-    if (sizes.empty()) break;
+    if (sizes.empty() && fractions_ != Fractions::stand_in) break;
     recorded = record_symbolic(call, sizes);
     bool has_numbers = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end();
     // What a program is given besides tensors is a count of layers as often as a size.
-    repeat = !recorded && has_numbers;
-    specialise_numbers_ |= repeat;
-    specialise_ = !recorded && !repeat;
+    bool plain = !recorded && std::exchange(fractions_, recorded ? fractions_ : fractions_ == Fractions::stand_in ? Fractions::plain : fractions_) == Fractions::stand_in;
+    repeat = !recorded && (plain || has_numbers);
+    if (recorded || plain) continue;
+    specialise_numbers_ |= has_numbers;
+    specialise_ = !has_numbers;
   }
   bool symbolic = recorded.has_value();
   if (!recorded) recorded = record(call, nullptr);
@@ -263,8 +272,14 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   }
   if (symbolic && !why.empty()) {
     log_info("sizes stay numbers: ", why);
-    specialise_ = true;  // the next call captures numbers
+    // The next call captures numbers.
+    if (fractions_ == Fractions::stand_in) fractions_ = Fractions::plain;
+    else specialise_ = true;
     return std::move(recorded->results);
+  }
+  if (fractions_ == Fractions::unread && recorded->capture->reads_fractions()) {
+    fractions_ = Fractions::stand_in;  // the next call captures them as numbers that are known only as it runs
+    why.clear();
   }
   std::lock_guard guard(stats_mutex_);
   stats_.capture_failure = why;
@@ -301,6 +316,7 @@ void Function::reset() {
   entries_.store(std::make_shared<const Entries>());
   seen_.clear();
   specialise_ = specialise_numbers_ = false;
+  fractions_ = Fractions::unread;
   hopeless_ = false;
   eager_with_grad_ = false;
 }

@@ -75,6 +75,7 @@ class Function {
   struct FloatResult {
     HostFloats::Id id;  // negative: a constant
     double constant;
+    bool deferred;      // the element of a tensor behind the program's results
   };
   struct Entry {
     Modes modes;
@@ -118,6 +119,8 @@ class Function {
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;            // under compile_mutex_
+  // What becomes of fractions that the program reads on the host: nothing did so yet, it is given stand-ins, it does not bear these.
+  enum class Fractions { unread, stand_in, plain } fractions_ = Fractions::unread;  // under compile_mutex_
   bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
   bool specialise_numbers_ = false;   // nor for the numbers that it is given
   mutable std::mutex stats_mutex_;

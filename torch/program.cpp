@@ -144,6 +144,10 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
   return true;
 }
 
+bool CompiledProgram::reads_fractions() const {
+  return std::any_of(reads_.begin(), reads_.end(), [](const ValueRead& r) { return std::holds_alternative<double>(r.value); });
+}
+
 bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
   return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())), read_values_.begin());
 }

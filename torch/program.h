@@ -55,6 +55,8 @@ class CompiledProgram {
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
   bool accepts(const CallInputs& call, Binding& binding, std::string* why) const;
   bool reads_computed_values() const { return program_.reads > 0; }
+  // Whether it holds for one value of a fraction only that the program reads from an input.
+  bool reads_fractions() const;
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
   bool agrees(const std::vector<Scalar>& observed) const;
   // Inputs must be accepted. Throws what eager would throw for a bad index.

@@ -20,6 +20,8 @@ SymInt integer_of(const c10::SymInt& value);
 // The same for floating point numbers: of `symbols->floats`. Nothing for a plain one.
 // A front's interpreter may have put a node of ours into one of its own: how it comes out. May be null. Set once, at load.
 inline c10::SymNode (*unwrap_node)(const c10::SymNode&) = nullptr;
+// And how one of ours gets in, for an operation that gives it to the program. Null: none can.
+inline c10::SymNode (*wrap_node)(const c10::SymNode&) = nullptr;
 c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols);
 std::optional<HostFloats::Id> float_of(const c10::SymFloat& value);
 

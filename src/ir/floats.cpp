@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <iterator>
 
 #include "ir/graph.h"
 #include "support/error.h"
@@ -38,7 +39,7 @@ bool compute(HostFloats::Op op, double a, double b, double& out) {
 }
 
 const char* name_of(HostFloats::Op op) {
-  static constexpr const char* names[] = {"", "", "", " + ", " - ", " * ", " / ", " ** ", "-", " min ", " max "};
+  static constexpr const char* names[] = {"", "", "", "", " + ", " - ", " * ", " / ", " ** ", "-", " min ", " max "};
   return names[static_cast<size_t>(op)];
 }
 
@@ -57,10 +58,15 @@ HostFloats::Id HostFloats::given(size_t index, double hint) { return add({Op::gi
 HostFloats::Id HostFloats::size(SymInt expression, int64_t hint) { return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression)}); }
 HostFloats::Id HostFloats::constant(double value) { return add({Op::constant, -1, -1, value, 0, {}}); }
 
+HostFloats::Id HostFloats::element(double hint) { return add({Op::element, -1, -1, hint, nodes_.size(), {}, true}); }
+
 HostFloats::Id HostFloats::compute(Op op, Id a, Id b) {
   double value = 0;
+  bool deferred = is_deferred(a) || (b >= 0 && is_deferred(b));
+  if (deferred && op == Op::div) ask(b, Relation::ne, constant(0));
+  check(!deferred || op != Op::pow, "a power of an element of a tensor is computed on the host");
   check(broach::compute(op, hint(a), b < 0 ? 0 : hint(b), value), "the program divides a number by zero, or its power is none");
-  return add({op, a, b, value, 0, {}});
+  return add({op, a, b, value, 0, {}, deferred});
 }
 
 bool HostFloats::ask(Id a, Relation relation, Id b) {
@@ -70,8 +76,15 @@ bool HostFloats::ask(Id a, Relation relation, Id b) {
   return g.answer;
 }
 
+std::vector<HostFloats::Decision> HostFloats::deferred() const {
+  std::vector<Decision> out;
+  std::copy_if(guards_.begin(), guards_.end(), std::back_inserter(out), [this](const Guard& g) { return is_deferred(g.a) || (g.b >= 0 && is_deferred(g.b)); });
+  return out;
+}
+
 double HostFloats::fix(Id id) {
-  const Node& n = nodes_[static_cast<size_t>(id)];
+  const Node n = node(id);
+  check(!n.deferred, "the program wants an element of a tensor as a plain number");
   auto known = [&](const Guard& g) { return g.a == id && g.b < 0; };
   if (n.op == Op::given && std::none_of(guards_.begin(), guards_.end(), known)) guards_.push_back({id, -1, Relation::eq, true});
   for (Id operand : {n.a, n.b})
@@ -93,6 +106,7 @@ bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t
   values.resize(nodes_.size());
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& n = nodes_[i];
+    if (n.deferred) continue;
     if (n.op == Op::given) values[i] = given[n.index];
     else if (n.op == Op::size) values[i] = static_cast<double>(n.expression.eval(symbols));
     else if (n.op == Op::constant) values[i] = n.hint;
@@ -102,6 +116,7 @@ bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t
     }
   }
   for (const Guard& g : guards_) {
+    if (is_deferred(g.a) || (g.b >= 0 && is_deferred(g.b))) continue;
     double a = values[static_cast<size_t>(g.a)];
     if (g.b < 0 ? same_bits(a, hint(g.a)) : holds(a, g.relation, values[static_cast<size_t>(g.b)]) == g.answer) continue;
     if (why) *why = cat("the program found ", text(g), ", which does not hold");
@@ -114,6 +129,7 @@ std::string HostFloats::text(Id id) const {
   const Node& n = nodes_[static_cast<size_t>(id)];
   if (n.op == Op::given) return cat("number ", n.index);
   if (n.op == Op::size) return n.expression.str();
+  if (n.op == Op::element) return cat("element ", n.index);
   if (n.op == Op::constant) return str(Scalar(n.hint));
   if (n.op == Op::neg) return cat("-(", text(n.a), ")");
   return cat("(", text(n.a), name_of(n.op), text(n.b), ")");
@@ -126,7 +142,8 @@ std::string HostFloats::text(const Guard& g) const {
 
 std::vector<std::string> HostFloats::text() const {
   std::vector<std::string> out;
-  for (const Guard& g : guards_) out.push_back(text(g));
+  for (const Guard& g : guards_)
+    if (!is_deferred(g.a) && (g.b < 0 || !is_deferred(g.b))) out.push_back(text(g));
   return out;
 }
 

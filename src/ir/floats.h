@@ -1,6 +1,7 @@
 // Floating point numbers on the host: those that a call brings along, and what the program computes from them and from sizes.
 //
-// They are evaluated once a call, before the program runs, so that what the program decides by them is a guard.
+// They are evaluated once a call, before the program runs, so that what the program decides by them is a guard. Those that follow
+// from elements of tensors are known only while it runs: they are part of the graph, and `evaluate` leaves them out.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +18,35 @@ enum class Relation : uint8_t;
 class HostFloats {
  public:
   using Id = int32_t;
-  enum class Op : uint8_t { given, size, constant, add, sub, mul, div, pow, neg, min, max };
+  enum class Op : uint8_t { given, size, constant, element, add, sub, mul, div, pow, neg, min, max };
 
   // Number `index` of the call; `hint` is its value in the recorded call, here and below.
   Id given(size_t index, double hint);
   Id size(SymInt expression, int64_t hint);
   Id constant(double value);
+  Id element(double hint);  // a new one on each call
   // As Python computes it. Throws where Python raises an error: a division by zero, a power that overflows or is complex.
   Id compute(Op op, Id a, Id b = -1);
 
-  double hint(Id id) const { return nodes_[static_cast<size_t>(id)].hint; }
+  // How a number is computed; the operands are -1 where there are none.
+  struct Step {
+    Op op;
+    Id a, b;
+  };
+  Step step(Id id) const { return {node(id).op, node(id).a, node(id).b}; }
+  bool is_deferred(Id id) const { return node(id).deferred; }
+  // What the program decided by numbers that are known only while it runs.
+  struct Decision {
+    Id a, b;
+    Relation relation;
+    bool answer;
+  };
+  std::vector<Decision> deferred() const;
+  double hint(Id id) const { return node(id).hint; }
   // The answer in the recorded call, which becomes a guard.
   bool ask(Id a, Relation relation, Id b);
-  // The value as a constant: the given numbers behind it must be the same, bit for bit. Sizes behind it are left to the caller.
+  // The value as a constant: the given numbers behind it must be the same, bit for bit. Sizes behind it are left to the
+  // caller. Throws for one that is known only while the program runs.
   double fix(Id id);
   // The sizes behind a number.
   std::vector<SymInt> sizes_behind(Id id) const;
@@ -47,12 +64,10 @@ class HostFloats {
     double hint = 0;  // of constants the value
     size_t index = 0;
     SymInt expression;
+    bool deferred = false;
   };
-  struct Guard {
-    Id a, b;  // b < 0: the value of a is its hint's, bit for bit
-    Relation relation;
-    bool answer;
-  };
+  using Guard = Decision;  // b < 0: the value of a is its hint's, bit for bit
+  const Node& node(Id id) const { return nodes_[static_cast<size_t>(id)]; }
   Id add(Node n);
   std::string text(const Guard& g) const;
 

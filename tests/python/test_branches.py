@@ -123,19 +123,15 @@ def test_lists_and_comparisons_of_tensors():
     assert _stats(compiled)["captures"] == 2
 
 
-def test_fractions_and_too_many_ways_go_to_dynamo():
-    def scaled(x):
-        return x * x.mean().item()
-
+def test_too_many_ways_go_to_dynamo():
     def many(x):
         return x + int((x.sum() * 1000).long())
 
-    for program, why in ((scaled, "read on the host"), (many, "more than 3 ways")):
-        compiled = broach.compile(program, options={"branches": 3})
-        for _ in range(6):
-            _agree(program, compiled, torch.randn(4))
-        told = _stats(compiled)
-        assert told["front"] == "fallback" and any(why in r for r in told["reasons"]), told["reasons"]
+    compiled = broach.compile(many, options={"branches": 3})
+    for _ in range(6):
+        _agree(many, compiled, torch.randn(4))
+    told = _stats(compiled)
+    assert told["front"] == "fallback" and any("more than 3 ways" in r for r in told["reasons"]), told["reasons"]
 
 
 def test_fullgraph_names_the_line():

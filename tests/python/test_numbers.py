@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import broach
 import compared
 import pytest
 import torch
@@ -180,3 +181,69 @@ def test_an_optimizer_step_with_a_schedule():
         compiled(gradients, 0.1 / (i + 1), i + 2)
         torch.testing.assert_close(parameters + moments, want)
     assert compared.stats(compiled)["captures"] == 2
+
+
+def _logged(x):
+    loss = (x * x).mean()
+    return x / (loss.item() + 1), loss.item() * 2
+
+
+def _scaled_by_an_input(x, s):
+    return x * s.item() + 0.5 * s.item()
+
+
+def _divides(x):
+    return x / (1 / x.sum().item())
+
+
+def _chooses(x):
+    top = x.abs().max().item()
+    return x / top if top > 1.5 else x - top
+
+
+@pytest.mark.parametrize("program", [_logged, _scaled_by_an_input, _divides, _chooses])
+def test_fractions_that_the_program_reads(program):
+    compiled = compared.native(program)
+    for i in range(12):
+        given = [torch.randn(6)] + [torch.randn(1, 1)] * (program is _scaled_by_an_input)
+        torch.testing.assert_close(program(*given), compiled(*given), rtol=1e-5, atol=1e-6)  # numbers among the results too
+    told = compared.stats(compiled)
+    assert told["captures"] <= 4 and told["compiled_calls"] >= 8, (told["captures"], told["reasons"], told["eager_reasons"])
+
+
+def test_a_fraction_is_kept_as_a_plain_number():
+    class Running(nn.Module):
+        last = 0.0
+
+        def forward(self, x):
+            self.last = (self.last + x.sum().item()) / 2
+            return x - self.last
+
+    module, reference = Running(), Running()
+    compiled = compared.native(module)
+    for _ in range(10):
+        x = torch.randn(4)
+        torch.testing.assert_close(compiled(x), reference(x))
+        assert type(module.last) is float and module.last == pytest.approx(reference.last, rel=1e-5, abs=1e-6)
+    assert compared.stats(compiled)["compiled_calls"] >= 4
+
+
+def test_a_fraction_wanted_plain_leaves_native_capture():
+    def program(x):
+        return x * math.sqrt(abs(x.sum().item()))
+
+    compiled = broach.compile(program)
+    for _ in range(5):
+        x = torch.randn(6)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert compared.stats(compiled)["front"] == "fallback"
+
+
+def test_division_by_an_element_that_is_zero():
+    compiled = compared.native(_divides)
+    for _ in range(4):
+        compiled(torch.ones(6))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            compiled(torch.zeros(6))
+    torch.testing.assert_close(compiled(torch.ones(6)), torch.ones(6) * 6)
