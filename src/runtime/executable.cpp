@@ -62,7 +62,7 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
       c.buffers = k->buffers;
       c.symbols = k->symbols;
     } else if (auto d = std::get_if<ContractionStep>(&s.work)) {
-      c.contraction = target.contraction(*d);
+      c.contraction = target.contraction(*d, settings.contractions);
       if (!c.contraction) unsupported("target ", target.name(), " has no ", name_of(d->node->op), " for ", d->result.type.str());
       c.contraction_step = d;
       c.contraction_index = stats_.contractions++;

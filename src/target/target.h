@@ -66,8 +66,18 @@ class CompiledRoutine {
   virtual bool run(const RoutineArgs& args) const = 0;
 };
 
+// How contractions may be computed: what the host's settings say when a program is compiled.
+struct ContractionRules {
+  enum class Math : uint8_t { exact, tf32, bf16 };  // what elements in fp32 may be rounded to where that is faster
+  Math dot = Math::exact, conv = Math::exact;
+  bool library = true;         // by primitives of a library; false: left to the host
+  bool deterministic = false;  // the implementation is chosen by rule alone, never by what was measured
+  friend bool operator==(const ContractionRules&, const ContractionRules&) = default;
+};
+
 struct CompileSettings {
   bool strict = false;
+  ContractionRules contractions;
   int threads = 0;  // for compiling; 0: as many as the machine has
   // Called as kernels become ready: (done, all).
   std::function<void(int, int)> progress;
@@ -80,7 +90,7 @@ class Target {
   // One result for each kernel; equal kernels share one.
   virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
   // Null if this target has no implementation.
-  virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const = 0;
+  virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const ContractionRules& rules) const = 0;
   // Null if this target does not have the routine for these element types.
   virtual std::shared_ptr<const CompiledRoutine> routine(const Node& node) const = 0;
   // Whether contractions and convolutions of this element type are to be lowered to `dot` and `conv`.

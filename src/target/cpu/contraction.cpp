@@ -43,6 +43,15 @@ Window window(const Operand& o, std::span<const int64_t> symbols) {
   return {evaluate(o.type.shape, symbols), evaluate(o.place.strides, symbols), *onednn_type(o.type.dtype)};
 }
 
+onednn::MathMode math_mode(ContractionRules::Math m) {
+  switch (m) {
+    case ContractionRules::Math::exact: return onednn::MathMode::strict;
+    case ContractionRules::Math::tf32: return onednn::MathMode::tf32;
+    case ContractionRules::Math::bf16: return onednn::MathMode::bf16;
+  }
+  fail("cpu: unknown precision of contractions");
+}
+
 PostOp::Kind post_kind(Op op) {
   switch (op) {
     case Op::relu: return PostOp::relu;
@@ -201,7 +210,7 @@ std::string key_of(const MatmulDesc& d) {
   for (const auto* o : {&d.a, &d.b, &d.c}) append(key, *o);
   if (d.bias) append(key, *d.bias);
   append(key, d.post);
-  return key;
+  return key += cat("math", static_cast<int>(d.math));
 }
 
 std::string key_of(const onednn::ConvDesc& d) {
@@ -211,7 +220,7 @@ std::string key_of(const onednn::ConvDesc& d) {
   for (const auto* v : {&d.strides, &d.dilations, &d.pad_l, &d.pad_r})
     for (int64_t i : *v) key += cat(i, ",");
   append(key, d.post);
-  return key;
+  return key += cat("math", static_cast<int>(d.math));
 }
 
 template <class Desc>
@@ -235,7 +244,7 @@ void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
 
 class OneDnnContraction : public CompiledContraction {
  public:
-  explicit OneDnnContraction(const ContractionStep& step) : step_(step) {
+  OneDnnContraction(const ContractionStep& step, const ContractionRules& rules) : step_(step), rules_(rules) {
     std::vector<SymbolId> symbols;
     auto collect = [&](const Operand& o) {
       for (const auto& e : o.type.shape) e.collect_symbols(symbols);
@@ -301,7 +310,10 @@ class OneDnnContraction : public CompiledContraction {
 
   std::string pick(std::span<const int64_t> symbols) const override {
     Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    return b.empty ? "nothing to do" : "onednn " + b.primitive->implementation() + (b.packed || b.needs_packing ? " packed" : "") + (b.primitive->is_reference() ? " (slow: " + b.primitive->text() + ")" : "");
+    if (b.empty) return "nothing to do";
+    std::string text = "onednn " + b.primitive->implementation() + (b.packed || b.needs_packing ? " packed" : "");
+    if (b.primitive->text().find("math mode") != std::string::npos) text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
+    return b.primitive->is_reference() ? text + " (slow: " + b.primitive->text() + ")" : text;
   }
 
  private:
@@ -315,6 +327,12 @@ class OneDnnContraction : public CompiledContraction {
     std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
     bool empty = false;
   };
+
+  // What this contraction's elements may be rounded to; those in bf16 are what they are.
+  ContractionRules::Math math() const {
+    if (step_.result.type.dtype != DType::f32) return ContractionRules::Math::exact;
+    return step_.node->op == Op::conv ? rules_.conv : rules_.dot;
+  }
 
   static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
   static bool slow(const std::shared_ptr<const Primitive>& p) { return !p || p->is_reference(); }
@@ -343,10 +361,13 @@ class OneDnnContraction : public CompiledContraction {
     Built b;
     if (step_.result.type.numel().eval(symbols) == 0) return b.empty = true, b;
     if (step_.node->op == Op::conv) {
-      build_conv(b, conv_desc(step_, symbols));
+      auto desc = conv_desc(step_, symbols);
+      desc.math = math_mode(math());
+      build_conv(b, std::move(desc));
     } else {
       auto desc = matmul_desc(step_, symbols);
       check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
+      desc.math = math_mode(math());
       b.primitive = primitive_for(desc);
       int64_t rows = desc.a.dims[desc.a.dims.size() - 2];
       // Few rows read the weight once each: its layout decides. With many, packing brings a few per cent for twice the memory.
@@ -372,6 +393,7 @@ class OneDnnContraction : public CompiledContraction {
   static constexpr int64_t kPackedRows = 96;
 
   ContractionStep step_;
+  ContractionRules rules_;
   bool is_static_ = false;
   Built fixed_;
   mutable std::mutex mutex_;
@@ -382,9 +404,9 @@ class OneDnnContraction : public CompiledContraction {
 
 bool has_contractions(DType dtype) { return onednn::available() && onednn_type(dtype).has_value(); }
 
-std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step) {
+std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const ContractionRules& rules) {
   if (!has_contractions(step.result.type.dtype)) return nullptr;
-  return std::make_shared<OneDnnContraction>(step);
+  return std::make_shared<OneDnnContraction>(step, rules);
 }
 
 }  // namespace broach::cpu
