@@ -10,6 +10,7 @@
 
 #include "capture.h"
 #include "compat.h"
+#include "products.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "symbolic.h"
@@ -34,6 +35,7 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
   const bool pinned = options.settings.contractions.deterministic;
   options.settings.contractions = modes.contractions;
   options.settings.contractions.deterministic |= pinned;
+  options.settings.host_product = aten_product;
   return options;
 }
 
