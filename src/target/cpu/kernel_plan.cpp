@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "target/cpu/coarse_math.h"
 #include "target/cpu/scalar_emitter.h"
 
 namespace broach::cpu {
@@ -38,6 +39,7 @@ class Planner {
     for (const auto& a : k_.axes) p_.has_reduced |= a.reduced;
     find_stages();
     find_cached();
+    find_coarse();
     plan_units();
     for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
@@ -148,6 +150,38 @@ class Planner {
     bool simple = std::none_of(p_.stages[0].begin(), p_.stages[0].end(), [&](int r) { return is_index_reduction(p_.expr(r).op); });
     bool inner = std::any_of(k_.stores.begin(), k_.stores.end(), [&](const KernelStore& s) { return p_.inner(s.expr) || p_.moves_with_reduced(s.access.index); });
     return simple && !inner && rows >= 32;
+  }
+
+  // Values in bf16, and in a softmax in bf16 the exponentials, which are summed and divided before they are rounded.
+  void find_coarse() {
+    p_.coarse.assign(k_.exprs.size(), false);
+    if (k_.strict) return;
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const auto& e = k_.exprs[i];
+      p_.coarse[i] = e.kind == Kind::op && has_coarse(e.op) && (e.dtype == DType::bf16 || (e.op == Op::exp && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), true)));
+    }
+  }
+
+  // Whether all that becomes of a value are products, quotients and, while it is positive, sums, which keep a relative error
+  // what it is, and what is stored is in bf16.
+  bool ends_in_bf16(int e, bool positive) const {
+    for (const auto& s : k_.stores)
+      if (s.expr == e && k_.buffers[static_cast<size_t>(s.access.buffer)] != DType::bf16) return false;
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const auto& x = k_.exprs[i];
+      if (!uses_directly(x, e)) continue;
+      bool sum = x.kind == Kind::reduction && x.op == Op::reduce_sum && positive;
+      bool keeps = x.kind == Kind::reduction ? sum : x.op == Op::mul || x.op == Op::div || x.op == Op::reciprocal || x.op == Op::cast;
+      bool half = x.dtype == DType::bf16 && x.op == Op::cast;
+      if (!half && (!keeps || x.dtype != DType::f32 || !ends_in_bf16(static_cast<int>(i), sum))) return false;
+    }
+    return true;
+  }
+
+  static bool uses_directly(const KernelExpr& x, int e) {
+    bool found = false;
+    for_each_operand(x, [&](int a) { found |= a == e; });
+    return found;
   }
 
   void plan_units() {
