@@ -184,6 +184,19 @@ class Planner {
     return found;
   }
 
+  // Several rows at a time save trips of the sums to the cache. From memory, only one after the other is the stream that a
+  // processor fetches ahead.
+  bool fits_in_cache() const {
+    constexpr int64_t kCache = int64_t{1} << 20;
+    int64_t elements = 1;
+    for (const auto& a : k_.axes) {
+      auto extent = a.extent.maybe_constant();
+      if (!extent || *extent > kCache / elements) return false;
+      elements *= std::max<int64_t>(*extent, 1);
+    }
+    return elements * size_of(k_.buffers[0]) <= kCache;
+  }
+
   void plan_units() {
     p_.shape.units = 1;
     p_.shape.work_per_unit = 1;
@@ -196,6 +209,7 @@ class Planner {
       if (a.reduced) p_.shape.work_per_unit = p_.shape.work_per_unit * a.extent;
     if (!p_.vector_reduced) {
       p_.tall = is_tall();
+      p_.tall_rows = fits_in_cache() ? 4 : 1;
       p_.block = p_.tall ? 2048 : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * 4 : 4096;
       if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);

@@ -17,7 +17,8 @@ struct KernelPlan {
   size_t vector_axis = 0;               // the axis that is vectorised
   bool vector_reduced = false, has_reduced = false;
   unsigned lanes = 16;
-  bool tall = false;                    // rows are read whole, several at a time, into a row of sums in scratch memory
+  bool tall = false;                    // rows are read whole, `tall_rows` at a time, into a row of sums in scratch memory
+  unsigned tall_rows = 1;
   int64_t block = 0;                    // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;            // axes that units count
