@@ -41,6 +41,8 @@ uint64_t ambient_settings() {
   } catch (const c10::Error&) {  // mixed settings of torch's old and new interface
   }
   add(precision, 3);
+  add(c.deterministicMkldnn(), 1);
+  for (auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) add(static_cast<uint64_t>(c.float32Precision(at::Float32Backend::MKLDNN, op)), 3);
   for (auto device : {c10::kCPU, c10::kCUDA}) {
     bool on = at::autocast::is_autocast_enabled(device);
     add(on, 1);

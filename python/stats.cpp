@@ -13,6 +13,7 @@ ProgramOptions options_from(const py::dict& d) {
   flag("freeze", o.freeze);
   flag("fuse", o.fuse);
   flag("lower", o.lower);
+  flag("deterministic", o.settings.contractions.deterministic);
   if (d.contains("dynamic") && !d["dynamic"].is_none()) o.dynamic = d["dynamic"].cast<bool>() ? ProgramOptions::Dynamic::always : ProgramOptions::Dynamic::never;
   if (d.contains("symbolic_dims")) o.symbolic_dims = d["symbolic_dims"].cast<std::vector<uint64_t>>();
   if (d.contains("branches")) o.branches = d["branches"].cast<int>();

@@ -55,7 +55,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   CompiledTrace out;
   Stopwatch watch(out.seconds);
   dump("trace", "trace", [&] { return trace.str(); });
-  out.program = functionalize(trace, {[&](DType t) { return target.has_contractions(t); }, [&](const Node& n) { return target.routine(n) != nullptr; }, options.lower});
+  out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); }, [&](const Node& n) { return target.routine(n) != nullptr; }, options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   auto observe = [](const char* pass, const Graph& g) { dump("passes", cat("after ", pass), [&] { return g.str(); }); };

@@ -181,6 +181,7 @@ class Compiled::State {
     o.strict = options_.is_strict();
     o.freeze = options_.freezes();
     o.settings.threads = options_.threads();
+    o.settings.contractions.deterministic = options_.is_deterministic();
     auto eager = [host = host_, arguments](at::TensorList distinct, c10::SymIntArrayRef, c10::ArrayRef<c10::SymFloat>) -> Function::Results {
       Tensors inputs;
       for (int p : arguments) inputs.push_back(p == kUndefined ? at::Tensor() : distinct[static_cast<size_t>(p)]);

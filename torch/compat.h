@@ -1,11 +1,13 @@
 // The one place that knows what differs between versions of torch (2.11 to 2.15).
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/Tensor.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "ir/type.h"
+#include "target/target.h"
 
 namespace broach {
 
@@ -29,5 +31,19 @@ inline Device device_of(c10::Device d) {
 }
 
 inline Shape shape_of(c10::IntArrayRef s) { return Shape(s.begin(), s.end()); }
+
+// torch.set_float32_matmul_precision, torch.backends.mkldnn and torch.use_deterministic_algorithms, as eager reads them for
+// products and convolutions on the CPU.
+inline ContractionRules contraction_rules() {
+  const auto& c = at::globalContext();
+  auto math = [&](at::Float32Op op) {
+    switch (c.float32Precision(at::Float32Backend::MKLDNN, op)) {
+      case at::Float32Precision::TF32: return ContractionRules::Math::tf32;
+      case at::Float32Precision::BF16: return ContractionRules::Math::bf16;
+      default: return ContractionRules::Math::exact;
+    }
+  };
+  return {math(at::Float32Op::MATMUL), math(at::Float32Op::CONV), c.userEnabledMkldnn(), c.deterministicAlgorithms() || c.deterministicMkldnn()};
+}
 
 }  // namespace broach

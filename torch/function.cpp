@@ -9,6 +9,8 @@
 #include <chrono>
 
 #include "capture.h"
+#include "compat.h"
+#include "products.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "symbolic.h"
@@ -20,10 +22,24 @@ Function::Modes Function::Modes::now() {
   m.grad = c10::GradMode::is_enabled();
   m.inference = c10::InferenceMode::is_enabled();
   m.deterministic = at::globalContext().deterministicAlgorithms();
+  m.contractions = contraction_rules();
   m.autocast = at::autocast::is_autocast_enabled(c10::kCPU);
   if (m.autocast) m.autocast_dtype = at::autocast::get_autocast_dtype(c10::kCPU);
   return m;
 }
+
+namespace {
+
+// The caller's options under the settings of now.
+ProgramOptions options_under(ProgramOptions options, const Function::Modes& modes) {
+  const bool pinned = options.settings.contractions.deterministic;
+  options.settings.contractions = modes.contractions;
+  options.settings.contractions.deterministic |= pinned;
+  options.settings.host_product = aten_product;
+  return options;
+}
+
+}  // namespace
 
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
 
@@ -110,7 +126,7 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
 void Function::note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes) {
   if (entries.empty()) return;
   std::string why = "a value that the program computes and reads on the host is another one";
-  if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast or other mode differs";
+  if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast, precision or other mode differs";
   Binding binding;
   for (const Entry& e : entries)
     if (e.modes == modes) e.program->accepts(call, binding, &why);
@@ -262,7 +278,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   if (why.empty()) {
     try {
       const Capture& capture = *recorded->capture;
-      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), constant_inputs_, options_);
+      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), constant_inputs_, options_under(options_, modes));
       auto next = std::make_shared<Entries>(*entries);
       next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program)});
       entries_.store(std::move(next), std::memory_order_release);

@@ -44,9 +44,9 @@ class Function {
   // What calls depend on besides their inputs.
   struct Modes {
     bool grad = false, inference = false, deterministic = false;
+    ContractionRules contractions;
     bool autocast = false;
     c10::ScalarType autocast_dtype = c10::kFloat;
-    std::string matmul_precision;
     friend bool operator==(const Modes&, const Modes&) = default;
     static Modes now();
   };

@@ -83,7 +83,6 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
   const Executable& executable = main_->executable();
   stats_.code = executable.stats();
-  stats_.picks = executable.picks(sizes_.hints());
   stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
@@ -233,6 +232,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
   if (weights_) s.packed_bytes = weights_->bytes();
+  s.picks = main_->executable().picks(sizes_.hints());
   s.steps = main_->executable().profile();
   for (size_t i = 0; i < given_; ++i)
     s.guards.push_back(cat("input ", i, ": ", program_.graph->inputs()[i].type().str(), " strides ", list_text(program_.input_strides[i])));

@@ -41,7 +41,7 @@ class Runner {
   // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
   std::vector<at::Tensor> run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
   const Executable& executable() const { return *executable_; }
-  // Whether something reads this input besides the contractions that read its packed copies.
+  // Whether something reads this input besides the contractions that read its packed copies. Ask once these are settled.
   bool reads_unpacked(int input, const WeightPacks& packs) const;
 
  private:

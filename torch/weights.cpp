@@ -3,6 +3,7 @@
 #include <ATen/ops/_lazy_clone.h>
 
 #include <algorithm>
+#include <set>
 
 namespace broach {
 
@@ -30,14 +31,21 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
 std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !prologue_) return nullptr;
   auto state = state_.load(std::memory_order_acquire);
-  if (state && fresh(*state, inputs)) return state;
+  auto holds = [&](const std::shared_ptr<const State>& s) { return s && fresh(*s, inputs) && (s->settled || !main_->executable().is_settled(symbols)); };
+  if (holds(state)) return state;
   std::unique_lock lock(mutex_);
   state = state_.load();
-  if (state && fresh(*state, inputs)) return state;
+  if (holds(state)) return state;
+  if (state && fresh(*state, inputs)) {  // what was measured says that other weights are to be packed than those that are
+    if (auto next = build(inputs, symbols, state.get())) {
+      state_.store(next, std::memory_order_release);
+      return next;
+    }
+  }
   if (rebuilds_ < kMostRebuilds) {
     ++rebuilds_;
     state_.store(nullptr);  // first give back what the old copies hold
-    state = build(inputs, symbols);
+    state = build(inputs, symbols, nullptr);
     if (state) {
       state_.store(state, std::memory_order_release);
       return state;
@@ -67,30 +75,40 @@ bool Weights::add_source(State& state, int input, const RunInputs& inputs) const
   }
 }
 
-std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
+// `old`: a state that agrees with the inputs, of which what is still wanted is kept.
+std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
   for (int i : prologue_inputs_)
     if (!add_source(*state, i, inputs)) return nullptr;
-  if (prologue_) state->frozen = prologue_->run(inputs, {}, nullptr, {});
-  pack(*state, inputs, symbols);
+  if (old) state->frozen = old->frozen;
+  else if (prologue_) state->frozen = prologue_->run(inputs, {}, nullptr, {});
+  pack(*state, inputs, symbols, old);
   for (const auto& t : state->frozen)
     if (t.defined()) state->bytes += static_cast<int64_t>(t.nbytes());
   return state;
 }
 
-void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
+void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   const Executable& main = main_->executable();
   state.packs.resize(static_cast<size_t>(main.contractions()));
+  state.settled = main.is_settled(symbols);
+  std::set<size_t> trials;  // one weight packed for each
   auto given = static_cast<int>(inputs.tensors.size());
   for (const auto& p : packables_) {
-    bool is_frozen = p.input >= given;
+    bool is_frozen = p.input >= given, trial = false;
+    if (!main.wants_packed(p.contraction, symbols)) {
+      size_t shape = main.packing_trial(p.contraction, symbols);
+      trial = shape && trials.insert(shape).second;
+      if (!trial) continue;
+    }
     if (!is_frozen && !add_source(state, p.input, inputs)) continue;
     const at::Tensor& t = is_frozen ? state.frozen[static_cast<size_t>(p.input - given)] : *inputs.tensors[static_cast<size_t>(p.input)];
     PackedWeight& packed = state.packs[static_cast<size_t>(p.contraction)];
-    packed = main.pack(p.contraction, t.const_data_ptr(), symbols);
+    if (old && old->packs[static_cast<size_t>(p.contraction)].data) packed = old->packs[static_cast<size_t>(p.contraction)];
+    else packed = main.pack(p.contraction, t.const_data_ptr(), symbols, trial);
     state.bytes += static_cast<int64_t>(packed.bytes);
   }
-  if (!symbols.empty()) return;  // other sizes may want other arrangements of them
+  if (!symbols.empty() || !state.settled) return;  // other sizes, or candidates, may want them in other arrangements
   for (size_t i = 0; i < state.frozen.size(); ++i)
     if (!main_->reads_unpacked(given + static_cast<int>(i), state.packs)) state.frozen[i] = at::Tensor();
 }

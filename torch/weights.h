@@ -29,6 +29,7 @@ class Weights {
     std::vector<at::Tensor> frozen;  // inputs of the main program behind the others; undefined where only packs are read
     WeightPacks packs;
     int64_t bytes = 0;               // of both
+    bool settled = true;             // it is known which contractions want their weights packed
   };
 
   // `constant`: which inputs are passed unchanged from call to call. `prologue` may be null.
@@ -39,9 +40,9 @@ class Weights {
   int64_t bytes() const;
 
  private:
-  std::shared_ptr<const State> build(const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
+  std::shared_ptr<const State> build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
   bool add_source(State& state, int input, const RunInputs& inputs) const;
-  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
+  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
 
   std::shared_ptr<const Runner> main_, prologue_;
   std::vector<bool> constant_;

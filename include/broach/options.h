@@ -12,6 +12,9 @@ class Options {
   Options& pure(bool on = true) { return set(pure_, on); }
   // Results are bit-equal to eager's for everything but matrix products and convolutions; slower. Default: off.
   Options& strict(bool on = true) { return set(strict_, on); }
+  // Products and convolutions are computed by what a rule chooses, never by what was measured to be faster: results have the
+  // same bits from run to run. torch's own deterministic mode does the same. Default: off.
+  Options& deterministic(bool on = true) { return set(deterministic_, on); }
   // Keeps weights rearranged for the kernels that read them, beside the originals. A write to a weight is noticed, single
   // elements included; through an address taken before the first call it is not. Default: on.
   Options& freeze(bool on = true) { return set(freeze_, on); }
@@ -23,6 +26,7 @@ class Options {
 
   bool is_pure() const { return pure_; }
   bool is_strict() const { return strict_; }
+  bool is_deterministic() const { return deterministic_; }
   bool freezes() const { return freeze_; }
   int threads() const { return threads_; }
   bool falls_back() const { return fallback_; }
@@ -34,7 +38,7 @@ class Options {
     return *this;
   }
 
-  bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false;
+  bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false, deterministic_ = false;
   int threads_ = 0;
 };
 

@@ -25,6 +25,7 @@ OPTIONS = {
         Option("verify", 0, int, "compare natively captured calls with eager: this many first ones, then ever more rarely"),
         Option("branches", 16, int, "most programs kept for the ways that data lets a program take; 0: it goes to Dynamo"),
         Option("strict", False, bool, "results bit-equal to eager's for everything but contractions; slower"),
+        Option("deterministic", False, bool, "choose products and convolutions by rule, not by what was measured: equal bits from run to run"),
         Option("freeze", True, bool, "keep weights packed for the kernels that read them; a write to a weight is noticed"),
         Option("fuse", True, bool, "compute several operations in one kernel (off: one kernel each, to find a difference)"),
         Option("lower", True, bool, "compile operations (off: call each one in libtorch, to find a difference)"),

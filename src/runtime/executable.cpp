@@ -62,7 +62,7 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
       c.buffers = k->buffers;
       c.symbols = k->symbols;
     } else if (auto d = std::get_if<ContractionStep>(&s.work)) {
-      c.contraction = target.contraction(*d);
+      c.contraction = target.contraction(*d, settings);
       if (!c.contraction) unsupported("target ", target.name(), " has no ", name_of(d->node->op), " for ", d->result.type.str());
       c.contraction_step = d;
       c.contraction_index = stats_.contractions++;
@@ -168,7 +168,8 @@ void* address(const Operand& o, const Frame& frame) {
 
 void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
   const ContractionStep& c = *step.contraction_step;
-  void* operands[2] = {address(c.operands[0], frame), address(c.operands[1], frame)};
+  const bool weight = frame.data[static_cast<size_t>(c.operands[1].place.buffer)] != nullptr;
+  void* operands[2] = {address(c.operands[0], frame), weight ? address(c.operands[1], frame) : nullptr};
   void* epilogue[8];
   size_t n = 0;
   for (const Epilogue& e : c.epilogue)
@@ -221,9 +222,9 @@ void Executable::run(Frame& frame) const {
   for (const CompiledStep& s : steps_) run_step(s, frame);
 }
 
-PackedWeight Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols) const {
+PackedWeight Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols, bool trial) const {
   const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
-  size_t bytes = s.contraction->packed_bytes(symbols);
+  size_t bytes = s.contraction->packed_bytes(symbols, trial);
   if (bytes == 0) return {};
   const Operand& w = s.contraction_step->operands[1];
   const auto* from = static_cast<const std::byte*>(data) + w.place.offset.eval(symbols) * size_of(w.type.dtype);
@@ -231,6 +232,18 @@ PackedWeight Executable::pack(int contraction, const void* data, std::span<const
   if (!memory) throw std::bad_alloc();
   s.contraction->pack(symbols, from, memory.get());
   return {std::move(memory), bytes, s.contraction->packed_layout(symbols)};
+}
+
+size_t Executable::packing_trial(int contraction, std::span<const int64_t> symbols) const {
+  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packing_trial(symbols);
+}
+
+bool Executable::wants_packed(int contraction, std::span<const int64_t> symbols) const {
+  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packed_bytes(symbols, false) > 0;
+}
+
+bool Executable::is_settled(std::span<const int64_t> symbols) const {
+  return std::all_of(contraction_steps_.begin(), contraction_steps_.end(), [&](const CompiledStep* s) { return s->contraction->is_settled(symbols); });
 }
 
 std::vector<std::string> Executable::picks(std::span<const int64_t> symbols) const {

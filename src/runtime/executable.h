@@ -68,7 +68,11 @@ class Executable {
   const std::vector<Packable>& packables() const { return packables_; }
   int contractions() const { return static_cast<int>(contraction_steps_.size()); }
   // For these sizes; at others it is used if they want the same arrangement. `data`: address of the input's element 0.
-  PackedWeight pack(int contraction, const void* data, std::span<const int64_t> symbols) const;
+  PackedWeight pack(int contraction, const void* data, std::span<const int64_t> symbols, bool trial) const;
+  bool wants_packed(int contraction, std::span<const int64_t> symbols) const;
+  // See CompiledContraction.
+  size_t packing_trial(int contraction, std::span<const int64_t> symbols) const;
+  bool is_settled(std::span<const int64_t> symbols) const;  // all of them
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
 
   // What the runs with Profile::enabled() took.

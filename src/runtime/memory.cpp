@@ -43,18 +43,24 @@ ArenaPool& ArenaPool::get() {
 }
 
 ArenaPool::Arena ArenaPool::take(int64_t bytes) {
+  Arena dropped;
   {
     std::lock_guard lock(mutex_);
-    // The smallest that fits without wasting more than half.
-    size_t best = idle_.size();
-    for (size_t i = 0; i < idle_.size(); ++i)
-      if (idle_[i].bytes >= bytes && idle_[i].bytes <= 2 * bytes + 65536 && (best == idle_.size() || idle_[i].bytes < idle_[best].bytes)) best = i;
-    if (best < idle_.size()) {
-      Arena a = idle_[best];
-      idle_.erase(idle_.begin() + static_cast<int64_t>(best));
-      return a;
+    // The smallest that fits; if none does, the largest makes way for the new one. So programs that run one after the other
+    // share one arena, as large as the largest of them needs.
+    auto better = [&](const Arena& x, const Arena& y) {
+      const bool fits = x.bytes >= bytes;
+      if (fits != (y.bytes >= bytes)) return fits;
+      return fits ? x.bytes < y.bytes : x.bytes > y.bytes;
+    };
+    if (auto best = std::min_element(idle_.begin(), idle_.end(), better); best != idle_.end()) {
+      Arena a = *best;
+      idle_.erase(best);
+      if (a.bytes >= bytes) return a;
+      dropped = a;
     }
   }
+  std::free(dropped.data);
   int64_t rounded = round_up(std::max<int64_t>(bytes, 64));
   auto* data = static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
   if (!data) throw std::bad_alloc();

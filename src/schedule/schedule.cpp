@@ -199,25 +199,43 @@ class Scheduler {
   }
 
   void match_epilogue(const Node& n) {
-    Contraction c{&n, &n, {}, {}};
-    size_t channel = n.op == Op::conv ? 1 : n.results[0].shape.size() - 1;
-    if (n.op == Op::conv && n.inputs.size() > 2) c.bias = n.inputs[2];
-    for (const Node* u; options_.fuse && (u = only_user(*c.last)) && !absorbed_[u->id] && u->results[0] == n.results[0] && c.epilogue.size() < 6; c.last = u) {
-      if (is_activation(u->op)) {
-        if (options_.strict && u->op == Op::relu) break;  // the library's makes 0 of NaN
-        c.epilogue.push_back({u->op, {}});
-        continue;
-      }
-      if ((u->op != Op::add && u->op != Op::mul) || u->inputs[0] == u->inputs[1]) break;
-      const Value& other = u->inputs[0].node == c.last ? u->inputs[1] : u->inputs[0];
-      auto vector = vector_along(other, channel, n.results[0].shape);
-      if (u->op == Op::add && !c.bias && c.epilogue.empty() && vector) c.bias = *vector;
-      else if (is_large(other)) c.epilogue.push_back({u->op, other});
-      else break;
-    }
+    Contraction c{&n, &n, {}, {}}, longer = c;
+    if (n.op == Op::conv && n.inputs.size() > 2) longer.bias = c.bias = n.inputs[2];
+    // Between a cast to fp32 and the cast back the epilogue could not be stored; it ends where it was last as wide as the result.
+    while (options_.fuse && longer.epilogue.size() < 6 && extend(longer))
+      if (longer.last->results[0] == n.results[0]) c = longer;
     for (const Node* m = &n; m != c.last; m = only_user(*m)) absorbed_[only_user(*m)->id] = true;
     contractions_[n.id] = c;
     stored_as_[c.last->id] = &n;
+  }
+
+  // Takes the next operation along. Everything behind the contraction itself is computed in fp32, whatever is stored.
+  bool extend(Contraction& c) const {
+    const Node& n = *c.node;
+    const Node* last = c.last;
+    const Node* u = only_user(*last);
+    if (!u || absorbed_[u->id] || !(u->results[0].shape == n.results[0].shape)) return false;
+    const DType own = n.results[0].dtype, now = last->results[0].dtype, next = u->results[0].dtype;
+    c.last = u;
+    if (u->op == Op::cast) return !options_.strict && own == DType::bf16 && ((now == own && next == DType::f32) || (now == DType::f32 && next == own));
+    if (next != now) return false;
+    if (is_activation(u->op)) {
+      if (options_.strict && u->op == Op::relu) return false;  // the library's makes 0 of NaN
+      c.epilogue.push_back({u->op, {}});
+      return true;
+    }
+    if ((u->op != Op::add && u->op != Op::mul) || u->inputs[0] == u->inputs[1]) return false;
+    Value other = u->inputs[0].node == last ? u->inputs[1] : u->inputs[0];
+    auto vector = vector_along(other, n.op == Op::conv ? 1 : n.results[0].shape.size() - 1, n.results[0].shape);
+    if (u->op == Op::add && !c.bias && c.epilogue.empty() && vector) {
+      c.bias = *vector;
+      return true;
+    }
+    // What was widened for this alone is read as it was.
+    if (next != own && other.node->op == Op::cast && other.node->inputs[0].dtype() == own) other = other.node->inputs[0];
+    if (!vector && (!is_large(other) || other.dtype() != own)) return false;
+    c.epilogue.push_back({u->op, other});
+    return true;
   }
 
   // An operand worth reading within the epilogue: it exists in memory anyway, or will have to.

@@ -2,6 +2,7 @@
 // contractions and convolutions. Adding a target edits nothing outside its folder.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,11 +37,16 @@ class CompiledContraction {
  public:
   virtual ~CompiledContraction() = default;
   virtual void run(const ContractionArgs& args) const = 0;
-  // Bytes of the weight rearranged for this contraction; 0 where packing brings nothing.
-  virtual size_t packed_bytes(std::span<const int64_t> symbols) const = 0;
+  // Bytes of the weight rearranged for this contraction; 0 where packing brings nothing, or, but for a trial, is not known to.
+  virtual size_t packed_bytes(std::span<const int64_t> symbols, bool trial) const = 0;
   // Stands for the arrangement; weights packed for other sizes are used where it is the same.
   virtual size_t packed_layout(std::span<const int64_t> symbols) const = 0;
   virtual void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const = 0;
+  // While it is being measured whether packing pays: contractions for which this is the same need only one packed weight
+  // between them. 0 otherwise.
+  virtual size_t packing_trial(std::span<const int64_t> symbols) const = 0;
+  // Whether packed_bytes stays as it is; until then `pack` may be asked for again.
+  virtual bool is_settled(std::span<const int64_t> symbols) const = 0;
   // Which implementation runs, for `explain`.
   virtual std::string pick(std::span<const int64_t> symbols) const = 0;
 };
@@ -66,8 +72,28 @@ class CompiledRoutine {
   virtual bool run(const RoutineArgs& args) const = 0;
 };
 
+// How contractions may be computed: what the host's settings say when a program is compiled.
+struct ContractionRules {
+  enum class Math : uint8_t { exact, tf32, bf16 };  // what elements in fp32 may be rounded to where that is faster
+  Math dot = Math::exact, conv = Math::exact;
+  bool library = true;         // by primitives of a library; false: left to the host
+  bool deterministic = false;  // the implementation is chosen by rule alone, never by what was measured
+  friend bool operator==(const ContractionRules&, const ContractionRules&) = default;
+};
+
+// c[m, n] = a[m, k] * b[k, n] + bias[n], computed by the host's own library.
+struct HostProduct {
+  const void *a, *b, *bias;  // bias may be null
+  void* c;
+  DType dtype;
+  int64_t m, n, k;
+  std::array<int64_t, 2> a_strides, b_strides, c_strides;  // in elements
+};
+
 struct CompileSettings {
   bool strict = false;
+  ContractionRules contractions;
+  void (*host_product)(const HostProduct&) = nullptr;  // a candidate for matrix products; null: there is none
   int threads = 0;  // for compiling; 0: as many as the machine has
   // Called as kernels become ready: (done, all).
   std::function<void(int, int)> progress;
@@ -80,7 +106,7 @@ class Target {
   // One result for each kernel; equal kernels share one.
   virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
   // Null if this target has no implementation.
-  virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const = 0;
+  virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const = 0;
   // Null if this target does not have the routine for these element types.
   virtual std::shared_ptr<const CompiledRoutine> routine(const Node& node) const = 0;
   // Whether contractions and convolutions of this element type are to be lowered to `dot` and `conv`.

@@ -400,11 +400,11 @@ bool is_nearest_f16(float x, uint16_t got) {
   return std::signbit(x) == (got >> 15);
 }
 
-void add_conversions(Kernels& kernels, unsigned lanes) {
+void add_conversions(Kernels& kernels, unsigned lanes, const Features& features) {
   auto& b = kernels.builder();
   using B = llvm::IRBuilderBase;
   using V = llvm::Value*;
-  kernels.add("to_bf16", b.getInt16Ty(), b.getFloatTy(), lanes, [](B& b, V x, V) { return emit_f32_to_bf16(b, x); });
+  kernels.add("to_bf16", b.getInt16Ty(), b.getFloatTy(), lanes, [&](B& b, V x, V) { return emit_f32_to_bf16(b, x, features); });
   kernels.add("of_bf16", b.getFloatTy(), b.getInt16Ty(), lanes, [](B& b, V x, V) { return emit_bf16_to_f32(b, x); });
   kernels.add("to_f16", b.getHalfTy(), b.getFloatTy(), lanes, [](B& b, V x, V) { return emit_f32_to_f16(b, x); });
   kernels.add("of_f16", b.getFloatTy(), b.getHalfTy(), lanes, [](B& b, V x, V) { return emit_f16_to_f32(b, x); });
@@ -448,7 +448,7 @@ TEST_CASE("conversions to and from bf16 and f16 are exact or round to nearest ev
     for (unsigned lanes : {1U, 8U, 16U}) {
       INFO(machine.name, " x", lanes);
       Kernels kernels(machine);
-      add_conversions(kernels, lanes);
+      add_conversions(kernels, lanes, machine.features);
       check_narrowing(kernels);
       check_widening(kernels);
     }

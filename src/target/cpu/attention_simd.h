@@ -1,6 +1,10 @@
 // The code of attention.h for vectors of kWidth floats. Included by one file for each instruction set.
 #pragma once
 
+#if BROACH_VECTOR_FLOATS == 16
+#include <immintrin.h>
+#endif
+
 #include "target/cpu/attention.h"
 
 namespace broach::cpu {
@@ -16,6 +20,8 @@ constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 typedef float Floats __attribute__((vector_size(4 * kWidth)));
 typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
 
 inline Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
@@ -41,6 +47,7 @@ struct F32 {
   static float get(float v) { return v; }
   static float put(float v) { return v; }
   static Floats vector(const float* p) { return load(p); }
+  static void put(float* p, Floats v) { store(p, v); }
 };
 struct BF16 {
   using Stored = uint16_t;
@@ -50,12 +57,21 @@ struct BF16 {
     Ints wide = __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(p), Ints) << 16;
     return reinterpret_cast<Floats>(wide);
   }
+  static void put(uint16_t* p, Floats v) {
+    const Words bits = reinterpret_cast<Words>(v), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const Words kept = v == v ? rounded : Words{} + 0x7fc0;
+    *reinterpret_cast<HalvesAt*>(p) = __builtin_convertvector(kept, Halves);
+  }
 };
 
-// 2^x for x <= 0, within 2 units in the last place; 0 below the normal numbers. By Cody-Waite: the whole part goes into the
+// 2^x for x <= 0, within 2 units in the last place; below the normal numbers it may be 0. By Cody-Waite: the whole part goes into the
 // exponent, the rest, in [-1/2, 1/2], into the Taylor polynomial of 2^x, whose terms after the sixth are below 2^-26.
 inline Floats exp2_of(Floats x) {
+#if BROACH_VECTOR_FLOATS == 16
+  const Floats f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), whole = x - f;
+#else
   const Floats magic = splat(12582912.0f), shifted = x + magic, f = x - (shifted - magic);
+#endif
   Floats p = splat(1.5403530e-4f);
   p = p * f + 1.3333558e-3f;
   p = p * f + 9.6181291e-3f;
@@ -63,9 +79,13 @@ inline Floats exp2_of(Floats x) {
   p = p * f + 2.4022651e-1f;
   p = p * f + 6.9314718e-1f;
   p = p * f + 1.0f;
+#if BROACH_VECTOR_FLOATS == 16
+  return _mm512_scalef_ps(p, whole);
+#else
   const Floats r = reinterpret_cast<Floats>(reinterpret_cast<Ints>(p) + (reinterpret_cast<Ints>(shifted) << 23));
   const Floats normal = x < -126.0f ? Floats{} : r;
   return x == x ? normal : x;
+#endif
 }
 
 template <class F>
@@ -314,9 +334,8 @@ void attend(const AttentionRows& a) {
     const float factor = state[r].sum == 0 ? 0 : 1 / state[r].sum;
     T* out = static_cast<T*>(a.result) + (a.first + r) * a.result_row;
     int64_t first = 0;
-    if constexpr (sizeof(T) == sizeof(float))
-      if (a.result && a.result_col == 1)
-        for (; first + kWidth <= a.value_depth; first += kWidth) store(out + first, load(sums + r * wide + first) * factor);
+    if (a.result && a.result_col == 1)
+      for (; first + kWidth <= a.value_depth; first += kWidth) E::put(out + first, load(sums + r * wide + first) * factor);
     for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[r * wide + d] * factor);
     if (a.logsumexp) a.logsumexp[(a.first + r) * a.logsumexp_row] = state[r].top * kLn2 + __builtin_logf(state[r].sum);
   }

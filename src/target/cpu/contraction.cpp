@@ -1,11 +1,13 @@
 #include "target/cpu/contraction.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
 
 #include "support/error.h"
+#include "target/cpu/choice.h"
 #include "target/cpu/onednn.h"
 
 namespace broach::cpu {
@@ -41,6 +43,15 @@ Dims evaluate(const Shape& s, std::span<const int64_t> symbols) {
 
 Window window(const Operand& o, std::span<const int64_t> symbols) {
   return {evaluate(o.type.shape, symbols), evaluate(o.place.strides, symbols), *onednn_type(o.type.dtype)};
+}
+
+onednn::MathMode math_mode(ContractionRules::Math m) {
+  switch (m) {
+    case ContractionRules::Math::exact: return onednn::MathMode::strict;
+    case ContractionRules::Math::tf32: return onednn::MathMode::tf32;
+    case ContractionRules::Math::bf16: return onednn::MathMode::bf16;
+  }
+  fail("cpu: unknown precision of contractions");
 }
 
 PostOp::Kind post_kind(Op op) {
@@ -201,7 +212,7 @@ std::string key_of(const MatmulDesc& d) {
   for (const auto* o : {&d.a, &d.b, &d.c}) append(key, *o);
   if (d.bias) append(key, *d.bias);
   append(key, d.post);
-  return key;
+  return key += cat("math", static_cast<int>(d.math));
 }
 
 std::string key_of(const onednn::ConvDesc& d) {
@@ -211,7 +222,7 @@ std::string key_of(const onednn::ConvDesc& d) {
   for (const auto* v : {&d.strides, &d.dilations, &d.pad_l, &d.pad_r})
     for (int64_t i : *v) key += cat(i, ",");
   append(key, d.post);
-  return key;
+  return key += cat("math", static_cast<int>(d.math));
 }
 
 template <class Desc>
@@ -235,7 +246,8 @@ void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
 
 class OneDnnContraction : public CompiledContraction {
  public:
-  explicit OneDnnContraction(const ContractionStep& step) : step_(step) {
+  OneDnnContraction(const ContractionStep& step, const CompileSettings& settings)
+      : step_(step), rules_(settings.contractions), host_product_(settings.host_product) {
     std::vector<SymbolId> symbols;
     auto collect = [&](const Operand& o) {
       for (const auto& e : o.type.shape) e.collect_symbols(symbols);
@@ -250,10 +262,86 @@ class OneDnnContraction : public CompiledContraction {
   }
 
   void run(const ContractionArgs& args) const override {
-    Built built = is_static_ ? fixed_ : for_sizes(args.symbols);
+    const Built sized = is_static_ ? Built{} : for_sizes(args.symbols);
+    const Built& built = is_static_ ? fixed_ : sized;
     if (built.empty) return;
-    thread_local std::vector<char> memory, weight_memory;
     const void* prepared = args.packed_layout == built.layout ? args.packed_weight : nullptr;
+    if (!built.choice) return run(built, args, prepared);
+    Choice::Set available = 0;
+    if (args.operands[1]) available |= Choice::set_of(Candidate::plain) | (built.host ? Choice::set_of(Candidate::host) : 0);
+    if (prepared) available |= Choice::set_of(Candidate::packed);
+    if (auto decided = built.choice->decided()) return run(built, args, prepared, available & Choice::set_of(*decided) ? *decided : prepared ? Candidate::packed : Candidate::plain);
+    Candidate c = built.choice->next(available);
+    auto start = std::chrono::steady_clock::now();
+    run(built, args, prepared, c);
+    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+
+  size_t packed_bytes(std::span<const int64_t> symbols, bool trial) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    if (b.empty) return 0;
+    if (b.packed) return trial || wants_packed(b) ? b.packed->packed_weight_bytes() : 0;
+    return b.needs_packing ? b.primitive->packed_weight_bytes() : 0;
+  }
+
+  size_t packed_layout(std::span<const int64_t> symbols) const override { return (is_static_ ? fixed_ : for_sizes(symbols)).layout; }
+
+  size_t packing_trial(std::span<const int64_t> symbols) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    return b.choice && !b.choice->decided() && b.choice->tries(Candidate::packed) ? reinterpret_cast<size_t>(b.choice.get()) : 0;
+  }
+
+  bool is_settled(std::span<const int64_t> symbols) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    return !b.choice || b.choice->decided();
+  }
+
+  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    (b.packed ? b.packed : b.primitive)->pack_weight(weight, packed);
+  }
+
+  std::string pick(std::span<const int64_t> symbols) const override {
+    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    if (b.empty) return "nothing to do";
+    std::string text = "onednn " + b.primitive->implementation() + (wants_packed(b) || b.needs_packing ? " packed" : "");
+    auto decided = b.choice ? b.choice->decided() : std::nullopt;
+    if (decided == Candidate::host) text = "aten";
+    if (b.primitive->text().find("math mode") != std::string::npos) text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
+    if (b.choice) text += cat(decided ? " [" : " [being measured: ", b.choice->text(), "]");
+    return b.primitive->is_reference() ? text + " (slow: " + b.primitive->text() + ")" : text;
+  }
+
+ private:
+  struct Built {
+    std::shared_ptr<const Primitive> primitive;
+    std::shared_ptr<const Primitive> packed;  // the variant that wants its weight packed
+    bool packs_by_rule = false;               // that variant is the one to use unless another was measured to be faster
+    std::shared_ptr<Choice> choice;           // null: the rule holds
+    std::optional<HostProduct> host;          // sizes and strides of the host's candidate
+    bool needs_packing = false;               // `primitive` itself wants it packed
+    size_t layout = 0;                        // of the packed weight
+    // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
+    std::shared_ptr<const Primitive> source_reorder, result_reorder;
+    std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
+    bool empty = false;
+  };
+
+  static bool wants_packed(const Built& b) {
+    if (!b.packed) return false;
+    auto decided = b.choice ? b.choice->decided() : std::nullopt;
+    return decided ? *decided == Candidate::packed : b.packs_by_rule;
+  }
+
+  void run(const Built& built, const ContractionArgs& args, const void* prepared, Candidate candidate) const {
+    if (candidate != Candidate::host) return run(built, args, candidate == Candidate::packed ? prepared : nullptr);
+    HostProduct p = *built.host;
+    p.a = args.operands[0], p.b = args.operands[1], p.bias = args.bias, p.c = args.result;
+    host_product_(p);
+  }
+
+  void run(const Built& built, const ContractionArgs& args, const void* prepared) const {
+    thread_local std::vector<char> memory, weight_memory;
     const void* weight = prepared;
     if (!weight) {
       weight = args.operands[1];
@@ -286,35 +374,11 @@ class OneDnnContraction : public CompiledContraction {
     if (built.result_reorder) built.result_reorder->run(result, nullptr, nullptr, args.result, {}, own_scratch);
   }
 
-  size_t packed_bytes(std::span<const int64_t> symbols) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    if (b.empty) return 0;
-    return b.packed ? b.packed->packed_weight_bytes() : b.needs_packing ? b.primitive->packed_weight_bytes() : 0;
+  // What this contraction's elements may be rounded to; those in bf16 are what they are.
+  ContractionRules::Math math() const {
+    if (step_.result.type.dtype != DType::f32) return ContractionRules::Math::exact;
+    return step_.node->op == Op::conv ? rules_.conv : rules_.dot;
   }
-
-  size_t packed_layout(std::span<const int64_t> symbols) const override { return (is_static_ ? fixed_ : for_sizes(symbols)).layout; }
-
-  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    (b.packed ? b.packed : b.primitive)->pack_weight(weight, packed);
-  }
-
-  std::string pick(std::span<const int64_t> symbols) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    return b.empty ? "nothing to do" : "onednn " + b.primitive->implementation() + (b.packed || b.needs_packing ? " packed" : "") + (b.primitive->is_reference() ? " (slow: " + b.primitive->text() + ")" : "");
-  }
-
- private:
-  struct Built {
-    std::shared_ptr<const Primitive> primitive;
-    std::shared_ptr<const Primitive> packed;  // the variant that wants its weight packed, where that is faster
-    bool needs_packing = false;               // `primitive` itself wants it packed
-    size_t layout = 0;                        // of the packed weight
-    // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
-    std::shared_ptr<const Primitive> source_reorder, result_reorder;
-    std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
-    bool empty = false;
-  };
 
   static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
   static bool slow(const std::shared_ptr<const Primitive>& p) { return !p || p->is_reference(); }
@@ -343,21 +407,51 @@ class OneDnnContraction : public CompiledContraction {
     Built b;
     if (step_.result.type.numel().eval(symbols) == 0) return b.empty = true, b;
     if (step_.node->op == Op::conv) {
-      build_conv(b, conv_desc(step_, symbols));
+      auto desc = conv_desc(step_, symbols);
+      desc.math = math_mode(math());
+      build_conv(b, std::move(desc));
     } else {
       auto desc = matmul_desc(step_, symbols);
       check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
+      desc.math = math_mode(math());
       b.primitive = primitive_for(desc);
       int64_t rows = desc.a.dims[desc.a.dims.size() - 2];
       // Few rows read the weight once each: its layout decides. With many, packing brings a few per cent for twice the memory.
-      if (rows <= kPackedRows && step_.weight_inputs[1] >= 0) {
-        desc.b.any = true;
-        b.packed = primitive_for(desc);
+      b.packs_by_rule = rows <= kPackedRows;
+      bool measures = is_worth_measuring(desc);
+      if (step_.weight_inputs[1] >= 0 && (b.packs_by_rule || measures)) {
+        MatmulDesc any = desc;
+        any.b.any = true;
+        b.packed = primitive_for(any);
       }
+      if (measures) find_candidates(b, desc);
     }
     if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
     return b;
+  }
+
+  // Small products cost less than knowing better would bring, and sizes that change are not met often enough.
+  bool is_worth_measuring(const MatmulDesc& desc) const {
+    constexpr double kFlops = 2e7, kWeightBytes = 1 << 20;
+    double weight = size_of(step_.operands[1].type.dtype);
+    for (int64_t d : desc.b.dims) weight *= static_cast<double>(d);
+    double flops = 2.0 * static_cast<double>(desc.b.dims.back());
+    for (int64_t d : desc.a.dims) flops *= static_cast<double>(d);
+    return is_static_ && !rules_.deterministic && (flops >= kFlops || weight >= kWeightBytes);
+  }
+
+  void find_candidates(Built& b, const MatmulDesc& desc) const {
+    Choice::Set all = Choice::set_of(Candidate::plain);
+    if (b.packed) all |= Choice::set_of(Candidate::packed);
+    const bool plain_bias = !desc.bias || (desc.bias->dtype == desc.c.dtype && desc.bias->dims[1] == desc.b.dims[1] && desc.bias->strides[1] == 1);
+    if (host_product_ && desc.c.dims.size() == 2 && desc.post.empty() && plain_bias) {
+      auto strides = [](const onednn::Operand& o) { return std::array{o.strides[0], o.strides[1]}; };
+      b.host = HostProduct{nullptr, nullptr, nullptr, nullptr, step_.result.type.dtype, desc.a.dims[0], desc.b.dims[1], desc.a.dims[1], strides(desc.a), strides(desc.b), strides(desc.c)};
+      all |= Choice::set_of(Candidate::host);
+    }
+    if (all == Choice::set_of(Candidate::plain)) return;
+    b.choice = Choice::of(cat(key_of(desc), b.packed ? "packable" : ""), b.packed && b.packs_by_rule ? Candidate::packed : Candidate::plain, all);
   }
 
   Built for_sizes(std::span<const int64_t> symbols) const {
@@ -372,6 +466,8 @@ class OneDnnContraction : public CompiledContraction {
   static constexpr int64_t kPackedRows = 96;
 
   ContractionStep step_;
+  ContractionRules rules_;
+  void (*host_product_)(const HostProduct&);
   bool is_static_ = false;
   Built fixed_;
   mutable std::mutex mutex_;
@@ -382,9 +478,9 @@ class OneDnnContraction : public CompiledContraction {
 
 bool has_contractions(DType dtype) { return onednn::available() && onednn_type(dtype).has_value(); }
 
-std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step) {
+std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings) {
   if (!has_contractions(step.result.type.dtype)) return nullptr;
-  return std::make_shared<OneDnnContraction>(step);
+  return std::make_shared<OneDnnContraction>(step, settings);
 }
 
 }  // namespace broach::cpu

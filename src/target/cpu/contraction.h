@@ -8,7 +8,7 @@
 namespace broach::cpu {
 
 // Null if oneDNN is absent or does not know the element type.
-std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step);
+std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings);
 bool has_contractions(DType dtype);
 
 }  // namespace broach::cpu

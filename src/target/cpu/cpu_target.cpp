@@ -13,7 +13,9 @@ class CpuTarget : public Target {
   std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const override {
     return cpu::compile_kernels(kernels, settings);
   }
-  std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step) const override { return cpu::make_contraction(step); }
+  std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const override {
+    return cpu::make_contraction(step, settings);
+  }
   std::shared_ptr<const CompiledRoutine> routine(const Node& node) const override { return cpu::make_routine(node); }
   bool has_contractions(DType dtype) const override { return cpu::has_contractions(dtype); }
 };

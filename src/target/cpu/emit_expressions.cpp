@@ -1,6 +1,7 @@
 #include <llvm/IR/Intrinsics.h>
 
 #include "support/error.h"
+#include "target/cpu/coarse_math.h"
 #include "target/cpu/kernel_emitter.h"
 
 namespace broach::cpu {
@@ -179,7 +180,8 @@ llvm::Value* KernelEmitter::compute(int at) {
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
   auto pair = any_vector ? halves(e) : std::nullopt;
-  V v = pair ? interleaved(pair->first, pair->second) : operation(e, args, from);
+  V v = pair ? interleaved(pair->first, pair->second) : plan_.coarse[static_cast<size_t>(at)] ? emit_coarse(b_, e.op, args[0], features_) : nullptr;
+  if (!v) v = operation(e, args, from);
   if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;

@@ -255,7 +255,7 @@ CodegenOptions options_;
 
 // Columns [begin, end) of many rows: a row of partial results in scratch memory, and a few rows at a time added to it.
 void KernelEmitter::emit_tall(V begin, V end) {
-  constexpr unsigned kRows = 4;
+  const unsigned many = plan_.tall_rows;
   const auto& reductions = plan_.stages[0];
   auto place = [&](size_t i) {
     V column = b_.CreateSub(point_.at(plan_.vector().id), begin);
@@ -283,9 +283,9 @@ void KernelEmitter::emit_tall(V begin, V end) {
     });
   };
   for_reduced_axes(0, innermost, [&] {
-    V rows = integer(plan_.kernel.axes[innermost].extent, false), whole = b_.CreateSub(rows, b_.CreateURem(rows, i64(kRows)));
-    loop("rows", i64(0), whole, i64(kRows), [&](V first) { add_rows(first, kRows); });
-    loop("row", whole, rows, i64(1), [&](V row) { add_rows(row, 1); });
+    V rows = integer(plan_.kernel.axes[innermost].extent, false), whole = b_.CreateSub(rows, b_.CreateURem(rows, i64(many)));
+    loop("rows", i64(0), whole, i64(many), [&](V first) { add_rows(first, many); });
+    if (many > 1) loop("row", whole, rows, i64(1), [&](V row) { add_rows(row, 1); });
   });
   each([&] {
     for (size_t i = 0; i < reductions.size(); ++i) values_[reductions[i]] = b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "target/cpu/coarse_math.h"
 #include "target/cpu/scalar_emitter.h"
 
 namespace broach::cpu {
@@ -38,6 +39,7 @@ class Planner {
     for (const auto& a : k_.axes) p_.has_reduced |= a.reduced;
     find_stages();
     find_cached();
+    find_coarse();
     plan_units();
     for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
@@ -150,6 +152,51 @@ class Planner {
     return simple && !inner && rows >= 32;
   }
 
+  // Values in bf16, and in a softmax in bf16 the exponentials, which are summed and divided before they are rounded.
+  void find_coarse() {
+    p_.coarse.assign(k_.exprs.size(), false);
+    if (k_.strict) return;
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const auto& e = k_.exprs[i];
+      p_.coarse[i] = e.kind == Kind::op && has_coarse(e.op) && (e.dtype == DType::bf16 || (e.op == Op::exp && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), true)));
+    }
+  }
+
+  // Whether all that becomes of a value are products, quotients and, while it is positive, sums, which keep a relative error
+  // what it is, and what is stored is in bf16.
+  bool ends_in_bf16(int e, bool positive) const {
+    for (const auto& s : k_.stores)
+      if (s.expr == e && k_.buffers[static_cast<size_t>(s.access.buffer)] != DType::bf16) return false;
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const auto& x = k_.exprs[i];
+      if (!uses_directly(x, e)) continue;
+      bool sum = x.kind == Kind::reduction && x.op == Op::reduce_sum && positive;
+      bool keeps = x.kind == Kind::reduction ? sum : x.op == Op::mul || x.op == Op::div || x.op == Op::reciprocal || x.op == Op::cast;
+      bool half = x.dtype == DType::bf16 && x.op == Op::cast;
+      if (!half && (!keeps || x.dtype != DType::f32 || !ends_in_bf16(static_cast<int>(i), sum))) return false;
+    }
+    return true;
+  }
+
+  static bool uses_directly(const KernelExpr& x, int e) {
+    bool found = false;
+    for_each_operand(x, [&](int a) { found |= a == e; });
+    return found;
+  }
+
+  // Several rows at a time save trips of the sums to the cache. From memory, only one after the other is the stream that a
+  // processor fetches ahead.
+  bool fits_in_cache() const {
+    constexpr int64_t kCache = int64_t{1} << 20;
+    int64_t elements = 1;
+    for (const auto& a : k_.axes) {
+      auto extent = a.extent.maybe_constant();
+      if (!extent || *extent > kCache / elements) return false;
+      elements *= std::max<int64_t>(*extent, 1);
+    }
+    return elements * size_of(k_.buffers[0]) <= kCache;
+  }
+
   void plan_units() {
     p_.shape.units = 1;
     p_.shape.work_per_unit = 1;
@@ -162,6 +209,7 @@ class Planner {
       if (a.reduced) p_.shape.work_per_unit = p_.shape.work_per_unit * a.extent;
     if (!p_.vector_reduced) {
       p_.tall = is_tall();
+      p_.tall_rows = fits_in_cache() ? 4 : 1;
       p_.block = p_.tall ? 2048 : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * 4 : 4096;
       if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);

@@ -17,12 +17,14 @@ struct KernelPlan {
   size_t vector_axis = 0;               // the axis that is vectorised
   bool vector_reduced = false, has_reduced = false;
   unsigned lanes = 16;
-  bool tall = false;                    // rows are read whole, several at a time, into a row of sums in scratch memory
+  bool tall = false;                    // rows are read whole, `tall_rows` at a time, into a row of sums in scratch memory
+  unsigned tall_rows = 1;
   int64_t block = 0;                    // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;            // axes that units count
   std::vector<std::vector<int>> stages; // reductions, by how many others lie below them
   std::map<int, int64_t> cached;        // expression -> row of scratch memory that keeps it between passes over a row
+  std::vector<bool> coarse;             // by expression: a transcendental function of which bf16 is all that will be seen
   std::vector<bool> streams;            // by store: so large that it should go past the caches, if the buffer is aligned
 
   const KernelExpr& expr(int e) const { return kernel.exprs[static_cast<size_t>(e)]; }

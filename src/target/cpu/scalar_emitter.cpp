@@ -117,7 +117,7 @@ V ScalarEmitter::to_compute(V v, DType t) {
 
 V ScalarEmitter::to_memory(V v, DType t) {
   if (t == DType::b1) return b_.CreateZExt(v, is_vector(v) ? vector_of(b_.getInt8Ty()) : b_.getInt8Ty());
-  if (t == DType::bf16) return emit_f32_to_bf16(b_, v);
+  if (t == DType::bf16) return emit_f32_to_bf16(b_, v, features_);
   if (t == DType::f16) return emit_f32_to_f16(b_, v);
   return v;
 }

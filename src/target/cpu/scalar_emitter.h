@@ -54,9 +54,8 @@ class ScalarEmitter {
   V float_to_int(V v, DType to, Type* t);
   V bitcast(V v, DType from, DType to);
 
-  Features features_;
-
  protected:
+  Features features_;
   unsigned lanes_;
   llvm::IRBuilder<> b_;
 };

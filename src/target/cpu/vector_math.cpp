@@ -160,7 +160,7 @@ std::vector<std::pair<std::string, void*>> math_symbols() {
 
 Features features_from(const llvm::StringMap<bool>& target_features) {
   const auto on = [&](const char* name) { return target_features.lookup(name); };
-  return {.fma = on("fma"), .avx2 = on("avx2"), .avx512 = on("avx512f") && on("avx512vl") && on("avx512dq")};
+  return {.fma = on("fma"), .avx2 = on("avx2"), .avx512 = on("avx512f") && on("avx512vl") && on("avx512dq"), .bf16 = on("avx512bf16") && on("avx512dq")};
 }
 
 Features host_features() { return features_from(llvm::sys::getHostCPUFeatures()); }
@@ -257,6 +257,27 @@ Value* emit_call(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Featu
   return in_pieces(b, args, piece, [&](ArrayRef<Value*> some) {
     return emit_one_call(b, longest_call(fn, f32, lanes_of(some[0]), features).first, some);
   });
+}
+
+// `usual`, or where `rare` is true what `otherwise` emits: a branch that kernels hardly ever take.
+Value* unless(IRBuilderBase& b, Value* rare, Value* usual, llvm::function_ref<Value*()> otherwise) {
+  llvm::BasicBlock* const here = b.GetInsertBlock();
+  llvm::LLVMContext& context = b.getContext();
+  const bool open = b.GetInsertPoint() == here->end();
+  auto* join = open ? llvm::BasicBlock::Create(context, "", here->getParent()) : here->splitBasicBlock(b.GetInsertPoint());
+  if (!open) here->getTerminator()->eraseFromParent();
+  auto* aside = llvm::BasicBlock::Create(context, "", here->getParent(), join);
+  b.SetInsertPoint(here);
+  b.CreateCondBr(rare, aside, join, llvm::MDBuilder(context).createBranchWeights(1, 10000));
+  b.SetInsertPoint(aside);
+  Value* other = otherwise();
+  aside = b.GetInsertBlock();
+  b.CreateBr(join);
+  b.SetInsertPoint(join, join->begin());
+  llvm::PHINode* chosen = b.CreatePHI(usual->getType(), 2);
+  chosen->addIncoming(usual, here);
+  chosen->addIncoming(other, aside);
+  return chosen;
 }
 
 // ---- Inline f32 ----
@@ -585,25 +606,10 @@ Value* Lanes::sin(Value* x) {
 
 Value* Lanes::cos(Value* x) { return unless_large(MathFn::cos, x, sin_of_turned(abs(x), 1)); }
 
-// `result`, or the library's where any lane of x is too large for three parts of pi: a branch that kernels hardly ever take.
+// `result`, or the library's where any lane of x is too large for three parts of pi.
 Value* Lanes::unless_large(MathFn fn, Value* x, Value* result) {
   Value* large = b_.CreateOrReduce(b_.CreateFCmpOGT(abs(x), c(kTrigLimit)));
-  llvm::BasicBlock* const here = b_.GetInsertBlock();
-  llvm::LLVMContext& context = b_.getContext();
-  const bool open = b_.GetInsertPoint() == here->end();
-  auto* join = open ? llvm::BasicBlock::Create(context, "", here->getParent()) : here->splitBasicBlock(b_.GetInsertPoint());
-  if (!open) here->getTerminator()->eraseFromParent();
-  auto* call = llvm::BasicBlock::Create(context, "", here->getParent(), join);
-  b_.SetInsertPoint(here);
-  b_.CreateCondBr(large, call, join, llvm::MDBuilder(context).createBranchWeights(1, 10000));
-  b_.SetInsertPoint(call);
-  Value* called = emit_call(b_, fn, {x}, features_);
-  b_.CreateBr(join);
-  b_.SetInsertPoint(join, join->begin());
-  llvm::PHINode* chosen = b_.CreatePHI(float_, 2);
-  chosen->addIncoming(result, here);
-  chosen->addIncoming(called, call);
-  return chosen;
+  return unless(b_, large, result, [&] { return emit_call(b_, fn, {x}, features_); });
 }
 
 Value* emit_inline(Lanes& lanes, MathFn fn, Value* x) {
@@ -668,8 +674,10 @@ Value* emit_bf16_to_f32(IRBuilderBase& b, Value* x) {
   return b.CreateBitCast(b.CreateShl(b.CreateZExt(x, wide), 16), wide->getWithNewType(b.getFloatTy()));
 }
 
+namespace {
+
 // Adding 0x7fff plus the lowest kept bit carries into the upper half exactly when round-to-nearest-even goes up.
-Value* emit_f32_to_bf16(IRBuilderBase& b, Value* x) {
+Value* round_to_bf16(IRBuilderBase& b, Value* x) {
   Type* wide = x->getType()->getWithNewType(b.getInt32Ty());
   Type* narrow = x->getType()->getWithNewType(b.getInt16Ty());
   const auto constant = [&](Type* type, uint64_t v) { return llvm::ConstantInt::get(type, v); };
@@ -677,6 +685,16 @@ Value* emit_f32_to_bf16(IRBuilderBase& b, Value* x) {
   Value* odd = b.CreateAnd(b.CreateLShr(bits, 16), constant(wide, 1));
   Value* rounded = b.CreateLShr(b.CreateAdd(bits, b.CreateAdd(odd, constant(wide, 0x7fff))), 16);
   return b.CreateTrunc(b.CreateSelect(b.CreateFCmpUNO(x, x), constant(wide, 0x7fc0), rounded), narrow);
+}
+
+}  // namespace
+
+Value* emit_f32_to_bf16(IRBuilderBase& b, Value* x, const Features& features) {
+  if (!features.bf16 || lanes_of(x) != 16) return round_to_bf16(b, x);
+  constexpr uint32_t kNanOrDenormal = 0x01 | 0x80 | 0x20;
+  Value* rare = b.CreateOrReduce(b.CreateIntrinsic(Intrinsic::x86_avx512_fpclass_ps_512, {}, {x, b.getInt32(kNanOrDenormal)}));
+  Value* converted = b.CreateBitCast(b.CreateIntrinsic(Intrinsic::x86_avx512bf16_cvtneps2bf16_512, {}, {x}), with_lanes(b.getInt16Ty(), 16));
+  return unless(b, rare, converted, [&] { return round_to_bf16(b, x); });
 }
 
 Value* emit_f16_to_f32(IRBuilderBase& b, Value* x) {

@@ -9,7 +9,8 @@
 // - No "min-legal-vector-width" below 512 on the function that holds the code: LLVM would then pass a <16 x float> to libmvec
 //   in two ymm registers instead of one zmm. Leaving the attribute out is right.
 // - `Features` may claim no more than the function's target features allow.
-// - sin and cos of f32 end in another basic block than they began: ask the builder for its block again after emit_math.
+// - sin and cos of f32, and with `bf16` the conversion to it, end in another basic block than they began: ask the builder for
+//   its block again after them.
 #pragma once
 
 #include <llvm/ADT/ArrayRef.h>
@@ -82,6 +83,7 @@ struct Features {
   bool fma = false;     // else a multiply and an add, since llvm.fma without the instruction is a slow library call
   bool avx2 = false;    // libmvec's 256-bit functions
   bool avx512 = false;  // AVX-512 F, VL and DQ: libmvec's 512-bit functions, vgetexp, vgetmant, vscalef, vrcp14
+  bool bf16 = false;    // AVX-512 BF16: vcvtneps2bf16
 };
 
 Features features_from(const llvm::StringMap<bool>& target_features);  // as llvm::sys::getHostCPUFeatures gives them
@@ -108,9 +110,10 @@ std::vector<std::pair<std::string, void*>> math_symbols();
 llvm::Value* emit_math(llvm::IRBuilderBase&, MathFn, llvm::ArrayRef<llvm::Value*> args, const Features&);
 
 // bf16 travels as i16, f16 as half; scalar or vector. To bf16 rounds to nearest even in integers, keeps denormals and turns
-// any NaN into 0x7fc0, bit for bit as c10::BFloat16 does (vcvtneps2bf16 would flush denormals).
+// any NaN into 0x7fc0, bit for bit as c10::BFloat16 does. vcvtneps2bf16 does neither, so that a branch is taken where 16 lanes
+// have a denormal or a NaN among them.
 llvm::Value* emit_bf16_to_f32(llvm::IRBuilderBase&, llvm::Value*);
-llvm::Value* emit_f32_to_bf16(llvm::IRBuilderBase&, llvm::Value*);
+llvm::Value* emit_f32_to_bf16(llvm::IRBuilderBase&, llvm::Value*, const Features& = {});
 llvm::Value* emit_f16_to_f32(llvm::IRBuilderBase&, llvm::Value*);
 llvm::Value* emit_f32_to_f16(llvm::IRBuilderBase&, llvm::Value*);
 

@@ -1,0 +1,104 @@
+"""Matrix products are computed by whichever candidate is the fastest on the program's own calls, unless that is pinned."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import broach
+from broach._native import _C
+
+pytestmark = pytest.mark.skipif(not _C.has_onednn(), reason="without oneDNN there is one candidate only")
+
+ENOUGH = 110  # calls after which everything is decided
+
+
+def _linears(rows, width, count=3):
+    """Every test has a width of its own: what was measured holds for the process."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(count))).eval(), torch.randn(rows, width)
+
+
+def _many(fast, x, calls=ENOUGH):
+    return [fast(x) for _ in range(calls)]
+
+
+@pytest.mark.parametrize("rows, width", [(256, 528), (4, 560)])
+def test_candidates_are_measured_and_agree(rows, width):
+    model, x = _linears(rows, width)
+    with torch.no_grad():
+        fast, expected = broach.compile(model), model(x)
+        fast(x)
+        fast(x)
+        (early,) = broach.explain(fast, x).picks
+        results = _many(fast, x)
+        (pick,) = broach.explain(fast, x).picks
+    assert "being measured" in early and "being measured" not in pick
+    assert all(f"{name} " in pick.split("[")[1] for name in ("plain", "packed", "aten"))
+    for actual in results:
+        torch.testing.assert_close(actual, expected)
+    assert all(torch.equal(results[-1], r) for r in results[-10:])
+
+
+def test_only_what_won_stays_packed():
+    model, x = _linears(256, 592)
+    with torch.no_grad():
+        fast = broach.compile(model)
+        _many(fast, x, 2)
+        assert broach.explain(fast, x).packed_bytes <= 1.1 * model[0].weight.nbytes  # one to try
+        _many(fast, x)
+        told = broach.explain(fast, x)
+    assert told.packed_bytes == (3 * model[0].weight.nbytes if " packed [" in next(iter(told.picks)) else 0)
+
+
+def test_a_write_is_seen_before_and_after_the_decision():
+    model, x = _linears(256, 624)
+    with torch.no_grad():
+        fast = broach.compile(model)
+        for _ in range(30):
+            model[1].weight[3, 5] += 1.0
+            torch.testing.assert_close(fast(x), model(x))
+        _many(fast, x)
+        model[1].weight[3, 5] -= 7.0
+        torch.testing.assert_close(fast(x), model(x))
+
+
+@pytest.mark.parametrize("how", ["option", "algorithms", "mkldnn"])
+def test_the_rule_can_be_pinned(how):
+    model, x = _linears(256, 656)
+    mkldnn = torch.backends.mkldnn.deterministic
+    torch.use_deterministic_algorithms(how == "algorithms")
+    torch.backends.mkldnn.deterministic = how == "mkldnn"
+    try:
+        with torch.no_grad():
+            fast = broach.compile(model, options={"deterministic": how == "option"})
+            fast(x)
+            results = _many(fast, x, 20)
+            picks = broach.explain(fast, x).picks
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.mkldnn.deterministic = mkldnn
+    assert all("[" not in pick for pick in picks)
+    assert all(torch.equal(results[0], r) for r in results)
+
+
+def test_threads_measure_together():
+    model, x = _linears(256, 688)
+    wrong = []
+    with torch.no_grad():
+        fast, expected = broach.compile(model), model(x)
+        fast(x)
+
+    def work():
+        with torch.no_grad():
+            wrong.extend(r for r in _many(fast, x, 30) if not torch.allclose(r, expected, rtol=1e-4, atol=1e-5))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    with torch.no_grad():
+        assert "being measured" not in next(iter(broach.explain(fast, x).picks))

@@ -1,0 +1,83 @@
+"""What a product or a convolution computes besides, in half precision: one step, and no farther from the truth than eager."""
+
+import pytest
+import torch
+from torch import nn
+
+import broach
+from broach._native import _C
+
+pytestmark = pytest.mark.skipif(not _C.has_onednn(), reason="without oneDNN these are calls of ATen")
+
+
+class Block(nn.Module):
+    """A residual block's end: convolution, norm, sum, activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        nn.init.uniform_(self.norm.weight, 0.5, 2.0)
+        nn.init.normal_(self.norm.bias)
+        nn.init.normal_(self.norm.running_mean)
+
+    def forward(self, x):
+        return (self.norm(self.conv(x)) + x).relu()
+
+
+def _compiled(model, x, **options):
+    with torch.no_grad():
+        fast = broach.compile(model, options=options)
+        fast(x)
+        return fast(x), broach.explain(fast, x)
+
+
+def _error(actual, exact):
+    return (actual.double() - exact).abs().max().item()
+
+
+def test_norm_in_half_precision_joins_the_convolution():
+    torch.manual_seed(0)
+    model, x = Block().eval().bfloat16(), torch.randn(2, 16, 12, 12).bfloat16().to(memory_format=torch.channels_last)
+    actual, told = _compiled(model, x)
+    assert told.contractions == 1 and told.kernels == 0
+    assert all("slow" not in pick for pick in told.picks)
+    with torch.no_grad():
+        eager, exact = model(x), model.double()(x.double())
+    assert _error(actual, exact) <= 1.1 * _error(eager, exact)
+
+
+def test_strict_keeps_eagers_roundings():
+    torch.manual_seed(0)
+    model, x = Block().eval().bfloat16(), torch.randn(2, 16, 12, 12).bfloat16()
+    _, told = _compiled(model, x, strict=True)
+    assert told.kernels == 1
+
+
+class Scaled(nn.Module):
+    def __init__(self, after: str) -> None:
+        super().__init__()
+        self.linear, self.after = nn.Linear(24, 40), after
+        self.scale = nn.Parameter(torch.rand(40) + 0.5)
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.after == "scale":
+            return y * self.scale
+        if self.after == "wide":  # what leaves is wider than the product: the cast stays outside
+            return y.float() * 2.0
+        return (y.float() * self.scale.float()).to(y.dtype) + x[..., :1]  # one value a row: no epilogue of the library
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("after", ["scale", "wide", "row"])
+def test_chains_behind_a_linear(after, dtype):
+    torch.manual_seed(0)
+    model, x = Scaled(after).eval().to(dtype), torch.randn(3, 5, 24).to(dtype)
+    actual, told = _compiled(model, x)
+    assert told.kernels == {"scale": 0, "wide": 1, "row": 1}[after]
+    assert all("slow" not in pick for pick in told.picks)
+    with torch.no_grad():
+        expected = model(x)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, **({"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}))
