@@ -97,7 +97,7 @@ Capture::~Capture() = default;
 
 void Capture::run(const std::function<void()>& program) {
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
-  c10::impl::IncludeDispatchKeyGuard key(kCaptureKey);
+  c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
   program();
 }
 

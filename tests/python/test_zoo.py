@@ -32,16 +32,6 @@ def _agree(entry, compiled, *call, **more) -> str:
     return compared.difference(want, compiled(**given), 1e-3, 1e-4)
 
 
-def _calls(entry):
-    """Batch and length change, then the mask is padded, then a flag changes."""
-    yield (2, 12), {}
-    yield (3, 9), {}
-    yield (3, 10, True), {}
-    yield (2, 12), {"output_hidden_states": True}
-    yield (2, 12), {}  # captured again: the flag has made the library install hooks, for good
-    yield (2, 12), {}
-
-
 @pytest.mark.parametrize("name", zoo.names() if ALL else SOME)
 def test_model(name):
     entry = zoo.build(name)
@@ -49,7 +39,7 @@ def test_model(name):
         assert name not in SOME, f"{name} used to build"
         pytest.skip("does not build from a small configuration, or takes other inputs than ids or pixels")
     compiled = broach.compile(entry.model)
-    for call, more in _calls(entry):
+    for call, more in zoo.calls():
         assert not (why := _agree(entry, compiled, *call, **more)), f"{why} at {call} {more}"
     told = compared.stats(compiled)
     if not ALL:

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import inspect
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import torch
 
@@ -121,3 +121,13 @@ def inputs(entry: Entry, batch: int, length: int, padded: bool = False) -> dict[
         ends = (length - 2 * torch.arange(batch)).clamp(min=1)
         given["attention_mask"] = (torch.arange(length) < ends[:, None]).long()
     return given
+
+
+def calls() -> Iterator[tuple[tuple, dict[str, Any]]]:
+    """Arguments of `inputs` and further ones of the model: batch and length change, the mask is padded, a flag changes."""
+    yield (2, 12), {}
+    yield (3, 9), {}
+    yield (3, 10, True), {}
+    yield (2, 12), {"output_hidden_states": True}
+    yield (2, 12), {}  # captured again: the flag has made the library install hooks, for good
+    yield (2, 12), {}
