@@ -18,12 +18,6 @@ ALL = os.environ.get("BROACH_TEST_ALL") == "1"
 SOME = ["albert", "bart", "bert", "deit", "gemma2", "gpt2", "llama", "mamba", "mixtral", "roberta", "t5", "vit"]
 GENERATING = ["gpt2", "llama", "gemma", "mistral", "opt", "phi", "qwen2", "gpt_neox", "bloom", "t5"]
 
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.no_grad():
-        yield
-
-
 def _agree(entry, compiled, *call, **more) -> str:
     given = {**zoo.inputs(entry, *call), **more}
     torch.manual_seed(1)
