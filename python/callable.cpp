@@ -89,6 +89,7 @@ struct Callable {
     Ref program, policy, fallback;
     bool strict = false;  // one attempt only
     bool guarded = true;  // false: a program without state or effects, as Dynamo hands over
+    bool says_compiling = true;  // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
     std::vector<bool> constant;
     ProgramOptions options;
     std::vector<std::shared_ptr<Version>> versions;  // the last one used first
@@ -151,7 +152,7 @@ Ref checked(PyObject* o) {
 class Recorded {
  public:
   Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()), random_(random_state()) {
-    compiling_.emplace();
+    if (p.callable->data->says_compiling) compiling_.emplace();
     watch_.emplace(state);
   }
 
@@ -243,17 +244,22 @@ bool Version::holds_the_same_tensors(at::TensorList inputs) const {
 }
 
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
-// gets another one. Throws what it raises.
+// gets another one, and the next capture does without. Throws what it raises.
 Ref Version::run_again(Pending& p, const Arguments& arguments) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  if (!type || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
+  bool& says = p.callable->data->says_compiling;
+  if (!type || !says || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }
-  reject(p, cat("raises ", reinterpret_cast<PyTypeObject*>(type)->tp_name, " while torch.compiler.is_compiling() is true"));
+  std::string error = reinterpret_cast<PyTypeObject*>(type)->tp_name;
   Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
-  return checked(call(p.callable->data->program.get(), arguments));
+  Ref result = checked(call(p.callable->data->program.get(), arguments));
+  p.rejected = cat("raises ", error, " while torch.compiler.is_compiling() is true");
+  p.again = true;
+  says = false;
+  return result;
 }
 
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
@@ -706,6 +712,7 @@ PyObject* reset(PyObject* self, PyObject*) {
   auto versions = std::exchange(d.versions, {});
   Ref fallback = std::exchange(d.fallback, Ref());
   d.captures = d.attempts = 0;
+  d.says_compiling = true;
   d.written.clear();
   d.places.clear();
   d.reasons.clear();

@@ -41,8 +41,12 @@ inline bool watch_dict(PyObject* dict, DictChanged changed) {
   PyErr_Clear();
   return false;
 }
+inline void unwatch_dict(PyObject* dict) {
+  if (PyDict_Unwatch(watcher(dict_changed), dict) < 0) PyErr_Clear();
+}
 #else
 inline bool watch_dict(PyObject*, DictChanged) { return true; }
+inline void unwatch_dict(PyObject*) {}
 #endif
 
 // The place that holds an object's `__dict__`, which is made if need be; null for an object without one.

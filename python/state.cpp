@@ -144,23 +144,31 @@ bool same_value(PyObject* a, PyObject* b) {
 
 namespace {
 
-std::unordered_multimap<PyObject*, State*>& watchers() {
-  static auto* map = new std::unordered_multimap<PyObject*, State*>;
+// By dict: the states that watch it, and their nodes of it.
+struct Watcher {
+  State* state;
+  int node;
+};
+std::unordered_multimap<PyObject*, Watcher>& watchers() {
+  static auto* map = new std::unordered_multimap<PyObject*, Watcher>;
   return *map;
 }
 
 void announce(PyObject* dict) {
   auto [from, to] = watchers().equal_range(dict);
-  for (; from != to; ++from) from->second->touched(dict);
+  for (; from != to; ++from) from->second.state->touched(from->second.node);
 }
 
 }  // namespace
 
 State::~State() {
-  if constexpr (!cpython::kDictVersions) {
-    auto& map = watchers();
-    for (auto it = map.begin(); it != map.end();) it = it->second == this ? map.erase(it) : std::next(it);
-  }
+  if constexpr (!cpython::kDictVersions)
+    for (const Node& n : nodes_) {
+      auto [from, to] = watchers().equal_range(n.object.get());
+      if (from == to) continue;
+      while (from != to) from = from->second.state == this ? watchers().erase(from) : std::next(from);
+      if (!watchers().contains(n.object.get())) cpython::unwatch_dict(n.object.get());
+    }
 }
 
 // ---- what is watched ----
@@ -175,7 +183,7 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   n.every_call = kind == Kind::set || kind == Kind::ordered || kind == Kind::sequence || kind == Kind::weak || kind == Kind::buffer;
   bool dict = kind == Kind::dict || kind == Kind::names;
   if (dict && !cpython::kDictVersions) {
-    if (cpython::watch_dict(o, &announce)) watchers().emplace(o, this);
+    if (cpython::watch_dict(o, &announce)) watchers().emplace(o, Watcher{this, id});
     else n.every_call = true;
   }
   nodes_.push_back(std::move(n));
@@ -654,7 +662,7 @@ void State::stamp() {
     add_words(n);
     if (n.every_call) every_call_.push_back(static_cast<int>(id));
   }
-  touched_ = false;
+  touched_.clear();
 }
 
 // The present words of one node, whose values are those of the snapshot. False if it has others than before.
@@ -682,10 +690,9 @@ bool State::holds(std::string* why) {
   }
   for (int id : every_call_)
     if (!compare(nodes_[static_cast<size_t>(id)])) return false;
-  if (touched_)
-    for (Node& n : nodes_)
-      if ((n.kind == Kind::dict || n.kind == Kind::names) && !compare(n)) return false;
-  touched_ = false;
+  for (size_t i = 0; i < touched_.size(); ++i)  // more may come: dropping a value can run code
+    if (!compare(nodes_[static_cast<size_t>(touched_[i])])) return false;
+  touched_.clear();
   if (again) stamp();
   return true;
 }

@@ -12,6 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <string>
@@ -75,7 +76,10 @@ class State {
   const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
 
   int traverse(visitproc visit, void* arg) const;
-  void touched(PyObject* dict) { (void)dict, touched_ = true; }
+  // A dict has announced a change.
+  void touched(int node) {
+    if (std::find(touched_.begin(), touched_.end(), node) == touched_.end()) touched_.push_back(node);
+  }
 
  private:
   enum class Kind { dict, names, ordered, list, set, sequence, cell, function, instance, mro, weak, buffer };
@@ -136,7 +140,7 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<std::string> problems_;
-  bool touched_ = false;
+  std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;
 };
 

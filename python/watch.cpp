@@ -119,6 +119,8 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
     keep_.push_back(Ref::borrow(function));
     PyObject* self = cpython::self_of(function);
     std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
+    // A class method says where it is from by its class.
+    if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch) module = attribute(self, "__module__");
     const auto& n = names();
     auto listed = [&](const std::unordered_set<std::string>& set) {
       for (std::string key = v.name;;) {

@@ -98,7 +98,7 @@ Capture::~Capture() = default;
 
 void Capture::run(const std::function<void()>& program) {
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
-  c10::impl::IncludeDispatchKeyGuard key(kCaptureKey);
+  c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
   program();
 }
 
@@ -270,7 +270,7 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
   tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
-  bool plain = t.layout() == c10::kStrided && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch();
+  bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch();
   if (!plain) {
     fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString()));
     info.type = {DType::opaque, {SymInt(0)}, device_of(t.device())};

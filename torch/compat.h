@@ -5,6 +5,7 @@
 #include <ATen/Tensor.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/headeronly/version.h>
 
 #include "ir/type.h"
 #include "target/target.h"
@@ -15,6 +16,11 @@ namespace broach {
 // versions. It is included by thread-local state for the time of a capture, never set on tensors (from 2.15 on it means
 // "FakeTensor" there).
 constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::Fake;
+// Included together with it, above autograd and autocast: where composite operations arrive before they are taken apart.
+// Only torch's own tests use it.
+constexpr c10::DispatchKey kCompositeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// Up to 2.12 a matrix product of stacks asks for its sizes as plain numbers.
+constexpr bool kMatmulFixesSizes = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13;
 // The slot of the thread-local state that carries a capture to the autograd engine's threads.
 const c10::DebugInfoKind kCaptureSlot = c10::DebugInfoKind::TEST_INFO_2;
 

@@ -182,8 +182,8 @@ class Functionalizer {
   }
 
   // ---- memory that nothing has written ----
-  // Some composite kernels of the host's library (max_pool1d) make an empty tensor and write it through a raw pointer, which a
-  // trace does not show. Reading what seems unwritten is the sign of it.
+  // A kernel of the host's library may make an empty tensor and write it through a raw pointer, which a trace does not show.
+  // Reading what seems unwritten is the sign of it.
   static bool is_empty(const TraceOp& op) { return op.schema.starts_with("aten::empty") || op.schema.starts_with("aten::new_empty"); }
   static bool reads_elements(const TraceOp& op) {
     std::string_view name = std::string_view(op.schema).substr(0, op.schema.find('.'));

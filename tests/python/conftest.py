@@ -1,4 +1,5 @@
-"""What every test of the Python front shares: a clock that ends a hanging test, seeds, quiet warnings, and a clean Dynamo."""
+"""What every test of the Python front shares: a clock that ends a hanging test, seeds, no gradients, quiet warnings, and a
+clean Dynamo."""
 
 import faulthandler
 import os
@@ -17,6 +18,12 @@ def _clock():
     faulthandler.dump_traceback_later(LONGEST, exit=True, file=sys.__stderr__)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def _no_grad():
+    with torch.no_grad():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -83,8 +83,10 @@ class Kept:
     """What objects held when this was made."""
 
     def __init__(self, objects: list[Any]):
-        self.objects = objects
-        self.held = [self._read(o) for o in objects]
+        # Programs install hooks, which are no objects to be changed at random.
+        hooks = [vars(o)[name] for o in objects if isinstance(o, nn.Module) for name in ("_forward_hooks", "_forward_pre_hooks")]
+        self.objects = objects + hooks
+        self.held = [self._read(o) for o in self.objects]
         self.random = torch.get_rng_state(), random.getstate()
 
     @staticmethod
@@ -156,7 +158,8 @@ def _only_plain(held: Any) -> Any:
     if isinstance(held, ATOMS) and not isinstance(held, types.ModuleType):
         return held
     if isinstance(held, dict):
-        return {str(k): _only_plain(v) for k, v in held.items()}
+        # Hooks are counted: each has a number that no other hook of the process has.
+        return {str(k): len(v) if k in SKIPPED and isinstance(v, dict) else _only_plain(v) for k, v in held.items() if not isinstance(k, int) or not callable(v)}
     if isinstance(held, (list, tuple, collections.deque)):
         return [_only_plain(v) for v in held]
     return type(held).__name__

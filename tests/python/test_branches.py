@@ -8,13 +8,6 @@ import torch
 from torch import nn
 
 
-@pytest.fixture(autouse=True)
-def _no_grad():
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
 def _stats(compiled):
     return getattr(compiled, "_compiled_call", compiled).stats()
 

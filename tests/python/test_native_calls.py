@@ -23,12 +23,6 @@ from torch import nn
 ALL = os.environ.get("BROACH_TEST_ALL") == "1"
 
 
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.no_grad():
-        yield
-
-
 def plain(x: torch.Tensor, scale: float = 2.0, *, shift: int = 0) -> torch.Tensor:
     """Scales."""
     return x * scale + shift

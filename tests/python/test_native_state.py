@@ -20,12 +20,6 @@ from compared import check, difference, native, r, ran_natively, stats
 from torch import nn
 
 
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.no_grad():
-        yield
-
-
 # ---- changes between calls ----
 
 SCALE = 2.0

@@ -12,12 +12,6 @@ from compared import difference, stats
 from torch import nn
 
 
-@pytest.fixture(autouse=True)
-def _no_grad():
-    with torch.no_grad():
-        yield
-
-
 def verified(program, n=2, **options):
     return broach.compile(program, options={"capture": "native", "verify": n, **options})
 

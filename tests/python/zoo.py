@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import inspect
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import torch
 
@@ -60,6 +60,10 @@ SMALL = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
     "type_vocab_size": 2,
+    "chunk_size": 16,
+    "mamba_chunk_size": 16,
+    "mamba_d_state": 16,
+    "ssm_state_size": 16,
 }
 # Models whose defaults stay too large or that need inputs of a kind of their own.
 LARGEST = 20_000_000
@@ -86,7 +90,9 @@ def build(name: str) -> Entry | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             default = AutoConfig.for_model(name)
-            given = {field: value for field, value in SMALL.items() if type(getattr(default, field, None)) is int}
+            given: dict[str, Any] = {field: value for field, value in SMALL.items() if type(getattr(default, field, None)) is int}
+            if isinstance(getattr(default, "image_size", None), (list, tuple)):
+                given["image_size"] = [64, 64]
             config = AutoConfig.for_model(name, **given)
             with torch.device("meta"):
                 size = sum(p.numel() for p in AutoModel.from_config(config).parameters())
@@ -121,3 +127,13 @@ def inputs(entry: Entry, batch: int, length: int, padded: bool = False) -> dict[
         ends = (length - 2 * torch.arange(batch)).clamp(min=1)
         given["attention_mask"] = (torch.arange(length) < ends[:, None]).long()
     return given
+
+
+def calls() -> Iterator[tuple[tuple, dict[str, Any]]]:
+    """Arguments of `inputs` and further ones of the model: batch and length change, the mask is padded, a flag changes."""
+    yield (2, 12), {}
+    yield (3, 9), {}
+    yield (3, 10, True), {}
+    yield (2, 12), {"output_hidden_states": True}
+    yield (2, 12), {}  # captured again: the flag has made the library install hooks, for good
+    yield (2, 12), {}

@@ -50,6 +50,7 @@ def _graphs(explanation) -> list[list[str]]:
     return [Graph(text).names() for p in explanation.programs for text in re.split(r"(?<=\n)(?=%0 )", p["graph"])]
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo before 2.13 hands over other programs: masks that are skipped otherwise, integers as symbols")
 @pytest.mark.parametrize("name", [n for n in SMALL if n != "llama-step"])
 @torch.no_grad()
 def test_both_fronts_give_one_graph(name):
