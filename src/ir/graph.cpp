@@ -1,6 +1,7 @@
 #include "ir/graph.h"
 
 #include <algorithm>
+#include <numeric>
 #include <cmath>
 #include <iterator>
 
@@ -118,12 +119,44 @@ void Symbols::solve(const SymInt& expression) {
     auto parts = e.linear_in(id);
     auto c = parts ? parts->first.maybe_constant() : std::nullopt;
     if (c != 1 && c != -1) continue;
-    SymInt value = *c == 1 ? SymInt(0) - parts->second : parts->second;
-    auto replace = [&](SymbolId s) { return s == id ? std::optional(value) : std::nullopt; };
-    for (auto& [other, known] : solved_) known = known.substitute(replace);
-    solved_[id] = value;
-    return;
+    return set_solved(id, *c == 1 ? SymInt(0) - parts->second : parts->second);
   }
+  solve_divisible(e);
+}
+
+void Symbols::set_solved(SymbolId id, const SymInt& value) {
+  auto replace = [&](SymbolId s) { return s == id ? std::optional(value) : std::nullopt; };
+  for (auto& [other, known] : solved_) known = known.substitute(replace);
+  solved_[id] = value;
+}
+
+// From k * floordiv(n, k) == n or mod(n, k) == 0, both perhaps times something, where n is linear in one symbol: that symbol is a
+// multiple of a new one, plus a remainder. The new one is found by division.
+bool Symbols::solve_divisible(const SymInt& e) {
+  for (const Term& t : e.terms())
+    for (const Atom& a : t.factors) {
+      bool is_quotient = a.kind == AtomKind::floordiv;
+      auto k = is_quotient || a.kind == AtomKind::mod ? a.args->second.maybe_constant() : std::nullopt;
+      auto split = k && *k > 1 ? e.linear_in(a) : std::nullopt;
+      if (!split) continue;
+      const SymInt& n = a.args->first;
+      if (!((is_quotient ? split->second * *k + split->first * n : split->second) == SymInt(0))) continue;
+      std::vector<SymbolId> symbols;
+      n.collect_symbols(symbols);
+      std::sort(symbols.begin(), symbols.end());
+      symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
+      auto parts = symbols.size() == 1 ? n.linear_in(symbols[0]) : std::nullopt;
+      auto factor = parts ? parts->first.maybe_constant() : std::nullopt;
+      if (!factor || !parts->second.is_constant()) continue;
+      int64_t by = *k / std::gcd(*k, *factor), hint = infos_[symbols[0]].hint, remainder = hint % by;
+      // 0 and 1 stay numbers.
+      if (by < 2 || hint / by < 2) continue;
+      SymInt value = SymInt(by) * fresh({hint / by, 2, static_cast<int>(symbols[0]), static_cast<int>(by), SymbolInfo::Source::quotient}) + remainder;
+      guards_.push_back({SymInt::symbol(symbols[0]), Relation::eq, value});
+      set_solved(symbols[0], value);
+      return true;
+    }
+  return false;
 }
 
 SymInt Symbols::resolved(const SymInt& a) const {

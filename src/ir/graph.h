@@ -122,12 +122,13 @@ inline const Type& Value::type() const { return node->results[index]; }
 
 // What the program knows of a symbol. The hint is its value during capture.
 struct SymbolInfo {
-  // Where a call finds the value. `run_time`: a size of an extern's result, set as the call runs.
-  enum class Source : uint8_t { run_time, size, stride, integer };
+  // Where a call finds the value. `run_time`: a size of an extern's result, set as the call runs. `quotient`: another symbol divided,
+  // which guards say leaves a known remainder.
+  enum class Source : uint8_t { run_time, size, stride, integer, quotient };
   int64_t hint = 0;
   int64_t min = 0;
   // Size (the default where an input is named) or stride of dimension `dim` of input `input`; integer `dim` among those that
-  // the program is given.
+  // the program is given; quotient of symbol `input` by `dim`.
   int input = -1;
   int dim = -1;
   Source source = Source::run_time;
@@ -171,6 +172,8 @@ class Symbols {
 
  private:
   void solve(const SymInt& expression);
+  bool solve_divisible(const SymInt& expression);
+  void set_solved(SymbolId id, const SymInt& value);
 
   std::vector<SymbolInfo> infos_;
   std::vector<Guard> guards_;

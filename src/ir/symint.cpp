@@ -327,6 +327,19 @@ std::optional<std::pair<SymInt, SymInt>> SymInt::linear_in(SymbolId id) const {
   return std::pair(coefficient, rest);
 }
 
+std::optional<std::pair<SymInt, SymInt>> SymInt::linear_in(const Atom& atom) const {
+  SymInt coefficient(0), rest(constant_);
+  for (const Term& t : terms()) {
+    Term without{t.coefficient, {}};
+    std::copy_if(t.factors.begin(), t.factors.end(), std::back_inserter(without.factors), [&](const Atom& a) { return compare_atoms(a, atom) != 0; });
+    size_t count = t.factors.size() - without.factors.size();
+    if (count > 1) return std::nullopt;
+    SymInt& into = count ? coefficient : rest;
+    into = into + (without.factors.empty() ? SymInt(without.coefficient) : from_terms(0, {without}));
+  }
+  return std::pair(coefficient, rest);
+}
+
 size_t SymInt::hash() const {
   size_t h = std::hash<int64_t>()(constant_);
   auto mix = [&h](size_t v) { h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2); };

@@ -63,6 +63,8 @@ class SymInt {
   SymInt substitute(const std::function<std::optional<SymInt>(SymbolId)>& replacement) const;
   // Splits e = coefficient * symbol + rest where neither part contains the symbol; nothing if it is not linear in it.
   std::optional<std::pair<SymInt, SymInt>> linear_in(SymbolId id) const;
+  // The same for an atom of the expression, of which other atoms may contain what is in it.
+  std::optional<std::pair<SymInt, SymInt>> linear_in(const Atom& atom) const;
 
   // The number of atoms in it, those within others counted too.
   size_t atoms() const;

@@ -113,6 +113,7 @@ std::string text_of(const Symbols& symbols) {
     if (s.source == From::size) out += cat(", input=", s.input, ", dim=", s.dim);
     if (s.source == From::stride) out += cat(", stride=", s.input, ", dim=", s.dim);
     if (s.source == From::integer) out += cat(", integer=", s.dim);
+    if (s.source == From::quotient) out += cat(", quotient=", s.input, ", dim=", s.dim);
     out += ")\n";
   }
   for (const Guard& g : symbols.guards()) out += cat("guard ", g.str(), "\n");
@@ -319,7 +320,7 @@ class GraphParser {
       else if (field == "dim") info.dim = static_cast<int>(value);
       else {
         using From = SymbolInfo::Source;
-        info.source = field == "input" ? From::size : field == "stride" ? From::stride : From::integer;
+        info.source = field == "input" ? From::size : field == "stride" ? From::stride : field == "quotient" ? From::quotient : From::integer;
         (field == "integer" ? info.dim : info.input) = static_cast<int>(value);
       }
     }
@@ -328,7 +329,7 @@ class GraphParser {
   std::pair<std::string, int64_t> field_of_symbol() {
     size_t start = (c_.skip(), c_.at);
     std::string field(c_.word());
-    static const std::set<std::string> fields{"hint", "min", "input", "dim", "stride", "integer"};
+    static const std::set<std::string> fields{"hint", "min", "input", "dim", "stride", "integer", "quotient"};
     if (!fields.contains(field)) c_.fail_at(start, "a symbol has no '", field, "'");
     c_.expect("=");
     return {field, c_.integer()};

@@ -157,8 +157,11 @@ Value size_number(GraphBuilder& b, const SymInt& size, DType dtype) {
 Value reshape_guarded(GraphBuilder& b, Value x, Shape shape) {
   if (product(shape) == x.type().numel()) return b.reshape(x, std::move(shape));
   if (!b.symbols().equal(product(shape), x.type().numel())) return {};
-  // The guard does not make the two products one expression, so every size becomes a number.
+  // The guard may make the two products one expression. If it does not, every size becomes a number.
   Shape fixed = x.shape();
+  for (Shape* sizes : {&fixed, &shape})
+    for (SymInt& s : *sizes) s = b.symbols().resolved(s);
+  if (product(shape) == product(fixed)) return b.reshape(with_sizes(b, x, fixed), std::move(shape));
   for (SymInt& s : fixed) s = b.symbols().specialize(s);
   for (SymInt& s : shape) s = b.symbols().specialize(s);
   return b.reshape(with_sizes(b, x, fixed), std::move(shape));

@@ -50,7 +50,7 @@ bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> i
     auto input = static_cast<size_t>(s.input), dim = static_cast<size_t>(s.dim);
     using From = SymbolInfo::Source;
     if (s.source == From::run_time) continue;
-    symbols[i] = s.source == From::integer ? ints[dim] : s.source == From::size ? inputs[input].sizes[dim] : inputs[input].strides[dim];
+    symbols[i] = s.source == From::quotient ? symbols[input] / s.dim : s.source == From::integer ? ints[dim] : s.source == From::size ? inputs[input].sizes[dim] : inputs[input].strides[dim];
     if (symbols[i] >= s.min) continue;
     if (why) *why = cat("a size that was ", s.hint, " is ", symbols[i], ", compiled for ", s.min, " and more");
     return false;

@@ -112,3 +112,43 @@ def test_integers_that_change():
         for flag in (True, False):
             x = r(4)
             assert not (why := difference(program(x, n, flag), compiled(x, n, flag))), why
+
+
+# Sizes that the program needs to be multiples of something.
+MULTIPLES = {
+    "rows of eight": (lambda x: x.reshape(-1, 8).sum(1), lambda n: r(4 * n, 2)),
+    "windows": (lambda x: x.view(x.shape[0], x.shape[1] // 4, 4, 3).mean(2), lambda n: r(2, 4 * n, 3)),
+    "pixel shuffle": (lambda x: F.pixel_shuffle(x, 2), lambda n: r(1, 4 * n, 5, 5)),
+    "pixel unshuffle": (lambda x: F.pixel_unshuffle(x, 2), lambda n: r(1, 3, 2 * n, 6)),
+    "halves by an assertion": (lambda x: _even(x).view(2, -1).sum(0), lambda n: r(2 * n)),
+    "a remainder": (lambda x: x[: x.shape[0] // 3 * 3].view(-1, 3) * x[-1], lambda n: r(3 * n + 1)),
+    "two sizes": (lambda x: x.view(x.shape[0] // 2, 2, x.shape[1] // 3, 3).sum((1, 3)), lambda n: r(2 * n, 3 * n + 3)),
+}
+
+
+def _even(x):
+    assert x.shape[0] % 2 == 0
+    return x
+
+
+@pytest.mark.parametrize("name", MULTIPLES)
+def test_multiples_stay_symbols(name):
+    program, make = MULTIPLES[name]
+    compiled = native(program)
+    for n in (2, 3, 5, 4, 7, 6, 11, 2):
+        x = make(n)
+        assert not (why := difference(program(x), compiled(x))), (why, n)
+    told = stats(compiled)
+    assert told["captures"] <= 3, told["recompilations"]
+
+
+def test_a_size_that_is_no_multiple_is_told_apart():
+    compiled = native(lambda x: x.view(-1, 4) if x.shape[0] % 4 == 0 else x.view(-1, 1))
+    for n in (8, 12, 16, 9, 20, 13, 10, 4, 1):
+        assert compiled(r(n)).shape == ((n // 4, 4) if n % 4 == 0 else (n, 1))
+    broken = native(lambda x: x.view(-1, 4))
+    for n in (8, 12, 16):
+        broken(r(n))
+    for n in (10, 13):
+        with pytest.raises(RuntimeError, match="shape"):
+            broken(r(n))
