@@ -67,18 +67,15 @@ def test_a_write_is_seen_before_and_after_the_decision():
 @pytest.mark.parametrize("how", ["option", "algorithms", "mkldnn"])
 def test_the_rule_can_be_pinned(how):
     model, x = _linears(256, 896)
-    mkldnn = torch.backends.mkldnn.deterministic
     torch.use_deterministic_algorithms(how == "algorithms")
-    torch.backends.mkldnn.deterministic = how == "mkldnn"
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.backends.mkldnn.flags(enabled=True, deterministic=how == "mkldnn", allow_tf32=None):
             fast = broach.compile(model, options={"deterministic": how == "option"})
             fast(x)
             results = _many(fast, x, 20)
             picks = broach.explain(fast, x).picks
     finally:
         torch.use_deterministic_algorithms(False)
-        torch.backends.mkldnn.deterministic = mkldnn
     assert all("[" not in pick for pick in picks)
     assert all(torch.equal(results[0], r) for r in results)
 
