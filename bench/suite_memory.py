@@ -2,7 +2,8 @@
 
 Both are resident memory read from the kernel, after freed memory was given back. A compiler may keep its scratch between
 calls; `broach.explain` names those bytes (`arena_bytes`), and they count as part of the call, not of the compiler. Packed
-copies of weights (`packed_bytes`) are listed beside what is added.
+copies of weights (`packed_bytes`) are listed beside what is added. The last table is a step of one token with a gigabyte of
+keys and values: the bytes are those that each step of the compiled program must move, as its profile counts them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from measure import NAMES, Table, attempt, cell, reset_peak, resident_mib, trim, variant
+from measure import NAMES, Table, attempt, cell, median, race, reset_peak, resident_mib, trim, variant
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 VARIANTS = ("eager", "inductor", "broach")
@@ -37,10 +38,12 @@ def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         for model in models
         for name in variants
     ]
-    return every + single
+    return every + single + [{"what": "cache", "models": [], "dtype": "fp32", "variant": "broach"}]
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    if job["what"] == "cache":
+        return _cache_step()
     import models
     import torch
 
@@ -63,6 +66,30 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["what"] == "call" and compiled:
         result["peak_mib"] = _peak(*compiled[0]) + result["arena_mib"]
     return result
+
+
+def _cache_step() -> dict[str, Any]:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    import broach
+    from broach._native import _C
+
+    def step(keys, values, key, value, query, at):
+        keys.index_copy_(2, at, key)
+        values.index_copy_(2, at, value)
+        return scaled_dot_product_attention(query, keys, values)
+
+    torch.set_grad_enabled(False)
+    _C.set_profiling(True)
+    keys, values = torch.randn(1, 16, 131072, 64), torch.randn(1, 16, 131072, 64)
+    token, at = [torch.randn(1, 16, 1, 64) for _ in range(3)], torch.tensor([7])
+    fast = broach.compile(step)
+    calls = {"eager": step, "broach": fast}
+    samples = race({name: lambda call=call: call(keys, values, *token, at) for name, call in calls.items()}, 4.0)
+    steps = broach.explain(fast, keys, values, *token, at).steps
+    moved = sum(s.gigabytes_per_second * s.milliseconds * 1e6 for s in steps)
+    return {"samples": samples, "moved": moved, "needed": keys.nbytes + values.nbytes, "failed": {}}
 
 
 def _call(program: Any, call: Any) -> Any:
@@ -124,4 +151,9 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
             for model, dtype in kinds
         ]
         found.append(Table("Peak memory of a call, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
+    for result in results:
+        if result["what"] == "cache" and "samples" in result:
+            times = {name: median(samples, 1e3) for name, samples in result["samples"].items()}
+            row = ["fp32", cell(times["eager"], "{:.1f}"), cell(times["broach"], "{:.1f}"), cell(result["moved"] / result["needed"], "{:.3f}")]
+            found.append(Table("A step of one token, 1 GiB of keys and values", ["", "eager ms", "Broach ms", "bytes moved over those of the cache"], [row]))
     return found

@@ -1,4 +1,8 @@
-"""Time of a call of each model: eager, Inductor and Broach by turns, each model in a process of its own."""
+"""Time of a call of each model: eager, Inductor and Broach by turns, each model in a process of its own.
+
+Each variant has a copy of the weights: code that Inductor generates takes their addresses as if to write to them, which Broach,
+on the same weights, would have to take for writes.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch._dynamo  # its import is no variant's own; the suite `compile` counts it
 
     torch.set_grad_enabled(False)
-    program = models.build(job["model"], dtype=models.DTYPES[job["dtype"]])
+    programs = {name: models.build(job["model"], dtype=models.DTYPES[job["dtype"]]) for name in job["variants"]}
+    program = programs[job["variants"][0]]
     models.rewind(program)
     expected = program.call(*program.args, **program.kwargs)
     calls, first, errors, failed = {}, {}, {}, {}
-    for name in job["variants"]:
+    for name, program in programs.items():
         call = attempt(lambda: variant(name, program.call), failed, name)
         if call is None:
             continue
@@ -51,12 +56,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         models.rewind(program)
         actual = attempt(lambda: call(*program.args, **program.kwargs), failed, name)
         errors[name] = attempt(lambda: models.error(expected, actual).relative, failed, name + " answer")
-        calls[name] = lambda call=call: call(*program.args, **program.kwargs)
-    for call in calls.values():  # the compilers' own measuring of candidates is over after a few calls
-        for _ in range(5):
+        calls[name] = lambda call=call, program=program: call(*program.args, **program.kwargs)
+
+    def rewind() -> None:
+        for program in programs.values():
             models.rewind(program)
+
+    for call in calls.values():  # the compilers' own measuring of candidates is over after some calls
+        for _ in range(12):
+            rewind()
             call()
-    samples = race(calls, job["seconds"], before=lambda: models.rewind(program))
+    samples = race(calls, job["seconds"], before=rewind)
     return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
 
 

@@ -64,7 +64,7 @@ class Options(dict):
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode={mode!r} is not known; valid modes are {', '.join(MODES)}")
         if mode not in (None, "default"):
-            note_once(f"mode {mode!r} changes nothing here: Broach picks its candidates by rule")
+            note_once(f"mode {mode!r} changes nothing here: Broach measures its candidates in every mode")
         for name, value in (given or {}).items():
             self._set(name, value)
 

@@ -209,7 +209,7 @@ void Executable::run_profiled(Frame& frame) const {
     auto start = std::chrono::steady_clock::now();
     run_step(steps_[i], frame);
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    profile_.add(i, took.count(), step_cost(schedule_.steps[i], frame.symbols));
+    profile_.add(i, took.count(), step_cost(schedule_.steps[i], schedule_.buffers, frame.symbols));
   }
 }
 

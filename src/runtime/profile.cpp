@@ -81,6 +81,20 @@ StepCost cost_of(const ContractionStep& c, std::span<const int64_t> symbols) {
   return cost;
 }
 
+// Whether the first result lies where the first operand lay, so that only what changes is touched.
+bool is_in_place(const RoutineStep& r, std::span<const Buffer> buffers) {
+  int from = r.operands[0].place.buffer, to = r.results[0].place.buffer;
+  if (from < 0 || to < 0) return false;
+  const Buffer &x = buffers[static_cast<size_t>(from)], &y = buffers[static_cast<size_t>(to)];
+  return x.kind == Buffer::Kind::input && y.kind == Buffer::Kind::input && x.index == y.index;
+}
+
+StepCost cost_of(const RoutineStep& r, std::span<const Buffer> buffers, std::span<const int64_t> symbols) {
+  double bytes = bytes_of(r.operands, symbols) + bytes_of(r.results, symbols);
+  if (is_in_place(r, buffers)) bytes += bytes_of(r.operands.back(), symbols) - bytes_of(r.operands[0], symbols) - bytes_of(r.results[0], symbols);
+  return {bytes, 0};
+}
+
 std::string shape_text(const Shape& s) {
   std::string out;
   for (size_t i = 0; i < s.size(); ++i) out += cat(i ? "x" : "", s[i]);
@@ -113,10 +127,10 @@ std::string name_of_contraction(const ContractionStep& c) {
 
 }  // namespace
 
-StepCost step_cost(const Step& step, std::span<const int64_t> symbols) {
+StepCost step_cost(const Step& step, std::span<const Buffer> buffers, std::span<const int64_t> symbols) {
   if (auto k = std::get_if<KernelStep>(&step.work)) return cost_of(*k, symbols);
   if (auto c = std::get_if<ContractionStep>(&step.work)) return cost_of(*c, symbols);
-  if (auto r = std::get_if<RoutineStep>(&step.work)) return {bytes_of(r->operands, symbols) + bytes_of(r->results, symbols), 0};
+  if (auto r = std::get_if<RoutineStep>(&step.work)) return cost_of(*r, buffers, symbols);
   const auto& e = std::get<ExternStep>(step.work);
   StepCost cost{bytes_of(e.operands, symbols), 0};
   for (size_t i = 0; i < e.results.size(); ++i)

@@ -16,7 +16,8 @@ struct StepCost {
   double flops = 0;  // of a contraction: two for each multiply-add
 };
 
-StepCost step_cost(const Step& step, std::span<const int64_t> symbols);
+// `buffers`: of the step's schedule.
+StepCost step_cost(const Step& step, std::span<const Buffer> buffers, std::span<const int64_t> symbols);
 // The kind of step and what it computes, short enough for a line of a table.
 std::string step_name(const Step& step);
 

@@ -34,3 +34,14 @@ def test_steps_have_time_bytes_and_arithmetic(profiling):
 def test_off_by_default():
     with torch.no_grad():
         assert not broach.explain(_model(), torch.randn(8, 64)).steps
+
+
+def test_a_write_in_place_counts_what_it_changes(profiling):
+    def write(cache, x, at):
+        cache.index_copy_(1, at, x)
+        return x + 1
+
+    with torch.no_grad():
+        told = broach.explain(write, torch.zeros(2, 4096, 16), torch.ones(2, 1, 16), torch.tensor([3]))
+    moved = sum(s.gigabytes_per_second * s.milliseconds * 1e6 for s in told.steps if s.name.startswith("routine"))
+    assert 0 < moved < 2000
