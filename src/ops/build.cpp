@@ -157,7 +157,11 @@ Value size_number(GraphBuilder& b, const SymInt& size, DType dtype) {
 Value reshape_guarded(GraphBuilder& b, Value x, Shape shape) {
   if (product(shape) == x.type().numel()) return b.reshape(x, std::move(shape));
   if (!b.symbols().equal(product(shape), x.type().numel())) return {};
-  // The guard may make the two products one expression. If it does not, every size becomes a number.
+  // Guards on what is divided make the two products one expression. Where they do not, every size becomes a number.
+  const SymInt elements = product(shape);
+  for (const Term& t : elements.terms())
+    for (const Atom& a : t.factors)
+      if (a.kind == AtomKind::floordiv && b.symbols().hint(mod(a.args->first, a.args->second)) == 0) b.symbols().equal(mod(a.args->first, a.args->second), 0);
   Shape fixed = x.shape();
   for (Shape* sizes : {&fixed, &shape})
     for (SymInt& s : *sizes) s = b.symbols().resolved(s);

@@ -3,6 +3,7 @@
 
 #include <sstream>
 #include <string>
+#include <type_traits>
 
 #include "broach/error.h"
 
@@ -15,11 +16,18 @@ class Unsupported : public Error {
   using Error::Error;
 };
 
+// Integers go past the stream's locale: its facets may be another C++ library's where several live in one process.
+template <class T>
+void write_text(std::ostringstream& out, const T& value) {
+  if constexpr (std::is_integral_v<T> && sizeof(T) > 1) out << std::to_string(value);
+  else out << value;
+}
+
 // Concatenates the printed forms of its arguments.
 template <class... Args>
 std::string cat(const Args&... args) {
   std::ostringstream out;
-  (void)(out << ... << args);
+  (write_text(out, args), ...);
   return out.str();
 }
 
