@@ -638,6 +638,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
+  // Of a tensor without gradients it changes nothing, and gives the tensor itself: `torch.tensor` does so to what it makes.
+  if (name == "aten::detach_" && !stack->back().toTensor().requires_grad()) return;
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   const auto& schema = op.schema();

@@ -695,3 +695,16 @@ def test_is_compiling_lets_padded_masks_through():
         mask = (torch.arange(length) < (length - torch.arange(batch))[:, None]).long()
         calls.append(((torch.randint(96, (batch, length)),), {"attention_mask": mask}))
     ran_natively(check(model, *calls))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda m: m.__name__)
+def test_constants_made_by_the_program(mode):
+    def program(x):
+        made = torch.tensor([1.0, 2.0])
+        return x * made + torch.tensor(3) + torch.cat([torch.tensor([], dtype=x.dtype).reshape(0, 2), x]).sum()
+
+    with mode():
+        compiled = native(program)
+        for n in (3, 3, 4, 5):
+            torch.testing.assert_close(compiled(torch.ones(n, 2)), program(torch.ones(n, 2)))
+    assert stats(compiled)["compiled_calls"] == 2
