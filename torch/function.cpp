@@ -257,13 +257,14 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     SymbolicSizes sizes = symbols_for(call, modes);
     if (sizes.empty() && fractions_ != Fractions::stand_in) break;
     recorded = record_symbolic(call, sizes);
+    if (recorded) break;
     bool has_numbers = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end();
-    // What a program is given besides tensors is a count of layers as often as a size.
-    bool plain = !recorded && std::exchange(fractions_, recorded ? fractions_ : fractions_ == Fractions::stand_in ? Fractions::plain : fractions_) == Fractions::stand_in;
-    repeat = !recorded && (plain || has_numbers);
-    if (recorded || plain) continue;
-    specialise_numbers_ |= has_numbers;
-    specialise_ = !has_numbers;
+    // Next without stand-ins for fractions, then without symbols for numbers: what a program is given besides tensors is a count of
+    // layers as often as a size.
+    repeat = fractions_ == Fractions::stand_in || has_numbers;
+    if (fractions_ == Fractions::stand_in) fractions_ = Fractions::plain;
+    else if (has_numbers) specialise_numbers_ = true;
+    else specialise_ = true;
   }
   bool symbolic = recorded.has_value();
   if (!recorded) recorded = record(call, nullptr);

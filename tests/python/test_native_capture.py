@@ -255,7 +255,7 @@ def test_an_error_of_the_program_is_its_own():
     for _ in range(3):
         with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
             compiled(r(2, 3), r(2, 3))
-        check(program, (r(2, 3), r(3, 2)), compiled=compiled)
+        ran_natively(check(program, (r(2, 3), r(3, 2)), compiled=compiled))
 
 
 # ---- tensors from elsewhere ----
@@ -673,17 +673,6 @@ def test_an_error_that_only_is_compiling_causes():
     with pytest.raises(AttributeError):
         compiled(r(3))
     assert tries == [True]
-
-
-def test_an_error_that_is_raised_anyway():
-    def program(x, y):
-        return x @ y
-
-    compiled = native(program)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="mat1 and mat2"):
-            compiled(r(2, 3), r(2, 3))
-    ran_natively(check(program, (r(2, 3), r(3, 2)), compiled=compiled))
 
 
 def test_is_compiling_lets_padded_masks_through():
