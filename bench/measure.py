@@ -67,7 +67,8 @@ def _commit() -> str:
 
 
 def variant(name: str, call: Callable, **settings) -> Callable:
-    """`call` as the named variant runs it; "dynamo" is Dynamo around a graph that returns results made beforehand."""
+    """`call` as the named variant runs it; "dynamo" is Dynamo around a graph that returns results made beforehand,
+    "dynamo-fresh" around one that does no more than allocate them."""
     import torch
 
     if name == "eager":
@@ -84,12 +85,24 @@ def variant(name: str, call: Callable, **settings) -> Callable:
         return torch.compile(call, options={"freezing": True}, **settings)
     if name == "dynamo":
         return torch.compile(call, backend=_empty_backend, **settings)
+    if name == "dynamo-fresh":
+        return torch.compile(call, backend=_allocating_backend, **settings)
     raise ValueError(f"no variant {name}")
 
 
 def _empty_backend(module: Any, inputs: list) -> Callable:
     results = module(*inputs)
     return lambda *args: results
+
+
+def _allocating_backend(module: Any, inputs: list) -> Callable:
+    import torch
+
+    results = module(*inputs)
+    if len(results) != 1:
+        return lambda *args: tuple(torch.empty_like(result) for result in results)
+    like, empty = results[0], torch.empty_like
+    return lambda *args: (empty(like),)
 
 
 def attempt(action: Callable[[], Any], failed: dict[str, str], name: str) -> Any:
