@@ -42,7 +42,9 @@ py::dict dict_of(const ProgramStats& x) {
   e["seconds"] = x.seconds;
   e["picks"] = x.picks;
   e["guards"] = x.guards;
-  e["packed_bytes"] = x.packed_bytes;
+  py::dict packed;
+  for (const auto& [memory, bytes] : x.packed) packed[py::int_(reinterpret_cast<uintptr_t>(memory))] = bytes;
+  e["packed"] = packed;
   e["arena_bytes"] = x.arena_bytes;
   e["graph"] = x.graph_text;
   e["schedule"] = x.schedule_text;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <filesystem>
 #include <iomanip>
+#include <map>
 #include <mutex>
 #include <ostream>
 
@@ -123,7 +124,9 @@ class Compiled::State {
     std::lock_guard lock(mutex_);
     out.calls = out.eager_calls = eager_calls_;
     out.eager_reasons = eager_reasons_;
-    for (const auto& v : variants_) add(*v->function, out);
+    std::map<const void*, int64_t> packed;  // variants share some
+    for (const auto& v : variants_) add(*v->function, out, packed);
+    for (const auto& [memory, bytes] : packed) out.packed_bytes += bytes;
     return out;
   }
 
@@ -201,7 +204,7 @@ class Compiled::State {
     return nullptr;
   }
 
-  static void add(const Function& function, Explanation& out) {
+  static void add(const Function& function, Explanation& out, std::map<const void*, int64_t>& packed) {
     auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     FunctionStats f = function.stats();
     out.calls += f.calls;
@@ -221,7 +224,7 @@ class Compiled::State {
       for (const auto& [schema, n] : p.code.externs) out.externs[schema] += n;
       append(out.picks, p.picks);
       append(out.guards, p.guards);
-      out.packed_bytes += p.packed_bytes;
+      packed.merge(p.packed);
       out.arena_bytes = std::max(out.arena_bytes, p.arena_bytes);
     }
   }

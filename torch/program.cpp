@@ -231,7 +231,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
 
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
-  if (weights_) s.packed_bytes = weights_->bytes();
+  if (weights_) s.packed = weights_->bytes();
   s.picks = main_->executable().picks(sizes_.hints());
   s.steps = main_->executable().profile();
   for (size_t i = 0; i < given_; ++i)

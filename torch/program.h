@@ -24,7 +24,8 @@ struct ProgramStats {
   std::vector<std::pair<std::string, double>> seconds;  // by stage, in order
   std::vector<std::string> picks;                       // of contractions
   std::vector<std::string> guards;
-  int64_t packed_bytes = 0, arena_bytes = 0;
+  std::map<const void*, int64_t> packed;                // rearranged or computed weights, by address; programs share some
+  int64_t arena_bytes = 0;
   std::string graph_text, schedule_text;
   std::vector<StepProfile> steps;                       // if profiling was on while it ran
 };

@@ -60,62 +60,76 @@ std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, 
   return once;
 }
 
-bool Weights::add_source(State& state, int input, const RunInputs& inputs) const {
-  if (std::any_of(state.sources.begin(), state.sources.end(), [&](const auto& s) { return s.input == input; })) return true;
+std::shared_ptr<const at::Tensor> Weights::add_source(State& state, int input, const RunInputs& inputs) const {
+  for (size_t i = 0; i < state.sources.size(); ++i)
+    if (state.sources[i].input == input) return state.clones[i];
   const at::Tensor& t = *inputs.tensors[static_cast<size_t>(input)];
   try {
-    at::Tensor clone = at::_lazy_clone(t.detach());
-    const void* address = address_of(clone);
-    if (address != inputs.addresses[static_cast<size_t>(input)]) return false;
+    std::shared_ptr<const at::Tensor> clone = std::make_shared<at::Tensor>(at::_lazy_clone(t.detach()));
+    const void* address = address_of(*clone);
+    if (address != inputs.addresses[static_cast<size_t>(input)]) return nullptr;
     state.sources.push_back({input, address});
-    state.clones.push_back(std::move(clone));
-    return true;
+    state.clones.push_back(clone);
+    return clone;
   } catch (const c10::Error&) {
-    return false;  // memory that torch cannot share
+    return nullptr;  // memory that torch cannot share
   }
 }
 
-// `old`: a state that agrees with the inputs, of which what is still wanted is kept.
+std::optional<PackSource> Weights::source_of(State& state, int input, const RunInputs& inputs) const {
+  if (size_t given = inputs.tensors.size(); static_cast<size_t>(input) >= given) {
+    size_t i = static_cast<size_t>(input) - given;
+    return PackSource{state.frozen[i].const_data_ptr(), &state.frozen_names[static_cast<std::ptrdiff_t>(i)], state.frozen_names};
+  }
+  auto clone = add_source(state, input, inputs);
+  if (!clone) return std::nullopt;
+  return PackSource{address_of(*clone), address_of(*clone), clone};
+}
+
+// `old`: a state that agrees with the inputs; what is packed alike in both is shared.
 std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
   for (int i : prologue_inputs_)
     if (!add_source(*state, i, inputs)) return nullptr;
-  if (old) state->frozen = old->frozen;
-  else if (prologue_) state->frozen = prologue_->run(inputs, {}, nullptr, {});
-  pack(*state, inputs, symbols, old);
-  for (const auto& t : state->frozen)
-    if (t.defined()) state->bytes += static_cast<int64_t>(t.nbytes());
+  if (old) {
+    state->frozen = old->frozen;
+    state->frozen_names = old->frozen_names;
+  } else if (prologue_) {
+    state->frozen = prologue_->run(inputs, {}, nullptr, {});
+    state->frozen_names = std::make_shared<std::byte[]>(state->frozen.size());
+  }
+  pack(*state, inputs, symbols);
   return state;
 }
 
-void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
+void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
   const Executable& main = main_->executable();
   state.packs.resize(static_cast<size_t>(main.contractions()));
   state.settled = main.is_settled(symbols);
   std::set<size_t> trials;  // one weight packed for each
-  auto given = static_cast<int>(inputs.tensors.size());
   for (const auto& p : packables_) {
-    bool is_frozen = p.input >= given, trial = false;
+    bool trial = false;
     if (!main.wants_packed(p.contraction, symbols)) {
       size_t shape = main.packing_trial(p.contraction, symbols);
       trial = shape && trials.insert(shape).second;
       if (!trial) continue;
     }
-    if (!is_frozen && !add_source(state, p.input, inputs)) continue;
-    const at::Tensor& t = is_frozen ? state.frozen[static_cast<size_t>(p.input - given)] : *inputs.tensors[static_cast<size_t>(p.input)];
-    PackedWeight& packed = state.packs[static_cast<size_t>(p.contraction)];
-    if (old && old->packs[static_cast<size_t>(p.contraction)].data) packed = old->packs[static_cast<size_t>(p.contraction)];
-    else packed = main.pack(p.contraction, t.const_data_ptr(), symbols, trial);
-    state.bytes += static_cast<int64_t>(packed.bytes);
+    if (auto source = source_of(state, p.input, inputs)) state.packs[static_cast<size_t>(p.contraction)] = main.pack(p.contraction, *source, symbols, trial);
   }
   if (!symbols.empty() || !state.settled) return;  // other sizes, or candidates, may want them in other arrangements
   for (size_t i = 0; i < state.frozen.size(); ++i)
-    if (!main_->reads_unpacked(given + static_cast<int>(i), state.packs)) state.frozen[i] = at::Tensor();
+    if (!main_->reads_unpacked(static_cast<int>(inputs.tensors.size() + i), state.packs)) state.frozen[i] = at::Tensor();
 }
 
-int64_t Weights::bytes() const {
+std::map<const void*, int64_t> Weights::bytes() const {
+  std::map<const void*, int64_t> out;
   auto state = state_.load();
-  return state ? state->bytes : 0;
+  if (!state) return out;
+  for (const PackedWeight& p : state->packs)
+    if (p.data) out[p.data.get()] = static_cast<int64_t>(p.bytes);
+  for (const at::Tensor& t : state->frozen)
+    if (t.defined()) out[address_of(t)] = static_cast<int64_t>(t.nbytes());
+  return out;
 }
 
 }  // namespace broach

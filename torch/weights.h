@@ -9,8 +9,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "runner.h"
@@ -25,10 +27,10 @@ class Weights {
       const void* address;
     };
     std::vector<Source> sources;
-    std::vector<at::Tensor> clones;  // of the sources
+    std::vector<std::shared_ptr<const at::Tensor>> clones;  // of the sources
     std::vector<at::Tensor> frozen;  // inputs of the main program behind the others; undefined where only packs are read
+    std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
-    int64_t bytes = 0;               // of both
     bool settled = true;             // it is known which contractions want their weights packed
   };
 
@@ -37,12 +39,14 @@ class Weights {
 
   // What agrees with the inputs' elements now.
   std::shared_ptr<const State> current(const RunInputs& inputs, const std::vector<int64_t>& symbols);
-  int64_t bytes() const;
+  std::map<const void*, int64_t> bytes() const;  // of what is packed or computed, by address
 
  private:
   std::shared_ptr<const State> build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
-  bool add_source(State& state, int input, const RunInputs& inputs) const;
-  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
+  // The input's copy-on-write clone; null if its memory cannot be watched.
+  std::shared_ptr<const at::Tensor> add_source(State& state, int input, const RunInputs& inputs) const;
+  std::optional<PackSource> source_of(State& state, int input, const RunInputs& inputs) const;
+  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
 
   std::shared_ptr<const Runner> main_, prologue_;
   std::vector<bool> constant_;

@@ -62,7 +62,9 @@ class Explanation:
                 self.passes[name] = self.passes.get(name, 0.0) + s
         self.capture_seconds = sum(sum(m["capture_seconds"]) for m in self.modules)
         self.compile_seconds = sum(sum(m["compile_seconds"]) for m in self.modules)
-        self.packed_bytes = sum(p["packed_bytes"] for p in programs)
+        # By address, because programs share the copies of a weight that they read alike.
+        packed = {memory: bytes for p in programs for memory, bytes in p["packed"].items()}
+        self.packed_bytes = sum(packed.values())
         self.arena_bytes = sum(p["arena_bytes"] for p in programs)
         self.code_bytes = sum(p["code_bytes"] for p in programs)
         self.picks = Counter(pick for p in programs for pick in p["picks"])

@@ -222,16 +222,18 @@ void Executable::run(Frame& frame) const {
   for (const CompiledStep& s : steps_) run_step(s, frame);
 }
 
-PackedWeight Executable::pack(int contraction, const void* data, std::span<const int64_t> symbols, bool trial) const {
+PackedWeight Executable::pack(int contraction, const PackSource& source, std::span<const int64_t> symbols, bool trial) const {
   const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
   size_t bytes = s.contraction->packed_bytes(symbols, trial);
   if (bytes == 0) return {};
   const Operand& w = s.contraction_step->operands[1];
-  const auto* from = static_cast<const std::byte*>(data) + w.place.offset.eval(symbols) * size_of(w.type.dtype);
-  std::shared_ptr<std::byte[]> memory(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free);
-  if (!memory) throw std::bad_alloc();
-  s.contraction->pack(symbols, from, memory.get());
-  return {std::move(memory), bytes, s.contraction->packed_layout(symbols)};
+  const int64_t offset = w.place.offset.eval(symbols) * static_cast<int64_t>(size_of(w.type.dtype));
+  PackedWeight packed{nullptr, bytes, s.contraction->packed_layout(symbols)};
+  PackForm form{static_cast<int64_t>(w.type.dtype), offset, static_cast<int64_t>(packed.layout)};
+  for (const Shape* numbers : {&w.type.shape, &w.place.strides})
+    for (const SymInt& n : *numbers) form.push_back(n.eval(symbols));
+  packed.data = SharedPacks::of_process().find_or_make(source, form, bytes, [&](std::byte* memory) { s.contraction->pack(symbols, static_cast<const std::byte*>(source.data) + offset, memory); });
+  return packed;
 }
 
 size_t Executable::packing_trial(int contraction, std::span<const int64_t> symbols) const {

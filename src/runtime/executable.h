@@ -11,18 +11,13 @@
 #include <vector>
 
 #include "runtime/memory.h"
+#include "runtime/packs.h"
 #include "runtime/profile.h"
 #include "target/target.h"
 
 namespace broach {
 
 class Executable;
-
-// A weight rearranged for a contraction; no data where that brings nothing.
-struct PackedWeight {
-  std::shared_ptr<const std::byte[]> data;
-  size_t bytes = 0, layout = 0;
-};
 
 // The state of one run.
 struct Frame {
@@ -67,8 +62,9 @@ class Executable {
   };
   const std::vector<Packable>& packables() const { return packables_; }
   int contractions() const { return static_cast<int>(contraction_steps_.size()); }
-  // For these sizes; at others it is used if they want the same arrangement. `data`: address of the input's element 0.
-  PackedWeight pack(int contraction, const void* data, std::span<const int64_t> symbols, bool trial) const;
+  // For these sizes; at others it is used if they want the same arrangement. What is packed alike already, by whatever program,
+  // is shared.
+  PackedWeight pack(int contraction, const PackSource& source, std::span<const int64_t> symbols, bool trial) const;
   bool wants_packed(int contraction, std::span<const int64_t> symbols) const;
   // See CompiledContraction.
   size_t packing_trial(int contraction, std::span<const int64_t> symbols) const;

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 ALL = os.environ.get("BROACH_TEST_ALL") == "1"
 CHANGES = int(os.environ.get("BROACH_TEST_CHANGES", "10000" if ALL else "450"))
 SECONDS = float("inf") if ALL else 40.0
-SEED = 20240611
+SEED = int(os.environ.get("BROACH_TEST_SEED", "20240611"))
 
 
 # ---- programs ----

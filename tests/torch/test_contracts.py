@@ -428,9 +428,43 @@ def test_some_weight_is_packed():
         compiled = compile_direct(fn, constant=[False, True])
         x, w = torch.randn(xs), torch.randn(ws)
         compiled(x, w), compiled(x, w)
-        packed += sum(p["packed_bytes"] for p in compiled.stats()["programs"])
+        packed += sum(len(p["packed"]) for p in compiled.stats()["programs"])
     if not packed:
         pytest.skip("nothing is packed on this machine")
+
+
+@torch.no_grad()
+def test_packed_weights_are_shared():
+    """Of versions for several sizes, and of several compiled wrappers, as long as one of them is alive."""
+    net = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256)).eval()
+    one, other = (broach.compile(net, dynamic=False) for _ in range(2))
+    most = sum(p.nbytes for p in net.parameters() if p.dim() == 2)
+
+    def packed(compiled):
+        return set().union(*(p["packed"] for p in broach.explain(compiled, x).programs))
+
+    for rows in (8, 9, 10):
+        x = torch.randn(rows, 256)
+        for compiled in (one, other, one):
+            assert_same(compiled(x), net(x), slack=20)
+    told = broach.explain(one, x)
+    assert len(told.programs) >= 3 and told.packed_bytes <= most
+    if told.packed_bytes:
+        assert packed(one) == packed(other)
+    net[0].weight.data[3, 4] += 1
+    for compiled in (one, other):
+        assert_same(compiled(x), net(x), slack=20)
+    del one
+    broach.reset()
+    assert_same(other(x), net(x), slack=20)
+
+
+@torch.no_grad()
+def test_a_weight_that_is_read_in_two_ways_is_packed_twice():
+    x, w = torch.randn(4, 64), torch.randn(64, 64)
+    compiled = compile_direct(lambda x, w: (x @ w, x @ w.t(), x @ w[:, :]), constant=[False, True])
+    for _ in range(2):
+        assert_same(compiled(x, w), (x @ w, x @ w.t(), x @ w), slack=20)
 
 
 def _net():

@@ -1,0 +1,39 @@
+#include "packs.h"
+
+#include <cstdlib>
+#include <new>
+
+namespace broach {
+
+SharedPacks& SharedPacks::of_process() {
+  static SharedPacks packs;
+  return packs;
+}
+
+std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& source, const PackForm& form, size_t bytes, const std::function<void(std::byte*)>& fill) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(entries_, [](const auto& e) { return e.second.data.expired(); });
+  Entry& entry = entries_[{source.name, form}];
+  if (auto found = entry.data.lock()) return found;
+  // Freed together, so that an entry which is alive says that its name still stands for the same elements.
+  struct Copy {
+    std::shared_ptr<const void> source;
+    std::unique_ptr<std::byte, void (*)(void*)> memory;
+  };
+  auto copy = std::make_shared<Copy>(Copy{source.keeps, {static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free}});
+  if (!copy->memory) throw std::bad_alloc();
+  fill(copy->memory.get());
+  std::shared_ptr<const std::byte[]> made(copy, copy->memory.get());
+  entry = {made, bytes};
+  return made;
+}
+
+size_t SharedPacks::bytes() {
+  std::lock_guard lock(mutex_);
+  size_t total = 0;
+  for (const auto& [key, entry] : entries_)
+    if (!entry.data.expired()) total += entry.bytes;
+  return total;
+}
+
+}  // namespace broach
