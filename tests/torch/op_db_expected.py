@@ -12,9 +12,10 @@ SKIPPED: dict[str, str] = {
 # By operation and element type.
 EXPECTED: dict[tuple[str, torch.dtype], str] = {}
 
-# By operation, why eager's own error may exceed the tolerance: then ours against float64 must not be more than four times eager's.
+# By operation or module, why eager's own error may exceed the tolerance: then ours against float64 must not be more than four times eager's.
 INEXACT: dict[str, str] = {
     "nn.functional.multi_head_attention_forward": "scores of some hundreds, whose rounding errors the softmax turns into relative ones",
     "nn.functional.hinge_embedding_loss": "a sum of terms that cancel, each of which eager has rounded to float16 step by step",
+    "nn.CrossEntropyLoss": "with probabilities and weights a sum of terms of both signs, each of which eager has rounded to float16 step by step",
     "nn.functional.poisson_nll_loss": "a sum of terms that cancel, each of which eager has rounded to float16 step by step",
 }

@@ -11,6 +11,7 @@ import os
 import direct
 import pytest
 import torch
+from op_db_expected import INEXACT
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
@@ -64,7 +65,13 @@ def run(info, dtype, training, sample) -> str | None:
     compiled = direct.compile_direct(program(ours), *tensors, compile_threads=1)
     have = compiled(*direct.fresh(tensors))
     direct.note_share("module_db", "torch.nn", info.name, dtype, compiled)
-    direct.assert_same(have, want)
+    try:
+        direct.assert_same(have, want)
+    except AssertionError:
+        if info.name not in INEXACT or dtype == torch.float64:
+            raise
+        exact = program(copy.deepcopy(theirs).double())(*(t.double() if t.is_floating_point() else t for t in direct.fresh(tensors)))
+        direct.assert_no_worse(have, want, exact)
     direct.assert_same(dict(ours.state_dict()), dict(theirs.state_dict()), "parameter or buffer")
     return None
 
