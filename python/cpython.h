@@ -34,10 +34,26 @@ inline int watcher(DictChanged changed) {
   static const int id = (dict_changed = changed, PyDict_AddWatcher(&on_dict_event));
   return id;
 }
+// Since 3.13 the values of an instance's dict lie in the instance, and an attribute that is set there is announced to nobody.
+// Taking the last item out gives the dict a table of its own for good, with the same items in the same order.
+inline bool own_table(PyObject* dict) {
+#if PY_VERSION_HEX >= 0x030D0000
+  if (!reinterpret_cast<PyDictObject*>(dict)->ma_values) return true;
+  if (PyDict_GET_SIZE(dict) == 0) {
+    Ref name = Ref::steal(PyUnicode_InternFromString("_"));
+    if (!name || PyDict_SetItem(dict, name.get(), Py_None) < 0) return false;
+    return static_cast<bool>(Ref::steal(PyObject_CallMethod(dict, "popitem", nullptr)));
+  }
+  Ref item = Ref::steal(PyObject_CallMethod(dict, "popitem", nullptr));
+  return item && PyDict_SetItem(dict, PyTuple_GET_ITEM(item.get(), 0), PyTuple_GET_ITEM(item.get(), 1)) == 0;
+#else
+  return dict != nullptr;
+#endif
+}
 // False if the interpreter has no watcher left: then the dict has to be compared on every call.
 inline bool watch_dict(PyObject* dict, DictChanged changed) {
   int id = watcher(changed);
-  if (id >= 0 && PyDict_Watch(id, dict) == 0) return true;
+  if (id >= 0 && own_table(dict) && PyDict_Watch(id, dict) == 0) return true;
   PyErr_Clear();
   return false;
 }

@@ -255,6 +255,10 @@ def test_a_saved_tensor_that_compiled_code_overwrites_is_noticed():
 @torch.no_grad()
 def test_promotion_with_numbers(dtype, other):
     x = (torch.arange(6) % 3).to(dtype)
+    try:
+        x + other
+    except NotImplementedError:  # from torch 2.15 on a bfloat16 with a complex number is of a type that cannot be added
+        pytest.skip("eager does not add these")
     check(lambda x: (x + other, x * other, torch.true_divide(x, 2), torch.full_like(x, 1) if dtype != torch.bool else x), x)
 
 
