@@ -176,7 +176,7 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
     if (e.operand) epilogue[n++] = address(*e.operand, frame);
   static const PackedWeight none;
   const PackedWeight& packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)] : none;
-  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols});
+  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols, *frame.threads});
 }
 
 void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {

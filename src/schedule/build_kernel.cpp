@@ -3,6 +3,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "schedule/axes.h"
 #include "schedule/schedule.h"
 #include "support/error.h"
 
@@ -20,15 +21,30 @@ struct Misfit {
   const Node* node;
 };
 
+// An axis of which a reduction depends on every `step`th position only: as two axes, it is reduced once for each of these.
+struct Split {
+  size_t axis;
+  SymInt step;
+};
+
+constexpr size_t kMostSplits = 4;
+
 class KernelBuilder {
  public:
-  KernelBuilder(const std::function<const Place*(const Value&)>& place, const ScheduleOptions& options) : place_(place) { k_.strict = options.strict; }
+  KernelBuilder(const std::function<const Place*(const Value&)>& place, const ScheduleOptions& options, const std::vector<Split>& splits)
+      : place_(place), splits_(splits) {
+    k_.strict = options.strict;
+  }
 
   KernelStep build(const std::vector<const Node*>& roots, const std::function<Place(const Node*)>& target) {
     std::vector<const Node*> order = roots;
     // Reductions among the roots decide the axes first.
     std::stable_sort(order.begin(), order.end(), [](const Node* a, const Node* b) { return is_reduce(a->op) > is_reduce(b->op); });
-    if (!is_reduce(order[0]->op)) full_ = new_axes(order[0]->results[0].shape);
+    if (!is_reduce(order[0]->op)) {
+      full_ = new_axes(order[0]->results[0].shape);
+      for (const Split& s : splits_) split(s);
+      splittable_ = splits_.size() < kMostSplits ? k_.axes.size() : 0;
+    }
     for (const Node* root : order) store(root, target(root));
     return finish();
   }
@@ -57,6 +73,15 @@ class KernelBuilder {
       ids.push_back(SymInt::symbol(id));
     }
     return ids;
+  }
+
+  void split(const Split& s) {
+    const KernelAxis inner{kFirstAxis + static_cast<SymbolId>(k_.axes.size()), s.step, false};
+    const SymbolId outer = k_.axes[s.axis].id;
+    k_.axes[s.axis].extent = floordiv(k_.axes[s.axis].extent, s.step);
+    const SymInt joined = SymInt::symbol(outer) * s.step + SymInt::symbol(inner.id);
+    k_.axes.insert(k_.axes.begin() + static_cast<int64_t>(s.axis) + 1, inner);
+    for (SymInt& i : full_) i = i.substitute([&](SymbolId id) { return id == outer ? std::optional(joined) : std::nullopt; });
   }
 
   void store(const Node* root, const Place& place) {
@@ -341,6 +366,8 @@ class KernelBuilder {
       for (const Dynamic& d : dynamic_)
         if (i.contains(d.symbol)) throw Misfit{&n};
     auto depends = [&](const KernelAxis& a) { return std::any_of(index.begin(), index.end(), [&](const SymInt& i) { return i.contains(a.id); }); };
+    for (const KernelAxis& a : k_.axes)
+      if (std::any_of(index.begin(), index.end(), [&](const SymInt& i) { return i.contains(a.id) && !i.linear_in(a.id); })) split_for(n, index);
     std::vector<size_t> free, reduced;
     for (size_t a = 0; a < k_.axes.size(); ++a) {
       if (k_.axes[a].reduced) reduced.push_back(a);
@@ -368,6 +395,15 @@ class KernelBuilder {
     if (!fits) throw Misfit{&n};
     for (size_t a : wanted) k_.axes[a].reduced = true;
     return wanted;
+  }
+
+  // The result is the same at several positions of an axis, and would be reduced anew for each.
+  [[noreturn]] void split_for(const Node& n, const Index& index) const {
+    std::vector<std::pair<size_t, SymInt>> divisors;
+    for (const SymInt& i : index) find_divisors(i, k_.axes, divisors);
+    for (auto& [axis, step] : divisors)
+      if (axis < splittable_) throw Split{axis, step};
+    throw Misfit{&n};
   }
 
   bool match(const Shape& extents, const std::vector<size_t>& axes, std::vector<size_t>& wanted) {
@@ -415,6 +451,8 @@ class KernelBuilder {
   }
 
   const std::function<const Place*(const Value&)>& place_;
+  const std::vector<Split>& splits_;
+  size_t splittable_ = 0;  // axes that may be split
   Kernel k_;
   Index full_;
   std::vector<int> buffers_;
@@ -427,11 +465,16 @@ class KernelBuilder {
 
 std::optional<KernelStep> build_kernel(const std::vector<const Node*>& roots, const std::function<const Place*(const Value&)>& place,
                                        const std::function<Place(const Node*)>& target, const ScheduleOptions& options, const Node** misfit) {
-  try {
-    return KernelBuilder(place, options).build(roots, target);
-  } catch (const Misfit& m) {
-    *misfit = m.node;
-    return std::nullopt;
+  std::vector<Split> splits;
+  for (;;) {
+    try {
+      return KernelBuilder(place, options, splits).build(roots, target);
+    } catch (const Split& s) {
+      splits.push_back(s);
+    } catch (const Misfit& m) {
+      *misfit = m.node;
+      return std::nullopt;
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedule/axes.h"
 #include "support/error.h"
 
 namespace broach {
@@ -78,28 +79,31 @@ void simplify_indices(Kernel& k) {
   for_each_index(k, [&](SymInt& i) { i = simplify(i, r); });
 }
 
-// A divisor d of an axis for which some address contains floordiv(axis.., d) or mod(axis.., d), if d divides the extent.
-void find_divisors(const SymInt& e, const Kernel& k, std::vector<std::pair<size_t, SymInt>>& out) {
+}  // namespace
+
+void find_divisors(const SymInt& e, const std::vector<KernelAxis>& axes, std::vector<std::pair<size_t, SymInt>>& out) {
   for (const Term& t : e.terms())
     for (const Atom& a : t.factors) {
       if (a.kind == AtomKind::symbol) continue;
       const auto& [x, d] = *a.args;
       if (a.kind == AtomKind::floordiv || a.kind == AtomKind::mod) {
-        for (size_t i = 0; i < k.axes.size(); ++i) {
-          auto linear = x.linear_in(k.axes[i].id);
+        for (size_t i = 0; i < axes.size(); ++i) {
+          auto linear = x.linear_in(axes[i].id);
           if (!linear || linear->first == SymInt(0)) continue;
           // floordiv(c*i, d) changes every d/c steps of i.
           SymInt step = linear->first.is_constant() && d.is_constant() && linear->first.constant() > 0 && d.constant() % linear->first.constant() == 0
                             ? SymInt(d.constant() / linear->first.constant())
                             : (linear->first == SymInt(1) ? d : SymInt(0));
-          if (step == SymInt(0) || step == SymInt(1) || step == k.axes[i].extent) continue;
-          if (mod(k.axes[i].extent, step) == SymInt(0)) out.push_back({i, step});
+          if (step == SymInt(0) || step == SymInt(1) || step == axes[i].extent) continue;
+          if (mod(axes[i].extent, step) == SymInt(0)) out.push_back({i, step});
         }
       }
-      find_divisors(x, k, out);
-      find_divisors(d, k, out);
+      find_divisors(x, axes, out);
+      find_divisors(d, axes, out);
     }
 }
+
+namespace {
 
 SymbolId fresh_axis(const Kernel& k) {
   SymbolId id = kFirstAxis;
@@ -109,7 +113,7 @@ SymbolId fresh_axis(const Kernel& k) {
 
 bool split_once(Kernel& k) {
   std::vector<std::pair<size_t, SymInt>> found;
-  for_each_index(k, [&](SymInt& i) { find_divisors(i, k, found); });
+  for_each_index(k, [&](SymInt& i) { find_divisors(i, k.axes, found); });
   if (found.empty()) return false;
   auto [at, step] = found.front();
   KernelAxis inner{fresh_axis(k), step, k.axes[at].reduced};

@@ -141,6 +141,7 @@ class Scheduler {
     request_outputs();
     in_place_ = updates_in_place(g_, requests_);
     match_contractions();
+    share_outputs();
     find_channels_last();
     for (const Node& n : g_.nodes()) choose_layouts(n);
     for (const Node& n : g_.nodes()) store_operands(n);
@@ -162,6 +163,30 @@ class Scheduler {
       must_store_[n.id] = true;
       if (requests_[i].into_input >= 0) must_split_[n.id] = true;
     }
+  }
+
+  // An output that is a product with its dimensions regrouped: the product is written where the output lies.
+  void share_outputs() {
+    for (size_t i = 0; i < g_.outputs().size(); ++i) {
+      const Node& n = *g_.outputs()[i].node;
+      auto own = output_of_.find({n.id, 0});
+      if (n.op != Op::reshape || own == output_of_.end() || requests_[i].into_input >= 0) continue;
+      const Node& base = *n.inputs[0].node;
+      auto product = stored_as_.find(base.id);
+      if (product == stored_as_.end() || product->second->op != Op::dot || output_of_.contains({base.id, 0})) continue;
+      const Shape& strides = requests_[i].strides;
+      if (!strides.empty() && !(strides == contiguous_strides(n.results[0].shape))) continue;
+      output_of_.erase(own);
+      output_of_[{base.id, 0}] = static_cast<int>(i);
+      must_store_[n.id] = false, must_store_[base.id] = true;
+      shared_outputs_[n.id] = &base;
+    }
+  }
+
+  // The value that lies where this output does.
+  Value stored_output(const Value& v) const {
+    auto it = shared_outputs_.find(v.node->id);
+    return it == shared_outputs_.end() ? v : Value{it->second, 0};
   }
 
   // ---- contractions and their epilogues ----
@@ -254,7 +279,8 @@ class Scheduler {
       auto it = output_of_.find({n.id, static_cast<uint32_t>(i)});
       if (it == output_of_.end()) continue;
       const OutputRequest& r = requests_[static_cast<size_t>(it->second)];
-      if (r.into_input >= 0) out[i] = input_strides_[static_cast<size_t>(r.into_input)];
+      if (g_.outputs()[static_cast<size_t>(it->second)].node != &n) out[i] = contiguous_strides(n.results[i].shape);
+      else if (r.into_input >= 0) out[i] = input_strides_[static_cast<size_t>(r.into_input)];
       else if (!r.strides.empty()) out[i] = r.strides;
     }
   }
@@ -387,6 +413,8 @@ class Scheduler {
         int into = requests_[static_cast<size_t>(it->second)].into_input;
         b.kind = into >= 0 ? Buffer::Kind::input : Buffer::Kind::output;
         b.index = into >= 0 ? into : it->second;
+        const Value& out = g_.outputs()[static_cast<size_t>(it->second)];
+        if (out.node != &n) b.type = out.type(), b.strides = contiguous_strides(out.shape());  // see share_outputs
       }
       places_[n.id].push_back({buffer_id(b), 0, strides});
     }
@@ -570,7 +598,10 @@ class Scheduler {
     }
     for (const Node& n : g_.nodes())
       if (unit_of_[n.id] >= 0 && !visit(unit_of_[n.id], before)) return untangle();
-    for (const Value& v : g_.outputs()) s_.output_buffers.push_back(places_[v.node->id].at(v.index).buffer);
+    for (const Value& v : g_.outputs()) {
+      const Value at = stored_output(v);
+      s_.output_buffers.push_back(places_[at.node->id].at(at.index).buffer);
+    }
     for (auto& step : s_.steps) {
       s_.kernels += std::holds_alternative<KernelStep>(step.work);
       s_.routines += std::holds_alternative<RoutineStep>(step.work);
@@ -628,6 +659,7 @@ class Scheduler {
   ScheduleOptions options_;
   Schedule s_;
   std::map<std::pair<uint32_t, uint32_t>, int> output_of_;  // by node id and result: the output that is this value
+  std::map<uint32_t, const Node*> shared_outputs_;          // by node id of an output: the product written there
   std::vector<std::vector<const Node*>> users_;
   std::map<uint32_t, Contraction> contractions_;
   std::map<uint32_t, const Node*> stored_as_;  // the last node of an epilogue: the contraction

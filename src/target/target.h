@@ -30,6 +30,7 @@ struct ContractionArgs {
   const void* packed_weight = nullptr;  // from pack(), or null
   size_t packed_layout = 0;             // what it was packed for: packed_layout() of then
   std::span<const int64_t> symbols;
+  const Threads& threads;               // for what the library's own threads do not do
 };
 
 // One contraction of a schedule, for any values of the symbols.

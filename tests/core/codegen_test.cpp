@@ -149,4 +149,24 @@ TEST_CASE("large reductions are cut into parts") {
     }
 }
 
+// A norm over groups of the last dimension, scaled behind the reshape that joins the groups: no point may reduce its group anew.
+TEST_CASE("a group is reduced once for all of its points") {
+  for (int64_t group : {64, 24}) {
+    GraphBuilder b;
+    const Shape whole{SymInt(3), SymInt(5 * group)}, apart{SymInt(3), SymInt(5), SymInt(group)};
+    Value x = b.input({DType::f32, whole}), weight = b.input({DType::f32, {whole[1]}});
+    Value parts = b.reshape(x, apart);
+    Value largest = b.expand(b.reshape(b.reduce(Op::reduce_max, parts, {2}), {SymInt(3), SymInt(5), SymInt(1)}), apart);
+    Value divided = b.reshape(b.binary(Op::div, parts, largest), whole);
+    Graph g = b.finish({b.binary(Op::mul, divided, b.expand(b.reshape(weight, {SymInt(1), whole[1]}), whole))});
+    auto schedule = make_schedule(std::make_shared<const Graph>(rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; })), {contiguous_strides(whole), contiguous_strides({whole[1]})}, {{contiguous_strides(whole), -1}}, {});
+    int64_t points = 1;
+    CHECK(schedule.kernels == 1);
+    for (const auto& axis : std::get<KernelStep>(schedule.steps.at(0).work).kernel->axes) points *= axis.extent.constant();
+    CHECK(points == 15 * group);
+    auto inputs = testing::random_inputs(g, 7);
+    CHECK(testing::first_difference(run_compiled(g, inputs, {})[0], interpret(g, inputs)[0], 1e-5, 1e-5).empty());
+  }
+}
+
 }  // namespace broach

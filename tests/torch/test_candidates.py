@@ -99,3 +99,17 @@ def test_threads_measure_together():
     assert not wrong
     with torch.no_grad():
         assert "being measured" not in next(iter(broach.explain(fast, x).picks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows, width, most", [(4, 592, 1.03), (64, 592, 1.06), (4, 1000, 1.01), (4, 608, 1.0)])
+def test_packed_weights_are_padded_little(rows, width, most, dtype):
+    torch.manual_seed(0)
+    model, x = nn.Linear(512, width).eval().to(dtype), torch.randn(rows, 512).to(dtype)
+    with torch.no_grad():
+        fast = broach.compile(model, options={"deterministic": True})
+        fast(x)
+        actual, told = fast(x), broach.explain(fast, x)
+        close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(actual, model(x), **close)
+    assert 0.999 * model.weight.nbytes <= told.packed_bytes <= most * model.weight.nbytes

@@ -81,3 +81,26 @@ def test_chains_behind_a_linear(after, dtype):
         expected = model(x)
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected, **({"rtol": 3e-2, "atol": 3e-2} if dtype == torch.bfloat16 else {}))
+
+
+def test_product_is_written_where_its_output_lies():
+    """Eager's linear is a product of two dimensions and a view of it."""
+    linear = nn.Linear(24, 40).eval()
+    programs = {
+        "alone": lambda x: linear(x),
+        "twice": lambda x: (linear(x), linear(x)),
+        "read": lambda x: (y := linear(x), y.sum(-1)),
+        "windows": lambda x: (y := linear(x), y[0], y.flatten(0, 1)),
+        "transposed": lambda x: linear(x).transpose(1, 2),
+    }
+    for name, program in programs.items():
+        with torch.no_grad():
+            fast = broach.compile(program)
+            for rows in (3, 3, 5, 6):  # the last of symbolic sizes
+                x = torch.randn(rows, 5, 24)
+                actual, expected = fast(x), program(x)
+                torch.testing.assert_close(actual, expected, msg=lambda m: f"{name}: {m}")
+                for a, b in zip([actual] if torch.is_tensor(actual) else actual, [expected] if torch.is_tensor(expected) else expected):
+                    assert a.stride() == b.stride()
+            # of both versions together
+            assert broach.explain(fast, x).kernels == {"twice": 2, "read": 2}.get(name, 0), name

@@ -37,6 +37,6 @@ inline int64_t attention_scratch(int64_t depth, int64_t value_depth) {
 }
 
 using AttentionFn = void(const AttentionRows&);
-AttentionFn attention_avx512, attention_avx2, attention_sse;
+AttentionFn attention_avx512_bf16, attention_avx512, attention_avx2, attention_sse;
 
 }  // namespace broach::cpu

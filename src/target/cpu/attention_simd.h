@@ -44,6 +44,7 @@ inline uint16_t narrow(float f) {
 
 struct F32 {
   using Stored = float;
+  static constexpr bool pairs = false;
   static float get(float v) { return v; }
   static float put(float v) { return v; }
   static Floats vector(const float* p) { return load(p); }
@@ -51,6 +52,7 @@ struct F32 {
 };
 struct BF16 {
   using Stored = uint16_t;
+  static constexpr bool pairs = false;
   static float get(uint16_t v) { return widen(v); }
   static uint16_t put(float v) { return narrow(v); }
   static Floats vector(const uint16_t* p) {
@@ -63,6 +65,13 @@ struct BF16 {
     *reinterpret_cast<HalvesAt*>(p) = __builtin_convertvector(kept, Halves);
   }
 };
+
+#if BROACH_BF16_DOT
+// Products of pairs of bf16, summed in f32: a word of 32 bits holds two elements that follow each other along the sum.
+struct BF16Pairs : BF16 {
+  static constexpr bool pairs = true;
+};
+#endif
 
 // 2^x for x <= 0, within 2 units in the last place; below the normal numbers it may be 0. By Cody-Waite: the whole part goes into the
 // exponent, the rest, in [-1/2, 1/2], into the Taylor polynomial of 2^x, whose terms after the sixth are below 2^-26.
@@ -95,8 +104,21 @@ inline float across(Floats v, F f) {
   return r;
 }
 
-// c[M][N vectors] (+)= a[M][n] b[n][N vectors]; rows of b are `step` floats apart.
-template <int M, int N>
+// sum + x * columns, where x is one for all columns.
+template <bool Pairs>
+inline Floats multiply_add(Floats sum, const float* x, Floats columns) {
+#if BROACH_BF16_DOT
+  if constexpr (Pairs) {
+    int32_t word;
+    __builtin_memcpy(&word, x, 4);
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(_mm512_set1_epi32(word)), reinterpret_cast<__m512bh>(columns));
+  }
+#endif
+  return sum + splat(*x) * columns;
+}
+
+// c[M][N vectors] (+)= a[M][n] b[n][N vectors]; rows of b are `step` floats apart. Of pairs, a and b hold words.
+template <bool Pairs, int M, int N>
 void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c, int64_t c_row, int64_t n, bool add) {
   Floats sum[M][N];
 #pragma GCC unroll 6
@@ -109,9 +131,8 @@ void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c,
     for (int v = 0; v < N; ++v) columns[v] = load(b + v * kWidth);
 #pragma GCC unroll 6
     for (int r = 0; r < M; ++r) {
-      const Floats x = splat(a[r * a_row + i]);
 #pragma GCC unroll 4
-      for (int v = 0; v < N; ++v) sum[r][v] += x * columns[v];
+      for (int v = 0; v < N; ++v) sum[r][v] = multiply_add<Pairs>(sum[r][v], a + r * a_row + i, columns[v]);
     }
   }
 #pragma GCC unroll 6
@@ -121,22 +142,23 @@ void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c,
 }
 
 using Tile = void(const float*, int64_t, const float*, int64_t, float*, int64_t, int64_t, bool);
-template <int M>
+template <bool Pairs, int M>
 Tile* tile_of(int vectors) {
   if constexpr (kVectors == 4) {
-    if (vectors == 4) return tile<M, 4>;
-    if (vectors == 3) return tile<M, 3>;
+    if (vectors == 4) return tile<Pairs, M, 4>;
+    if (vectors == 3) return tile<Pairs, M, 3>;
   }
-  return vectors == 2 ? tile<M, 2> : tile<M, 1>;
+  return vectors == 2 ? tile<Pairs, M, 2> : tile<Pairs, M, 1>;
 }
+template <bool Pairs>
 Tile* tile_of(int rows, int vectors) {
   switch (rows) {
-    case 6: return tile_of<6>(vectors);
-    case 5: return tile_of<5>(vectors);
-    case 4: return tile_of<4>(vectors);
-    case 3: return tile_of<3>(vectors);
-    case 2: return tile_of<2>(vectors);
-    default: return tile_of<1>(vectors);
+    case 6: return tile_of<Pairs, 6>(vectors);
+    case 5: return tile_of<Pairs, 5>(vectors);
+    case 4: return tile_of<Pairs, 4>(vectors);
+    case 3: return tile_of<Pairs, 3>(vectors);
+    case 2: return tile_of<Pairs, 2>(vectors);
+    default: return tile_of<Pairs, 1>(vectors);
   }
 }
 
@@ -144,10 +166,11 @@ Tile* tile_of(int rows, int vectors) {
 int64_t panel_width(int64_t columns, int64_t at) { return columns - at < kPanel ? columns - at : kPanel; }
 
 // c[rows][columns] (+)= a[rows][n] b, where b is packed in panels.
+template <bool Pairs>
 void multiply(const float* a, int64_t a_row, const float* b, float* c, int64_t c_row, int rows, int64_t n, int64_t packed_n, int64_t columns, bool add) {
   for (int64_t at = 0; at < columns; at += kPanel) {
     const int64_t width = panel_width(columns, at);
-    tile_of(rows, static_cast<int>(width / kWidth))(a, a_row, b + at * packed_n, width, c + at, c_row, n, add);
+    tile_of<Pairs>(rows, static_cast<int>(width / kWidth))(a, a_row, b + at * packed_n, width, c + at, c_row, n, add);
   }
 }
 
@@ -212,6 +235,46 @@ void pack_values(const AttentionRows& a, int64_t first, int64_t n, int64_t colum
   }
 }
 
+#if BROACH_BF16_DOT
+// Values as panels of columns, the elements of two keys in a word; a zero beside the last of an odd number.
+void pack_value_pairs(const AttentionRows& a, int64_t first, int64_t n, int64_t columns, float* out) {
+  const auto* value = static_cast<const uint16_t*>(a.value) + first * a.value_row;
+  const int64_t words = (n + 1) / 2;
+  for (int64_t at = 0; at < columns; at += kPanel) {
+    const int64_t width = panel_width(columns, at), own = a.value_depth - at < width ? a.value_depth - at : width;
+    float* to = out + at * words;
+    for (int64_t i = 0; i < n; i += 2, to += width) {
+      const uint16_t *low = value + i * a.value_row + at * a.value_col, *high = i + 1 < n ? low + a.value_row : nullptr;
+      int64_t d = 0;
+      if (a.value_col == 1)
+        for (; d + kWidth <= own; d += kWidth) {
+          Ints word = __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(low + d), Ints);
+          if (high) word |= __builtin_convertvector(*reinterpret_cast<const HalvesAt*>(high + d), Ints) << 16;
+          store(to + d, reinterpret_cast<Floats>(word));
+        }
+      for (; d < width; ++d) {
+        const uint32_t word = d < own ? low[d * a.value_col] | static_cast<uint32_t>(high ? high[d * a.value_col] : 0) << 16 : 0;
+        __builtin_memcpy(to + d, &word, 4);
+      }
+    }
+  }
+}
+
+// A row of weights becomes words in its own place.
+void narrow_row(float* row, int64_t columns) {
+  for (int64_t i = 0; i < columns; i += kWidth) {
+    const __m256bh pairs = _mm512_cvtneps_pbh(load(row + i));
+    __builtin_memcpy(row + i / 2, &pairs, sizeof pairs);
+  }
+}
+
+// Whether rows of queries and keys can be read as words.
+inline bool lie_in_pairs(const AttentionRows& a) {
+  const auto address = reinterpret_cast<uintptr_t>(a.query) | reinterpret_cast<uintptr_t>(a.key);
+  return a.query_col == 1 && a.key_col == 1 && ((a.query_row | a.key_row | a.depth) & 1) == 0 && address % 4 == 0;
+}
+#endif
+
 // Scores of one query and n keys that lie as they are given, in vectors along the depth: for so few queries that packing the
 // keys would cost more than it brings.
 template <class E>
@@ -239,7 +302,9 @@ struct RowState {
 };
 
 // Scores of one row become weights; what was added up before is scaled to the new maximum.
-void soften(float* scores, int64_t n, int64_t columns, const float* mask, int64_t mask_col, RowState& state, float* sums, int64_t value_columns) {
+void soften(float* scores, float scale, int64_t n, int64_t columns, const float* mask, int64_t mask_col, RowState& state, float* sums, int64_t value_columns) {
+  if (scale != 1)
+    for (int64_t i = 0; i < columns; i += kWidth) store(scores + i, load(scores + i) * scale);
   if (mask) {
     if (mask_col == 1)
       for (int64_t i = 0; i < n; ++i) scores[i] += mask[i] * kLog2E;
@@ -273,6 +338,12 @@ void soften(float* scores, int64_t n, int64_t columns, const float* mask, int64_
   state.sum += across(sum, [](float x, float y) { return x + y; });
 }
 
+// The same operands with two elements of a query or key for one.
+inline AttentionRows in_words(AttentionRows a) {
+  a.query_row /= 2, a.key_row /= 2, a.depth /= 2;
+  return a;
+}
+
 template <class E>
 void attend(const AttentionRows& a) {
   using T = typename E::Stored;
@@ -281,27 +352,38 @@ void attend(const AttentionRows& a) {
   float* keys = a.scratch;
   float* values = keys + block * a.depth;
   float* scores = values + block * ((a.value_depth + 15) / 16 * 16);
-  float* queries = scores + 6 * block;
-  float* sums = queries + kAttentionRows * a.depth;
+  float* packed_queries = scores + 6 * block;
+  float* sums = packed_queries + kAttentionRows * a.depth;
   auto* state = reinterpret_cast<RowState*>(sums + kAttentionRows * ((a.value_depth + 15) / 16 * 16));
   const float scale = a.scale * kLog2E;
+  // Pairs are multiplied as they are, so it is the scores that are scaled.
+  const AttentionRows words = in_words(a);
+  const float* queries = E::pairs ? static_cast<const float*>(words.query) + a.first * words.query_row : packed_queries;
+  const int64_t depth = E::pairs ? words.depth : a.depth, query_row = E::pairs ? words.query_row : a.depth;
   for (int64_t r = 0; r < rows; ++r) {
     const T* q = static_cast<const T*>(a.query) + (a.first + r) * a.query_row;
-    float* to = queries + r * a.depth;
-    int64_t e = 0;
+    float* to = packed_queries + r * a.depth;
+    int64_t e = E::pairs ? a.depth : 0;
     if (a.query_col == 1)
       for (; e + kWidth <= a.depth; e += kWidth) store(to + e, E::vector(q + e) * scale);
     for (; e < a.depth; ++e) to[e] = E::get(q[e * a.query_col]) * scale;
     for (int64_t d = 0; d < wide; ++d) sums[r * wide + d] = 0;
     state[r] = {-__builtin_inff(), 0};
   }
-  const bool few = rows <= 2 && a.key_col == 1 && a.depth % kWidth == 0;
+  const bool few = !E::pairs && rows <= 2 && a.key_col == 1 && a.depth % kWidth == 0;
   const bool values_in_place = few && sizeof(T) == sizeof(float) && a.value_col == 1 && wide == a.value_depth;
   const int64_t seen = a.causal && a.last < a.keys ? a.last : a.keys;
   for (int64_t start = 0; start < seen; start += block) {
     const int64_t n = seen - start < block ? seen - start : block;
-    if (!few) pack_keys<E>(a, start, n, (n + kWidth - 1) / kWidth * kWidth, keys);
-    if (!values_in_place) pack_values<E>(a, start, n, wide, values);
+    if constexpr (E::pairs) {
+#if BROACH_BF16_DOT
+      pack_keys<F32>(words, start, n, (n + kWidth - 1) / kWidth * kWidth, keys);
+      pack_value_pairs(a, start, n, wide, values);
+#endif
+    } else {
+      if (!few) pack_keys<E>(a, start, n, (n + kWidth - 1) / kWidth * kWidth, keys);
+      if (!values_in_place) pack_values<E>(a, start, n, wide, values);
+    }
     const int64_t packed = (n + kWidth - 1) / kWidth * kWidth;
     for (int64_t r = 0; r < rows; r += kRows) {
       const int count = static_cast<int>(rows - r < kRows ? rows - r : kRows);
@@ -310,22 +392,27 @@ void attend(const AttentionRows& a) {
       if (most <= 0) continue;
       int64_t columns = (most + kPanel - 1) / kPanel * kPanel;
       if (columns > packed) columns = packed;
-      for (int i = 0; few && i < count; ++i) score_row<E>(a, queries + (r + i) * a.depth, start, n, scores + i * block);
+      for (int i = 0; few && i < count; ++i) score_row<E>(a, queries + (r + i) * query_row, start, n, scores + i * block);
       for (int64_t at = 0; !few && at < columns; at += kPanel) {
         const int64_t width = panel_width(packed, at);
-        tile_of(count, static_cast<int>(width / kWidth))(queries + r * a.depth, a.depth, keys + at * a.depth, width, scores + at, block, a.depth, false);
+        tile_of<E::pairs>(count, static_cast<int>(width / kWidth))(queries + r * query_row, query_row, keys + at * depth, width, scores + at, block, depth, false);
       }
       for (int i = 0; i < count; ++i) {
         const int64_t row = a.first + r + i, own = a.causal && row + 1 - start < most ? row + 1 - start : most;
         const float* mask = a.mask ? a.mask + row * a.mask_row + start * a.mask_col : nullptr;
-        soften(scores + i * block, own > 0 ? own : 0, columns, mask, a.mask_col, state[r + i], sums + (r + i) * wide, wide);
+        soften(scores + i * block, E::pairs ? scale : 1.0f, own > 0 ? own : 0, columns, mask, a.mask_col, state[r + i], sums + (r + i) * wide, wide);
       }
-      if (values_in_place) {
+      if constexpr (E::pairs) {
+#if BROACH_BF16_DOT
+        for (int i = 0; i < count; ++i) narrow_row(scores + i * block, columns);
+        multiply<true>(scores, block, values, sums + r * wide, wide, count, (most + 1) / 2, (n + 1) / 2, wide, true);
+#endif
+      } else if (values_in_place) {
         const float* from = static_cast<const float*>(a.value) + start * a.value_row;
         for (int64_t at = 0; at < wide; at += kPanel)
-          tile_of(count, static_cast<int>(panel_width(wide, at) / kWidth))(scores, block, from + at, a.value_row, sums + r * wide + at, wide, most, true);
+          tile_of<false>(count, static_cast<int>(panel_width(wide, at) / kWidth))(scores, block, from + at, a.value_row, sums + r * wide + at, wide, most, true);
       } else {
-        multiply(scores, block, values, sums + r * wide, wide, count, most, n, wide, true);
+        multiply<false>(scores, block, values, sums + r * wide, wide, count, most, n, wide, true);
       }
     }
   }
@@ -341,7 +428,7 @@ void attend(const AttentionRows& a) {
   }
 }
 
-void attend_any(const AttentionRows& a) { a.bf16 ? attend<BF16>(a) : attend<F32>(a); }
+[[maybe_unused]] void attend_any(const AttentionRows& a) { a.bf16 ? attend<BF16>(a) : attend<F32>(a); }
 
 }  // namespace
 

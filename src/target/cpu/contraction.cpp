@@ -8,6 +8,7 @@
 
 #include "support/error.h"
 #include "target/cpu/choice.h"
+#include "target/cpu/epilogue.h"
 #include "target/cpu/onednn.h"
 
 namespace broach::cpu {
@@ -193,7 +194,7 @@ struct Library {
 };
 
 void append(std::string& key, const onednn::Operand& o) {
-  key += cat(static_cast<int>(o.dtype), o.any ? "any" : "", ":");
+  key += cat(static_cast<int>(o.dtype), o.any ? "any" : o.layout ? o.layout.text() : "", ":");
   for (int64_t d : o.dims) key += cat(d, ",");
   key += "/";
   for (int64_t s : o.strides) key += cat(s, ",");
@@ -247,7 +248,8 @@ void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
 class OneDnnContraction : public CompiledContraction {
  public:
   OneDnnContraction(const ContractionStep& step, const CompileSettings& settings)
-      : step_(step), rules_(settings.contractions), host_product_(settings.host_product) {
+      : step_(step), settings_(settings) {
+    settings_.progress = nullptr;  // what is compiled later is nobody's progress
     std::vector<SymbolId> symbols;
     auto collect = [&](const Operand& o) {
       for (const auto& e : o.type.shape) e.collect_symbols(symbols);
@@ -305,6 +307,9 @@ class OneDnnContraction : public CompiledContraction {
     Built b = is_static_ ? fixed_ : for_sizes(symbols);
     if (b.empty) return "nothing to do";
     std::string text = "onednn " + b.primitive->implementation() + (wants_packed(b) || b.needs_packing ? " packed" : "");
+    if (b.source_reorder) text += ", operand copied";
+    if (b.result_reorder) text += ", result copied";
+    if (b.epilogue) text += ", epilogue apart";
     auto decided = b.choice ? b.choice->decided() : std::nullopt;
     if (decided == Candidate::host) text = "aten";
     if (b.primitive->text().find("math mode") != std::string::npos) text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
@@ -324,6 +329,9 @@ class OneDnnContraction : public CompiledContraction {
     // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
     std::shared_ptr<const Primitive> source_reorder, result_reorder;
     std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
+    // What the primitive leaves out, from its result in scratch memory.
+    std::shared_ptr<const CompiledKernel> epilogue;
+    bool biased = true;  // the primitive adds the bias
     bool empty = false;
   };
 
@@ -337,7 +345,7 @@ class OneDnnContraction : public CompiledContraction {
     if (candidate != Candidate::host) return run(built, args, candidate == Candidate::packed ? prepared : nullptr);
     HostProduct p = *built.host;
     p.a = args.operands[0], p.b = args.operands[1], p.bias = args.bias, p.c = args.result;
-    host_product_(p);
+    settings_.host_product(p);
   }
 
   void run(const Built& built, const ContractionArgs& args, const void* prepared) const {
@@ -353,16 +361,28 @@ class OneDnnContraction : public CompiledContraction {
     }
     const Primitive& p = prepared && built.packed ? *built.packed : *built.primitive;
     // One piece of scratch memory: the operand and the result in oneDNN's layouts, if those differ, then the primitive's own.
-    size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0, result_bytes = built.result_reorder ? round_up(p.dst_bytes()) : 0;
+    size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0, result_bytes = built.result_reorder || built.epilogue ? round_up(p.dst_bytes()) : 0;
+    // Where the epilogue is a kernel, its operand lies between: the result, or the result back in a plain layout.
+    size_t product_bytes = built.epilogue && built.result_reorder ? round_up(built.result_reorder->dst_bytes()) : 0;
     size_t own = p.scratchpad_bytes();
     for (const auto& r : {built.source_reorder, built.result_reorder})
       if (r) own = std::max(own, r->scratchpad_bytes());
-    auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, source_bytes + result_bytes + own));
-    auto* own_scratch = scratch + source_bytes + result_bytes;
+    auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, source_bytes + result_bytes + product_bytes + own));
+    auto* own_scratch = scratch + source_bytes + result_bytes + product_bytes;
     const void* source = args.operands[0];
     if (built.source_reorder) {
       built.source_reorder->run(source, nullptr, nullptr, scratch, {}, own_scratch);
       source = scratch;
+    }
+    if (built.epilogue) {
+      void* product = scratch + source_bytes;
+      p.run(source, weight, built.biased ? args.bias : nullptr, product, {}, own_scratch);
+      if (built.result_reorder) {
+        built.result_reorder->run(product, nullptr, nullptr, scratch + source_bytes + result_bytes, {}, own_scratch);
+        product = scratch + source_bytes + result_bytes;
+      }
+      run_epilogue(built, args, product);
+      return;
     }
     void* result = built.result_reorder ? scratch + source_bytes : args.result;
     const void* operands[8];
@@ -374,33 +394,114 @@ class OneDnnContraction : public CompiledContraction {
     if (built.result_reorder) built.result_reorder->run(result, nullptr, nullptr, args.result, {}, own_scratch);
   }
 
+  static void run_epilogue(const Built& built, const ContractionArgs& args, void* product) {
+    void* buffers[11];
+    size_t count = 0;
+    buffers[count++] = product;
+    if (!built.biased) buffers[count++] = args.bias;
+    for (void* operand : args.epilogue) buffers[count++] = operand;
+    buffers[count++] = args.result;
+    built.epilogue->launch(buffers, nullptr, args.threads);
+  }
+
   // What this contraction's elements may be rounded to; those in bf16 are what they are.
   ContractionRules::Math math() const {
     if (step_.result.type.dtype != DType::f32) return ContractionRules::Math::exact;
-    return step_.node->op == Op::conv ? rules_.conv : rules_.dot;
+    return step_.node->op == Op::conv ? settings_.contractions.conv : settings_.contractions.dot;
   }
 
   static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
   static bool slow(const std::shared_ptr<const Primitive>& p) { return !p || p->is_reference(); }
 
-  void build_conv(Built& b, onednn::ConvDesc desc) const {
+  void build_conv(Built& b, onednn::ConvDesc desc, std::span<const int64_t> symbols) const {
     b.needs_packing = true;
+    onednn::ConvDesc bare = desc;
     b.summed = sum_in_place(desc);
     b.primitive = primitive_for(desc);
-    if (!slow(b.primitive)) return;
+    const bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary() || p.kind == PostOp::sum; });
+    if (slow(b.primitive) && !lay_out(b, desc, binary)) compute_apart(b, bare, bare.dst, channels_last(bare.dst.dims), symbols);
+  }
+
+  // Computes the bare product into memory with these strides, and what follows it in a kernel. False, and nothing changed, if
+  // oneDNN has no fast code for that either. `result` is the description's own.
+  template <class Desc>
+  bool compute_apart(Built& b, Desc& desc, onednn::Operand& result, const Dims& strides, std::span<const int64_t> symbols) const {
+    const Desc given = desc;
+    const Dims dims = evaluate(step_.result.type.shape, symbols);
+    desc.post.clear();
+    result.strides = strides;
+    for (DType t : {DType::f32, step_.result.type.dtype})
+      for (bool biased : {true, false}) {
+        if (!biased && !given.bias) continue;
+        desc.bias = biased ? given.bias : std::nullopt;
+        result.dtype = *onednn_type(t);
+        auto bare = primitive_for(desc);
+        if constexpr (std::is_same_v<Desc, onednn::ConvDesc>) {
+          if (slow(bare) && !lay_out(b, desc, false)) continue;
+          if (slow(bare)) bare = b.primitive;
+        }
+        if (slow(bare)) continue;
+        b.primitive = std::move(bare), b.biased = biased, b.summed = std::nullopt;
+        b.epilogue = compile_epilogue(step_, t, step_.node->op == Op::conv ? channels_last(dims) : dense(dims), !biased, symbols, settings_);
+        return true;
+      }
+    desc = given;
+    return false;
+  }
+
+  // Lets oneDNN choose how a convolution's source, and result, lie. False if that does not help.
+  static bool lay_out(Built& b, onednn::ConvDesc desc, bool keep_result) {
     const onednn::Operand source = desc.src, result = desc.dst;
     desc.src.any = true;
     auto better = primitive_for(desc);
-    bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary() || p.kind == PostOp::sum; });
-    if (slow(better) && !binary) {
+    if (slow(better) && !keep_result) {
       desc.dst.any = true;
       better = primitive_for(desc);
     }
-    if (slow(better)) return;
+    if (slow(better)) return false;
     b.primitive = better;
     auto from = onednn::strided_layout(source), to = onednn::strided_layout(result);
     if (!(from == better->src_layout())) b.source_reorder = Primitive::reorder(from, better->src_layout());
     if (!(to == better->dst_layout())) b.result_reorder = Primitive::reorder(better->dst_layout(), to);
+    return true;
+  }
+
+  static Dims dense(const Dims& dims) {
+    Dims out(dims.size(), 1);
+    for (size_t d = dims.size() - 1; d-- > 0;) out[d] = out[d + 1] * std::max<int64_t>(dims[d + 1], 1);
+    return out;
+  }
+
+  static Dims channels_last(const Dims& dims) {
+    Dims out = dense(dims);
+    for (size_t d = 2; d < dims.size(); ++d) out[d] *= dims[1];
+    return out[1] = 1, out;
+  }
+
+  // Matrices and tensors without a dimension of stride 1 have no fast code.
+  static bool has_unit_stride(const onednn::Operand& o) {
+    for (size_t d = o.dims.size() - 2; d < o.dims.size(); ++d)
+      if (o.strides[d] == 1) return true;
+    return false;
+  }
+
+  // On return `desc` is what is computed.
+  void build_matmul(Built& b, MatmulDesc& desc, std::span<const int64_t> symbols) const {
+    if (b.primitive = primitive_for(desc); !slow(b.primitive)) return;
+    const MatmulDesc given = desc;
+    if (!has_unit_stride(desc.b)) desc.b.any = true;
+    if (!has_unit_stride(desc.a)) {
+      for (size_t d = 0; d + 2 < desc.a.dims.size(); ++d)
+        if (desc.a.strides[d] == 0) desc.a.dims[d] = 1;
+      desc.a.strides = dense(desc.a.dims);
+    }
+    auto better = primitive_for(desc);
+    if (!slow(better)) b.primitive = std::move(better);
+    else if (!compute_apart(b, desc, desc.c, dense(desc.c.dims), symbols)) return void(desc = given);
+    b.needs_packing = desc.b.any;
+    onednn::Operand source = given.a;
+    source.dims = desc.a.dims;
+    if (desc.a.strides != given.a.strides) b.source_reorder = Primitive::reorder(onednn::strided_layout(source), onednn::strided_layout(desc.a));
   }
 
   Built build(std::span<const int64_t> symbols) const {
@@ -409,26 +510,45 @@ class OneDnnContraction : public CompiledContraction {
     if (step_.node->op == Op::conv) {
       auto desc = conv_desc(step_, symbols);
       desc.math = math_mode(math());
-      build_conv(b, std::move(desc));
+      build_conv(b, std::move(desc), symbols);
     } else {
       auto desc = matmul_desc(step_, symbols);
       check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
       desc.math = math_mode(math());
-      b.primitive = primitive_for(desc);
+      build_matmul(b, desc, symbols);
+      const bool as_given = !b.needs_packing && !b.source_reorder && !b.epilogue;
       int64_t rows = desc.a.dims[desc.a.dims.size() - 2];
       // Few rows read the weight once each: its layout decides. With many, packing brings a few per cent for twice the memory.
       b.packs_by_rule = rows <= kPackedRows;
-      bool measures = is_worth_measuring(desc);
-      if (step_.weight_inputs[1] >= 0 && (b.packs_by_rule || measures)) {
-        MatmulDesc any = desc;
-        any.b.any = true;
-        b.packed = primitive_for(any);
+      bool measures = as_given && is_worth_measuring(desc);
+      if (!b.needs_packing && step_.weight_inputs[1] >= 0 && (b.packs_by_rule || measures)) {
+        b.packed = packing(desc);
       }
       if (measures) find_candidates(b, desc);
     }
     if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
     return b;
+  }
+
+  // The product with its weight packed as oneDNN likes best, or, where that is padded, in narrower blocks if these need less.
+  // Blocks of 48 columns are as fast as those of 64, and of 32 for a few rows; of 16 they take up to twice as long.
+  // Where the number of rows changes from call to call, the layout must not.
+  std::shared_ptr<const Primitive> packing(const MatmulDesc& desc) const {
+    MatmulDesc d = desc;
+    d.b.any = true;
+    auto best = primitive_for(d);
+    if (slow(best)) return nullptr;
+    const size_t plain = onednn::strided_layout(desc.b).bytes();
+    const bool few = is_static_ && desc.a.dims[desc.a.dims.size() - 2] <= kNarrowRows;
+    d.b.any = false;
+    for (int64_t columns : {48, 32}) {
+      if (best->packed_weight_bytes() <= plain || (columns == 32 && !few)) break;
+      d.b.layout = onednn::matmul_weight_layout(desc.b, columns);
+      if (!d.b.layout || d.b.layout.bytes() >= best->packed_weight_bytes()) continue;
+      if (auto narrow = primitive_for(d); !slow(narrow)) best = std::move(narrow);
+    }
+    return best;
   }
 
   // Small products cost less than knowing better would bring, and sizes that change are not met often enough.
@@ -438,14 +558,14 @@ class OneDnnContraction : public CompiledContraction {
     for (int64_t d : desc.b.dims) weight *= static_cast<double>(d);
     double flops = 2.0 * static_cast<double>(desc.b.dims.back());
     for (int64_t d : desc.a.dims) flops *= static_cast<double>(d);
-    return is_static_ && !rules_.deterministic && (flops >= kFlops || weight >= kWeightBytes);
+    return is_static_ && !settings_.contractions.deterministic && (flops >= kFlops || weight >= kWeightBytes);
   }
 
   void find_candidates(Built& b, const MatmulDesc& desc) const {
     Choice::Set all = Choice::set_of(Candidate::plain);
     if (b.packed) all |= Choice::set_of(Candidate::packed);
     const bool plain_bias = !desc.bias || (desc.bias->dtype == desc.c.dtype && desc.bias->dims[1] == desc.b.dims[1] && desc.bias->strides[1] == 1);
-    if (host_product_ && desc.c.dims.size() == 2 && desc.post.empty() && plain_bias) {
+    if (settings_.host_product && desc.c.dims.size() == 2 && desc.post.empty() && plain_bias) {
       auto strides = [](const onednn::Operand& o) { return std::array{o.strides[0], o.strides[1]}; };
       b.host = HostProduct{nullptr, nullptr, nullptr, nullptr, step_.result.type.dtype, desc.a.dims[0], desc.b.dims[1], desc.a.dims[1], strides(desc.a), strides(desc.b), strides(desc.c)};
       all |= Choice::set_of(Candidate::host);
@@ -463,11 +583,10 @@ class OneDnnContraction : public CompiledContraction {
     return built_.emplace(std::move(key), build(symbols)).first->second;
   }
 
-  static constexpr int64_t kPackedRows = 96;
+  static constexpr int64_t kPackedRows = 96, kNarrowRows = 16;
 
   ContractionStep step_;
-  ContractionRules rules_;
-  void (*host_product_)(const HostProduct&);
+  CompileSettings settings_;
   bool is_static_ = false;
   Built fixed_;
   mutable std::mutex mutex_;

@@ -288,6 +288,29 @@ std::optional<std::vector<int64_t>> MemoryLayout::strides() const {
   return query_dims(desc(), dnnl_query_strides);
 }
 
+// What brgemm reads in 3.2: for bf16, two rows beside each other.
+MemoryLayout matmul_weight_layout(const Operand& plain, int64_t columns) {
+  if (!available() || plain.dims.size() < 2 || plain.dims.size() > 3) return {};
+  struct Known {
+    int64_t columns;
+    dnnl_format_tag_t f32[2], bf16[2];  // of two and three dimensions
+  };
+  static constexpr Known kKnown[] = {{16, {dnnl_BA16a16b, dnnl_aCB16b16c}, {dnnl_BA16a16b2a, dnnl_aCB16b16c2b}},
+                                     {32, {dnnl_BA16a32b, dnnl_aCB16b32c}, {dnnl_BA16a32b2a, dnnl_aCB16b32c2b}},
+                                     {48, {dnnl_BA16a48b, dnnl_aCB16b48c}, {dnnl_BA16a48b2a, dnnl_aCB16b48c2b}},
+                                     {64, {dnnl_BA16a64b, dnnl_aCB16b64c}, {dnnl_BA16a64b2a, dnnl_aCB16b64c2b}}};
+  for (const Known& known : kKnown) {
+    if (known.columns != columns || (plain.dtype != DType::f32 && plain.dtype != DType::bf16)) continue;
+    const auto& tags = plain.dtype == DType::f32 ? known.f32 : known.bf16;
+    dnnl_memory_desc_t desc = nullptr;
+    require(library().memory_desc_create_with_tag(&desc, int(plain.dims.size()), plain.dims.data(), onednn_type(plain.dtype),
+                                                  tags[plain.dims.size() - 2]),
+            "describing", text_of(plain));
+    return MemoryLayout(Owned<dnnl_memory_desc>(desc).get());
+  }
+  return {};
+}
+
 MemoryLayout strided_layout(const Operand& plain) {
   if (!available()) return {};
   const auto desc = strided_desc(plain);
@@ -551,7 +574,11 @@ std::string text_of(const ConvDesc& d) {
 size_t batch_rank(const Operand& t) { return t.dims.size() < 2 ? 0 : t.dims.size() - 2; }
 
 // The layout that pack_weight reads; null when the weight has no plain form.
-Owned<dnnl_memory_desc> plain_desc(const Operand& weight) { return weight.layout ? nullptr : strided_desc(weight); }
+Owned<dnnl_memory_desc> plain_desc(const Operand& weight) {
+  Operand plain = weight;
+  plain.layout = {};
+  return plain.dims.empty() ? nullptr : strided_desc(plain);
+}
 
 // The operands of a primitive as oneDNN sees them.
 struct Operands {
@@ -729,6 +756,7 @@ size_t MemoryLayout::bytes() const { return 0; }
 std::string MemoryLayout::text() const { return "none"; }
 std::optional<std::vector<int64_t>> MemoryLayout::strides() const { return std::nullopt; }
 MemoryLayout strided_layout(const Operand&) { return {}; }
+MemoryLayout matmul_weight_layout(const Operand&, int64_t) { return {}; }
 
 std::shared_ptr<const Primitive> Primitive::create(const MatmulDesc&) { return nullptr; }
 std::shared_ptr<const Primitive> Primitive::create(const ConvDesc&) { return nullptr; }

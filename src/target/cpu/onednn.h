@@ -58,11 +58,14 @@ struct Operand {
   DType dtype = DType::f32;
   std::vector<int64_t> strides = {};  // in elements, >= 0; empty: dense row-major; a dim of size 1 may have any stride
   bool any = false;                   // oneDNN chooses the layout; for a weight, the strides are then what pack_weight reads
-  MemoryLayout layout = {};           // when set, it replaces all of the above
+  MemoryLayout layout = {};           // when set, it replaces all of the above; of a weight, pack_weight reads dims and strides
 };
 
 // The layout of dims and strides as they stand; none when oneDNN cannot express it (overlapping elements).
 MemoryLayout strided_layout(const Operand& plain);
+
+// A packed layout for a matmul's weight in blocks of 16, 32, 48 or 64 columns, padded to whole blocks; none for other numbers.
+MemoryLayout matmul_weight_layout(const Operand& plain, int64_t columns);
 
 // Applied to the result in order, in f32. x is the value so far.
 struct PostOp {

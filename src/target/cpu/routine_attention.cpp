@@ -10,7 +10,8 @@ namespace broach::cpu {
 namespace {
 
 AttentionFn* best_code() {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) return attention_avx512;
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    return __builtin_cpu_supports("avx512bf16") ? attention_avx512_bf16 : attention_avx512;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? attention_avx2 : attention_sse;
 }
 
