@@ -8,11 +8,8 @@
 
 namespace broach {
 
-namespace {
-
 // ---- strides ----
 
-// Memory without gaps, in the order of dimensions that `strides` has: the strides of the symbolic sizes.
 std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   std::vector<size_t> order(shape.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
@@ -28,6 +25,8 @@ std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t
   }
   return out;
 }
+
+namespace {
 
 // The strides of a reshape that is a view: each run of new dimensions lies in a run of old ones without gaps.
 std::optional<Shape> reshaped_strides(Symbols& symbols, const Shape& shape, const Shape& strides, const Shape& to) {
