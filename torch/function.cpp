@@ -43,6 +43,8 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
 
 }  // namespace
 
+static bool needs_gradients(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
+
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, OnFailure on_failure)
@@ -51,7 +53,7 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
 Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
   Modes modes = Modes::now();
-  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
+  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients))
     return run_eager(call, kNeedsGradients);
   if (modes.grad && eager_with_grad_) return run_eager(call, kNeedsGradients);
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one");
@@ -204,6 +206,8 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   }
   try {
     capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
+    // Stand-ins know it, what they stand for does not.
+    if (sizes && at::GradMode::is_enabled() && std::any_of(out.results.tensors.begin(), out.results.tensors.end(), needs_gradients)) unsupported(kNeedsGradients);
   } catch (...) {
     if (sizes) capture.roll_back();
     throw;
@@ -278,9 +282,9 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     throw;
   }
   double captured = seconds();
-  auto needs_grad = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
-  if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_grad)) {
+  if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_gradients)) {
     eager_with_grad_ = true;
+    std::tie(stand_ins_, specialise_numbers_, specialise_) = bears;
     note_eager(kNeedsGradients);
     return std::move(recorded->results);
   }
