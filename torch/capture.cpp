@@ -1,6 +1,7 @@
 #include "capture.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -47,6 +48,8 @@ constexpr std::string_view kMetadataReads[] = {"aten::is_same_size", "aten::is_s
 bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
+
+constexpr std::string_view kRecurrent[] = {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"};
 
 constexpr const char* kLazyInput = "an input is a lazy conjugate or negative of another tensor";
 
@@ -653,8 +656,10 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
 
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
-  // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one.
-  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+  // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
+  // those that composites.cpp sends here with symbolic sizes.
+  bool recurrent = symbolic_ && std::find(std::begin(kRecurrent), std::end(kRecurrent), name) != std::end(kRecurrent) && !at::autocast::is_autocast_enabled(c10::kCPU);
+  if (!recurrent && !OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
