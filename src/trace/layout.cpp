@@ -13,7 +13,8 @@ namespace broach {
 std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   std::vector<size_t> order(shape.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  // Of equal strides that of size 1 is the inner one: what lies further out begins with it.
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] != strides[b] ? strides[a] < strides[b] : sizes[a] == 1 && sizes[b] != 1; });
   Shape out(shape.size());
   SymInt next(1);
   int64_t number = 1;

@@ -319,6 +319,15 @@ def test_a_program_that_asks_for_the_type_of_a_number(program):
         assert torch.equal(compiled(x), x * 2)
 
 
+def test_one_row_of_memory_in_another_order():
+    program = lambda x: x[: (x > 0).sum().item()] * 2  # noqa: E731
+    compiled = native(program)
+    for count, step in ((2, 1), (2, 2), (1, 1), (1, 2), (1, 3), (1, 1), (1, 2), (1, 4), (1, 1)):
+        x = -torch.ones(4 * step, 2).t()[:, ::step]
+        x[0, :count] = 1
+        assert not (why := difference(program(x), compiled(x))), why
+
+
 def test_results_that_come_to_need_gradients():
     weight = torch.randn(4)
     compiled = native(lambda x: x[x.sum(1) > 0] * weight)
