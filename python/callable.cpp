@@ -18,6 +18,7 @@
 #include "stats.h"
 #include "support/error.h"
 #include "watch.h"
+#include "while_capturing.h"
 #include "writes.h"
 
 namespace py = pybind11;
@@ -102,23 +103,6 @@ struct Callable {
   }* data;
 };
 
-// torch.compiler.is_compiling() is true while this lives.
-class Compiling {
- public:
-  Compiling() {
-    module_ = Ref::steal(PyImport_ImportModule("torch.compiler"));
-    if (module_) before_ = Ref::steal(PyObject_GetAttrString(module_.get(), "_is_compiling_flag"));
-    PyErr_Clear();
-    if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", Py_True);
-  }
-  ~Compiling() {
-    if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", before_.get());
-  }
-
- private:
-  Ref module_, before_;
-};
-
 PyObject* call(PyObject* f, const Arguments& a) { return PyObject_Vectorcall(f, a.values, a.positional, a.names); }
 
 void note(Callable::Data& d, const std::string& why) {
@@ -153,6 +137,7 @@ class Recorded {
  public:
   Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()), random_(random_state()) {
     if (p.callable->data->says_compiling) compiling_.emplace();
+    if (Function::is_capturing_symbols()) numbers_.emplace();
     watch_.emplace(state);
   }
 
@@ -160,6 +145,7 @@ class Recorded {
     PyObject *type, *value, *trace;  // of the program, which ending the watch must not lose
     PyErr_Fetch(&type, &value, &trace);
     watch_.reset();
+    numbers_.reset();
     compiling_.reset();
     PyErr_Restore(type, value, trace);
   }
@@ -200,6 +186,15 @@ class Recorded {
     return checked(PyObject_CallNoArgs(ask));
   }
 
+  // A program that can tell its stand-ins from numbers may have gone another way than with these.
+  void must_not_tell_numbers() const {
+    static PyObject* find = py::object(py::module_::import("broach._codes").attr("asks_for_type_of_number")).release().ptr();
+    for (PyCodeObject* code : state_.codes()) {
+      Ref found = checked(PyObject_CallFunctionObjArgs(find, code, nullptr));
+      if (PyUnicode_GetLength(found.get()) > 0) unsupported(std::string(py::reinterpret_borrow<py::str>(found.get())));
+    }
+  }
+
   // What the bytecode that ran does to tensors without an operation's showing it.
   std::string invisible_work() const {
     static PyObject* find = py::object(py::module_::import("broach._codes").attr("invisible")).release().ptr();
@@ -221,6 +216,7 @@ class Recorded {
   uint64_t ambient_;
   Ref random_;
   std::optional<Compiling> compiling_;
+  std::optional<StandingNumbers> numbers_;
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
 };
@@ -312,6 +308,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     Recorded recorded(p, *state);
     result = Ref::steal(call(program, arguments));
     recorded.finish();
+    if (result && Function::is_capturing_symbols()) recorded.must_not_tell_numbers();
     if (!result) result = run_again(p, arguments);
     else p.rejected = recorded.verdict();
   } else {

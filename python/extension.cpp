@@ -5,6 +5,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
 
+#include <algorithm>
+
 #include "callable.h"
 #include "capture.h"
 #include "function.h"
@@ -42,6 +44,32 @@ c10::SymNode wrap(const c10::SymNode& node) {
   return c10::make_intrusive<torch::impl::PythonSymNodeImpl>(py::cast(node));
 }
 
+// A class attribute that the metaclass would take for its own; None removes it.
+void set_in_class(const py::type& type, const py::str& name, const py::object& value) {
+  auto* t = reinterpret_cast<PyTypeObject*>(type.ptr());
+  int failed = value.is_none() ? PyDict_DelItem(t->tp_dict, name.ptr()) : PyDict_SetItem(t->tp_dict, name.ptr(), value.ptr());
+  if (failed) throw py::error_already_set();
+  PyType_Modified(t);
+}
+
+void add_numbers(py::module_& m) {
+  m.def("is_capturing_symbols", &Function::is_capturing_symbols);
+  m.def("is_number", [](const py::object& node) { return py::isinstance<c10::SymNodeImpl>(node) && is_program_number(node.cast<c10::SymNode>()); });
+  m.def("value_of_number", [](const c10::SymNode& node) { return recorded_value(node); });
+  m.def("set_in_class", &set_in_class);
+  m.def("functions_of_numbers", [] {
+    std::vector<std::string> names;
+    for (const auto& f : HostFloats::functions()) names.emplace_back(f.name);
+    return names;
+  });
+  m.def("function_of_number", [](const std::string& name, const c10::SymNode& node) -> py::object {
+    auto all = HostFloats::functions();
+    auto f = std::find_if(all.begin(), all.end(), [&](const auto& each) { return name == each.name; });
+    c10::SymNode result = f == all.end() ? c10::SymNode() : apply_function(static_cast<size_t>(f - all.begin()), node);
+    return result ? py::cast(result) : py::none();
+  });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -49,6 +77,7 @@ PYBIND11_MODULE(_C, m) {
   unwrap_node = unwrap;
   wrap_node = wrap;
   add_callable_type(m);
+  add_numbers(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });

@@ -36,9 +36,10 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_;
 };
 
-// Inputs keep the caller's strides; those that a prologue makes are contiguous.
-std::vector<Shape> input_strides(const Graph& graph, std::vector<Shape> given) {
-  for (size_t i = given.size(); i < graph.inputs().size(); ++i) given.push_back(contiguous_strides(graph.inputs()[i].shape()));
+// Inputs keep the caller's strides; those that a prologue makes are contiguous. Behind them `carried`.
+std::vector<Shape> input_strides(const Graph& graph, std::vector<Shape> given, const std::vector<Shape>& carried) {
+  for (size_t i = given.size(); i + carried.size() < graph.inputs().size(); ++i) given.push_back(contiguous_strides(graph.inputs()[i].shape()));
+  given.insert(given.end(), carried.begin(), carried.end());
   return given;
 }
 
@@ -62,8 +63,8 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   auto graph = std::make_shared<const Graph>(run_passes(*out.program.graph, options.disabled_passes, &out.seconds, observe));
   watch.skip();
 
-  auto build = [&](std::shared_ptr<const Graph> g, const std::vector<OutputRequest>& requests) {
-    auto strides = input_strides(*g, out.program.input_strides);
+  auto build = [&](std::shared_ptr<const Graph> g, const std::vector<OutputRequest>& requests, const std::vector<Shape>& carried = {}) {
+    auto strides = input_strides(*g, out.program.input_strides, carried);
     out.graph_text += g->str();
     watch.skip();
     Schedule schedule = make_schedule(std::move(g), strides, requests, {options.strict, options.fuse});
@@ -87,7 +88,19 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     }
   }
   out.program.graph = graph;
-  out.main = build(graph, out.program.requests);
+  if (!has_data_sizes(*graph)) {
+    out.main = build(graph, out.program.requests);
+    return out;
+  }
+  out.segments = std::make_shared<const Segments>(split_at_calls(*graph, out.program.requests));
+  watch.lap("split at sizes that depend on data");
+  for (const Segment& s : out.segments->list) {
+    std::vector<Shape> carried;
+    for (size_t slot : s.carried) carried.push_back(out.segments->slots[slot].strides);
+    auto executable = build(s.graph, s.requests, carried);
+    if (!out.main) out.main = std::move(executable);
+    else out.later.push_back(std::move(executable));
+  }
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "passes/segments.h"
 #include "runtime/executable.h"
 #include "trace/functionalize.h"
 
@@ -28,6 +29,9 @@ struct PipelineOptions {
 struct CompiledTrace {
   Program program;                            // how results are made; its graph is the main one
   std::shared_ptr<const Executable> main;
+  // Where sizes depend on data, `main` is the first segment only, and these are the others.
+  std::shared_ptr<const Segments> segments;  // null: there is one
+  std::vector<std::shared_ptr<const Executable>> later;
   // Computes, from the same inputs, the inputs that `main` has behind them. Null if there are none.
   std::shared_ptr<const Executable> prologue;
   std::vector<std::pair<std::string, double>> seconds;  // by stage, in order

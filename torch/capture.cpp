@@ -1,6 +1,7 @@
 #include "capture.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -48,6 +49,8 @@ bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
 
+constexpr std::string_view kRecurrent[] = {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"};
+
 constexpr const char* kLazyInput = "an input is a lazy conjugate or negative of another tensor";
 
 std::string full_name(const c10::OperatorHandle& op) {
@@ -71,8 +74,8 @@ Capture* Capture::current() {
   return slot ? slot->capture : nullptr;
 }
 
-Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes, bool speculative, bool fractions)
-    : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr), speculative_(speculative), fractions_(symbolic_ && speculative && fractions && wrap_node) {
+Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes, bool speculative, bool stand_ins)
+    : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr), speculative_(speculative), stand_ins_(symbolic_ && speculative && stand_ins) {
   for (const at::Tensor& t : inputs) {
     bool known = t.defined() && tensors_.contains(t.unsafeGetTensorImpl());
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
@@ -108,11 +111,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
     trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
   }
   for (HostFloats::Id n : numbers) trace_.outputs.push_back(tensor_of(n));
-  for (const HostFloats::Decision& d : trace_.symbols->floats.deferred()) {
-    static constexpr const char* schemas[] = {"aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::le.Tensor"};
-    TensorId answer = add_computed(schemas[static_cast<size_t>(d.relation)], {{Arg::Tensor{tensor_of(d.a)}}, {Arg::Tensor{tensor_of(d.b)}}}, {DType::b1, {}, {}});
-    trace_.reads.push_back({-1, answer, d.answer, line_});
-  }
+  add_decisions();
   for (auto [number, tensor] : numbers_) {
     trace_.numbers.push_back(number);
     trace_.inputs.push_back(tensor);
@@ -123,6 +122,28 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   if (!symbolic_ || !failure_.empty()) return;
   for (auto& [real, before] : saved_)
     if (!real.is_inference()) real.unsafeGetTensorImpl()->bump_version();
+}
+
+// What the program decided by numbers that are known only while it runs is compared like what it read, in the order of both.
+void Capture::add_decisions() {
+  std::vector<ValueRead> in_order;
+  auto decisions = trace_.symbols->floats.deferred();
+  for (size_t read = 0, next = 0; read < trace_.reads.size() || next < decisions.size();) {
+    if (read < trace_.reads.size() && decisions_before_[read] <= next) {
+      in_order.push_back(std::move(trace_.reads[read++]));
+      continue;
+    }
+    const HostFloats::Decision& d = decisions[next++];
+    static constexpr const char* schemas[] = {"aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::le.Tensor"};
+    TensorId answer = add_computed(schemas[static_cast<size_t>(d.relation)], {{Arg::Tensor{tensor_of(d.a)}}, {Arg::Tensor{tensor_of(d.b)}}}, {DType::b1, {}, {}});
+    in_order.push_back({-1, answer, d.answer, line_});
+  }
+  trace_.reads = std::move(in_order);
+}
+
+void Capture::add_read(ValueRead r) {
+  decisions_before_.push_back(trace_.symbols->floats.deferred().size());
+  trace_.reads.push_back(std::move(r));
 }
 
 // No operation shows a write to `requires_grad`.
@@ -148,12 +169,12 @@ bool has_symbols(const TraceTensor& t) {
 
 at::Tensor Capture::seen_by_program(const at::Tensor& real) {
   const TraceTensor& t = trace_.tensors[static_cast<size_t>(tensors_.at(real.unsafeGetTensorImpl()).id)];
-  auto it = stand_ins_.find(real.unsafeGetTensorImpl());
-  if (it != stand_ins_.end())
+  auto it = seen_as_.find(real.unsafeGetTensorImpl());
+  if (it != seen_as_.end())
     if (auto alive = it->second.lock()) return at::Tensor(std::move(alive));
   if (!has_symbols(t)) return real;
   at::Tensor stand_in = capture_tensor(real, t.type.shape, t.strides, t.offset, trace_.symbols);
-  stand_ins_.insert_or_assign(real.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(stand_in.getIntrusivePtr()));
+  seen_as_.insert_or_assign(real.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(stand_in.getIntrusivePtr()));
   return stand_in;
 }
 
@@ -184,7 +205,7 @@ void Capture::roll_back() {
 
 bool Capture::has_escaped() {
   inputs_.clear();
-  return std::any_of(stand_ins_.begin(), stand_ins_.end(), [](const auto& s) { return s.second.use_count() > 0; });
+  return std::any_of(seen_as_.begin(), seen_as_.end(), [](const auto& s) { return s.second.use_count() > 0; });
 }
 
 void Capture::fix_sizes(const TraceOp& op) {
@@ -254,7 +275,7 @@ void Capture::fail_with(const std::string& why) {
 
 void Capture::reject(std::string why) {
   std::lock_guard lock(mutex_);
-  if (std::exchange(reads_fractions_, false)) failure_.clear();  // which another capture may bear
+  if (std::exchange(wants_stand_ins_, false)) failure_.clear();  // which another capture may bear
   rejected_ = rejected_ || failure_.empty();
   fail_with(why);
 }
@@ -391,9 +412,11 @@ TensorId Capture::tensor_of(HostFloats::Id id) {
   }
   if (auto it = deferred_.find(id); it != deferred_.end()) return it->second;
   using Op = HostFloats::Op;
-  auto [op, a, b] = floats.step(id);
+  auto [op, a, b, size, function] = floats.step(id);
+  if (op == Op::size) return deferred_[id] = add_computed("aten::scalar_tensor", {{size}, {SymInt(static_cast<int64_t>(c10::kDouble))}, {}, {}, {}}, type);
   std::vector<Arg> args{{Arg::Tensor{tensor_of(a)}}};
   if (b >= 0) args.push_back({Arg::Tensor{tensor_of(b)}});
+  if (op == Op::function) return deferred_[id] = add_computed(HostFloats::functions()[function].operation, std::move(args), type);
   if (op == Op::add || op == Op::sub) args.push_back({SymInt(1)});
   const char* schema = op == Op::add ? "aten::add.Tensor" : op == Op::sub ? "aten::sub.Tensor" : op == Op::mul ? "aten::mul.Tensor" : op == Op::div ? "aten::div.Tensor" : op == Op::neg ? "aten::neg" : op == Op::min ? "aten::minimum" : "aten::maximum";
   return deferred_[id] = add_computed(schema, std::move(args), type);
@@ -401,7 +424,7 @@ TensorId Capture::tensor_of(HostFloats::Id id) {
 
 // The program gets a number that stands for the element it reads.
 bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
-  if (!fractions_) return false;
+  if (!stand_ins_ || !wrap_node) return false;
   const auto read = std::get<Arg::Tensor>(op.args.at(0).value);
   Type type = trace_.tensors[static_cast<size_t>(read.id)].type;
   TensorId copy = add_computed("aten::clone", {{read}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, type);
@@ -515,7 +538,7 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
     else fix_sizes(out);
   }
   if (!symbolic_) return;
-  add_sizes(op, first_new, out, given);
+  if (!add_data_sizes(first_new, out)) add_sizes(op, first_new, out, given);
   for (size_t i = stack.size() - n; i < stack.size(); ++i) {
     if (stack[i].isTensor() && stack[i].toTensor().defined()) stack[i] = seen_by_program(stack[i].toTensor());
     else if (stack[i].isTensorList()) {
@@ -553,17 +576,17 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   bool written = std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& before) {
     return std::any_of(before.mutated.begin(), before.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == t.storage; });
   });
-  if (stack.back().isDouble() && give_fraction(stack.back(), op)) return true;
+  if ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op)) return true;
   ValueRead r;
   r.value = scalar_of(stack.back().toScalar());
   r.line = op.line;
   if (input != trace_.inputs.end() && !written) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value)) return reads_fractions_ |= speculative_ && failure_.empty(), false;
+    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && failure_.empty(), false;
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
-  trace_.reads.push_back(std::move(r));
+  add_read(std::move(r));
   return true;
 }
 
@@ -589,7 +612,7 @@ bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op
   Type truth{DType::b1, x.type.shape, x.type.device};
   TensorId each = add_computed("aten::eq.Tensor", {{*a}, {*b}}, truth);
   truth.shape.clear();
-  trace_.reads.push_back({-1, add_computed("aten::all", {{Arg::Tensor{each}}}, truth), stack.back().toBool(), op.line});
+  add_read({-1, add_computed("aten::all", {{Arg::Tensor{each}}}, truth), stack.back().toBool(), op.line});
   return true;
 }
 
@@ -607,7 +630,7 @@ bool Capture::read_elements(const at::Tensor& t) {
     trace_.tensors.back().storage = trace_.tensors[static_cast<size_t>(copy)].storage;
     trace_.tensors.back().offset = i;
     trace_.ops.back().is_view = true;
-    trace_.reads.push_back({-1, one, scalar_of(flat[i].item()), line_});
+    add_read({-1, one, scalar_of(flat[i].item()), line_});
   }
   return true;
 }
@@ -633,14 +656,17 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
 
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
-  // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one.
-  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+  // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
+  // those that composites.cpp sends here with symbolic sizes.
+  bool recurrent = symbolic_ && std::find(std::begin(kRecurrent), std::end(kRecurrent), name) != std::end(kRecurrent) && !at::autocast::is_autocast_enabled(c10::kCPU);
+  if (!recurrent && !OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
   // Of a tensor without gradients it changes nothing, and gives the tensor itself: `torch.tensor` does so to what it makes.
   if (name == "aten::detach_" && !stack->back().toTensor().requires_grad()) return;
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  if (takes_masks_apart(op, *stack)) return;
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   const auto& schema = op.schema();
   size_t n = schema.arguments().size(), base = stack->size() - n;
@@ -666,7 +692,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = (op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack)) || !name.starts_with("aten::");
     if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
-    if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) fail_with(cat("the sizes of the result of ", name, " depend on data"));
+    if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) begin_data_sizes(out);
   }
   torch::jit::Stack given;
   if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());

@@ -25,9 +25,10 @@ namespace broach {
 class Capture {
  public:
   // `sizes`, if not null: symbols for the inputs' sizes. The program must then be run on `inputs()`.
-  // `speculative`: integers and truth values that the program computes may be read on the host; with `sizes` and `fractions`
-  // fractions too, those of inputs among them, which it is then given as numbers that are known only while it runs.
-  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false, bool fractions = false);
+  // `speculative`: integers and truth values that the program computes may be read on the host; with `sizes` and `stand_ins`
+  // fractions too, those of inputs among them. It is then given numbers that are known only while it runs, for integers from 2 on
+  // as well, and sizes may depend on data.
+  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false, bool stand_ins = false);
   ~Capture();
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
@@ -63,8 +64,8 @@ class Capture {
   // Whether `failure` is a front's, which may try again or go on otherwise.
   bool is_rejected() const { return rejected_; }
 
-  // Whether it failed because a computed fraction was read, which a capture with `fractions` might bear.
-  bool reads_fractions() const { return reads_fractions_; }
+  // Whether it failed because a computed fraction was read, or a size depends on data, which a capture with `stand_ins` might bear.
+  bool wants_stand_ins() const { return wants_stand_ins_; }
 
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -83,6 +84,13 @@ class Capture {
   Arg host_number(HostFloats::Id id);
   TensorId tensor_of(HostFloats::Id id);
   bool give_fraction(c10::IValue& result, const TraceOp& op);
+  bool give_integer(c10::IValue& result, const TraceOp& op);
+  // What becomes of operations whose results have sizes that depend on data: capture_data.cpp.
+  void begin_data_sizes(const TraceOp& op);
+  bool add_data_sizes(size_t first_new, TraceOp& op);
+  // An operation that selects by a mask goes on as one by positions. False if it is none.
+  bool takes_masks_apart(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
+  SymInt late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t dim);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
@@ -92,6 +100,8 @@ class Capture {
   void save_before_write(TensorId id);
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
+  void add_read(ValueRead r);
+  void add_decisions();
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
@@ -115,9 +125,10 @@ class Capture {
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
-  bool symbolic_ = false, speculative_ = false, fractions_ = false, rejected_ = false;
-  bool reads_fractions_ = false;
-  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> stand_ins_;  // by real tensor
+  bool symbolic_ = false, speculative_ = false, stand_ins_ = false, rejected_ = false;
+  bool wants_stand_ins_ = false;
+  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
+  std::vector<size_t> decisions_before_;  // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
   at::Tensor random_state_;

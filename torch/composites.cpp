@@ -2,11 +2,16 @@
 // under way, and go on as something that it can record.
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "compat.h"
@@ -60,10 +65,73 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   return at::matmul(a, b);
 }
 
+// ---- resampling ----
+
+// A size times a number, as eager truncates it. Of a size that is a symbol an expression where the number is a fraction of a small
+// power of two.
+c10::SymInt scaled(const c10::SymInt& n, double scale) {
+  constexpr int64_t kDenominator = 256;
+  constexpr double kMostNumerator = 1 << 20;
+  double numerator = scale * kDenominator;
+  if (!n.is_symbolic() || numerator != std::floor(numerator) || numerator < 1 || numerator > kMostNumerator) return static_cast<int64_t>(static_cast<double>(n.guard_int(__FILE__, __LINE__)) * scale);
+  auto whole = static_cast<int64_t>(numerator);
+  int64_t common = std::gcd(whole, kDenominator);
+  c10::SymInt product = n * (whole / common);
+  return common == kDenominator ? product : product / (kDenominator / common);
+}
+
+// (input, sizes, [align_corners,] scales) asks for plain sizes: with symbols it goes on as the operation that is told the sizes.
+void resample(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
+  size_t n = op.schema().arguments().size(), base = stack->size() - n;
+  const c10::IValue &sizes = (*stack)[base + 1], scales = stack->back();
+  at::Tensor x = (*stack)[base].toTensor();
+  auto target = c10::Dispatcher::singleton().findSchema({op.operator_name().name, ""});
+  bool symbolic = real_tensor(x) || (sizes.isList() && !sizes.isIntList());
+  if (!symbolic || !target || sizes.isNone() == scales.isNone()) return op.callBoxed(stack);
+  std::vector<c10::SymInt> out;
+  torch::jit::Stack given{x};
+  if (!sizes.isNone()) out = sizes.toSymIntVector();
+  else
+    for (double scale : scales.toDoubleVector()) out.push_back(scaled(x.sym_size(static_cast<int64_t>(out.size()) + 2), scale));
+  given.emplace_back(c10::SymIntArrayRef(out));
+  if (n == 4) given.push_back((*stack)[base + 2]);
+  for (size_t i = 0; i < out.size(); ++i) given.push_back(scales.isNone() ? c10::IValue() : c10::IValue(scales.toDoubleVector().at(i)));
+  target->callBoxed(&given);
+  torch::jit::drop(*stack, n);
+  stack->push_back(std::move(given.back()));
+}
+
+// ---- recurrent layers ----
+
+// In symbolic sizes they would be unrolled, each length for itself: with nothing to differentiate and nothing drawn, a layer is
+// recorded as one operation.
+void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
+  size_t base = stack->size() - op.schema().arguments().size();
+  auto argument = [&](const char* name) { return (*stack)[base + static_cast<size_t>(*op.schema().argumentIndexWithName(name))]; };
+  std::vector<at::Tensor> all = argument("params").toTensorVector();
+  all.push_back(argument("input").toTensor());
+  const c10::IValue hidden = argument("hx");
+  if (hidden.isTensor()) all.push_back(hidden.toTensor());
+  else
+    for (const at::Tensor& t : hidden.toTensorVector()) all.push_back(t);
+  auto differentiable = [](const at::Tensor& t) { return (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined(); };
+  bool draws = argument("train").toBool() && argument("dropout").toDouble() != 0;
+  bool whole = std::any_of(all.begin(), all.end(), [](const at::Tensor& t) { return real_tensor(t) != nullptr; }) && !draws && std::none_of(all.begin(), all.end(), differentiable) && !at::autocast::is_autocast_enabled(c10::kCPU);
+  std::optional<at::AutoDispatchBelowAutograd> below;
+  if (whole) below.emplace();
+  op.callBoxed(stack);
+}
+
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   m.impl("max_pool1d", &max_pool1d);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);
+  for (const char* name : {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec",
+                           "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
+  for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
 }
 
 }  // namespace

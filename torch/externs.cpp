@@ -43,11 +43,83 @@ std::pair<std::string, std::string> split_name(const std::string& schema) {
   return dot == std::string::npos ? std::pair(schema, std::string()) : std::pair(schema.substr(0, dot), schema.substr(dot + 1));
 }
 
+bool wants_tensor(const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::OptionalType::create(c10::TensorType::get())); }
+
+// Arguments that are the same on every call; None where they are not.
+c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
+  if (auto s = std::get_if<Scalar>(&a.value)) {
+    if (wants_tensor(schema)) return wrapped_number(*s);
+    if (schema.type()->kind() == c10::TypeKind::FloatType) return as_double(*s);
+    return c10::IValue(scalar_of(*s));
+  }
+  if (auto s = std::get_if<std::string>(&a.value)) {
+    const auto& t = *schema.type();
+    bool device = t.kind() == c10::TypeKind::DeviceObjType || (t.kind() == c10::TypeKind::OptionalType && t.containedType(0)->kind() == c10::TypeKind::DeviceObjType);
+    return device ? c10::IValue(c10::Device(*s)) : c10::IValue(*s);
+  }
+  if (auto d = std::get_if<std::vector<double>>(&a.value)) return c10::IValue(*d);
+  if (auto b = std::get_if<ExternArg::Bools>(&a.value)) {
+    c10::List<bool> list;
+    for (bool x : *b) list.push_back(x);
+    return list;
+  }
+  if (auto o = std::get_if<ExternArg::Opaque>(&a.value)) return *std::static_pointer_cast<const c10::IValue>(o->object);
+  return {};
+}
+
+c10::OperatorHandle find(const std::string& schema) {
+  auto [name, overload] = split_name(schema);
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+}
+
+}  // namespace
+
+ExternOp::ExternOp(const ExternCall& call) : call_(call), op_(find(call.schema)) {
+  for (size_t i = 0; i < call_.args.size(); ++i) constants_.push_back(constant(call_.args[i], op_.schema().arguments().at(i)));
+}
+
+torch::jit::Stack ExternOp::run(c10::ArrayRef<at::Tensor> operands, std::span<const int64_t> symbols) const {
+  torch::jit::Stack stack;
+  stack.reserve(call_.args.size());
+  for (size_t i = 0; i < call_.args.size(); ++i) stack.push_back(argument(i, operands, symbols));
+  op_.callBoxed(stack);
+  return stack;
+}
+
+c10::IValue ExternOp::argument(size_t i, c10::ArrayRef<at::Tensor> operands, std::span<const int64_t> symbols) const {
+  const auto& v = call_.args[i].value;
+  if (auto t = std::get_if<ExternArg::Input>(&v)) return operands[t->index];
+  if (auto n = std::get_if<ExternArg::InputNumber>(&v)) {
+    double value = operands[n->index].item<double>();
+    return wants_tensor(op_.schema().arguments()[i]) ? wrapped_number(value) : c10::IValue(value);
+  }
+  if (auto s = std::get_if<SymInt>(&v)) {
+    int64_t n = s->eval(symbols);
+    return wants_tensor(op_.schema().arguments()[i]) ? c10::IValue(wrapped_number(n)) : c10::IValue(n);
+  }
+  if (auto s = std::get_if<Shape>(&v)) {
+    std::vector<int64_t> ints;
+    for (const SymInt& e : *s) ints.push_back(e.eval(symbols));
+    return ints;
+  }
+  if (auto list = std::get_if<ExternArg::Inputs>(&v)) {
+    if (!list->optional_elements) {
+      std::vector<at::Tensor> out;
+      for (int64_t k : list->indices) out.push_back(operands[static_cast<size_t>(k)]);
+      return out;
+    }
+    c10::List<std::optional<at::Tensor>> out;
+    for (int64_t k : list->indices) out.push_back(k < 0 ? std::nullopt : std::optional(operands[static_cast<size_t>(k)]));
+    return out;
+  }
+  return constants_[i];
+}
+
+namespace {
+
 class AtenCall : public ExternRunner {
  public:
-  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.node->call()), op_(find(call_.schema)) {
-    for (size_t i = 0; i < call_.args.size(); ++i) constants_.push_back(constant(call_.args[i], op_.schema().arguments().at(i)));
-  }
+  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.node->call()), op_(call_) {}
 
   void run(Frame& frame) const override {
     auto& host = *static_cast<HostState*>(frame.host);
@@ -55,12 +127,8 @@ class AtenCall : public ExternRunner {
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
     for (int64_t i : call_.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
     for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
-    torch::jit::Stack stack;
-    stack.reserve(call_.args.size());
-    for (size_t i = 0; i < call_.args.size(); ++i) stack.push_back(argument(i, operands, frame));
-    op_.callBoxed(stack);
     size_t next = 0;
-    for (auto& v : stack) {
+    for (auto& v : op_.run(operands, frame.symbols)) {
       if (v.isTensorList())
         for (const at::Tensor& t : v.toTensorVector()) keep(next++, t, frame, host);
       else if (v.isTensor()) keep(next++, v.toTensor(), frame, host);
@@ -71,35 +139,6 @@ class AtenCall : public ExternRunner {
   }
 
  private:
-  static c10::OperatorHandle find(const std::string& schema) {
-    auto [name, overload] = split_name(schema);
-    return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  }
-
-  static bool wants_tensor(const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::OptionalType::create(c10::TensorType::get())); }
-
-  // Arguments that are the same on every call; None where they are not.
-  static c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
-    if (auto s = std::get_if<Scalar>(&a.value)) {
-      if (wants_tensor(schema)) return wrapped_number(*s);
-      if (schema.type()->kind() == c10::TypeKind::FloatType) return as_double(*s);
-      return c10::IValue(scalar_of(*s));
-    }
-    if (auto s = std::get_if<std::string>(&a.value)) {
-      const auto& t = *schema.type();
-      bool device = t.kind() == c10::TypeKind::DeviceObjType || (t.kind() == c10::TypeKind::OptionalType && t.containedType(0)->kind() == c10::TypeKind::DeviceObjType);
-      return device ? c10::IValue(c10::Device(*s)) : c10::IValue(*s);
-    }
-    if (auto d = std::get_if<std::vector<double>>(&a.value)) return c10::IValue(*d);
-    if (auto b = std::get_if<ExternArg::Bools>(&a.value)) {
-      c10::List<bool> list;
-      for (bool x : *b) list.push_back(x);
-      return list;
-    }
-    if (auto o = std::get_if<ExternArg::Opaque>(&a.value)) return *std::static_pointer_cast<const c10::IValue>(o->object);
-    return {};
-  }
-
   at::Tensor operand(size_t i, Frame& frame, const HostState& host) const {
     const Operand& o = step_.operands[i];
     auto buffer = static_cast<size_t>(o.place.buffer);
@@ -108,35 +147,6 @@ class AtenCall : public ExternRunner {
     if (owner.defined() && o.place.offset == SymInt(0) && o.place.strides == b.strides && o.type == b.type) return owner;
     auto* data = static_cast<std::byte*>(frame.data[buffer]) + o.place.offset.eval(frame.symbols) * size_of(o.type.dtype);
     return tensor_over(data, o.type, o.place.strides, frame.symbols);
-  }
-
-  c10::IValue argument(size_t i, const c10::SmallVector<at::Tensor, 8>& operands, const Frame& frame) const {
-    const auto& v = call_.args[i].value;
-    if (auto t = std::get_if<ExternArg::Input>(&v)) return operands[t->index];
-    if (auto n = std::get_if<ExternArg::InputNumber>(&v)) {
-      double value = operands[n->index].item<double>();
-      return wants_tensor(op_.schema().arguments()[i]) ? wrapped_number(value) : c10::IValue(value);
-    }
-    if (auto s = std::get_if<SymInt>(&v)) {
-      int64_t n = s->eval(frame.symbols);
-      return wants_tensor(op_.schema().arguments()[i]) ? c10::IValue(wrapped_number(n)) : c10::IValue(n);
-    }
-    if (auto s = std::get_if<Shape>(&v)) {
-      std::vector<int64_t> ints;
-      for (const SymInt& e : *s) ints.push_back(e.eval(frame.symbols));
-      return ints;
-    }
-    if (auto list = std::get_if<ExternArg::Inputs>(&v)) {
-      if (!list->optional_elements) {
-        std::vector<at::Tensor> out;
-        for (int64_t k : list->indices) out.push_back(operands[static_cast<size_t>(k)]);
-        return out;
-      }
-      c10::List<std::optional<at::Tensor>> out;
-      for (int64_t k : list->indices) out.push_back(k < 0 ? std::nullopt : std::optional(operands[static_cast<size_t>(k)]));
-      return out;
-    }
-    return constants_[i];
   }
 
   // Holds a result in the layout that the following steps were compiled for.
@@ -160,8 +170,7 @@ class AtenCall : public ExternRunner {
   const ExternStep& step_;
   const Schedule& schedule_;
   const ExternCall& call_;
-  c10::OperatorHandle op_;
-  std::vector<c10::IValue> constants_;
+  ExternOp op_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 
 #include <memory>
@@ -14,6 +15,21 @@ namespace broach {
 // The front's state of one call: the tensors that own the memory of buffers.
 struct HostState {
   std::vector<at::Tensor> tensors;  // by buffer; undefined for those in the arena
+};
+
+// An operation of libtorch's with the arguments of a call, which must outlive it.
+class ExternOp {
+ public:
+  explicit ExternOp(const ExternCall& call);
+  // What the operation gives.
+  torch::jit::Stack run(c10::ArrayRef<at::Tensor> operands, std::span<const int64_t> symbols) const;
+
+ private:
+  c10::IValue argument(size_t i, c10::ArrayRef<at::Tensor> operands, std::span<const int64_t> symbols) const;
+
+  const ExternCall& call_;
+  c10::OperatorHandle op_;
+  std::vector<c10::IValue> constants_;
 };
 
 std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule);

@@ -6,7 +6,9 @@
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <tuple>
 
 #include "capture.h"
 #include "compat.h"
@@ -41,6 +43,8 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
 
 }  // namespace
 
+static bool needs_gradients(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
+
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, OnFailure on_failure)
@@ -49,7 +53,7 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
 Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
   Modes modes = Modes::now();
-  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); }))
+  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients))
     return run_eager(call, kNeedsGradients);
   if (modes.grad && eager_with_grad_) return run_eager(call, kNeedsGradients);
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one");
@@ -99,11 +103,12 @@ bool Function::is_capturing_symbols() {
 
 std::optional<Function::Results> Function::run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes) {
   Binding binding;
-  std::vector<Scalar> observed;  // values read on the host by the programs that took another way
+  std::array<std::vector<Scalar>, 2> read;  // on the host, by programs that took another way: without and with stand-ins
   size_t first = last_.load(std::memory_order_relaxed);
   for (size_t k = 0; k < entries.size(); ++k) {
     size_t at = first >= entries.size() ? k : k == 0 ? first : k <= first ? k - 1 : k;  // the last one used first
     const Entry& e = entries[at];
+    std::vector<Scalar>& observed = read[e.stand_ins];
     if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(call, binding, nullptr)) continue;
     auto tensors = e.program->run(call.tensors, binding, observed);
     if (!tensors) {
@@ -125,7 +130,7 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
 
 void Function::note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes) {
   if (entries.empty()) return;
-  std::string why = "a value that the program computes and reads on the host is another one";
+  std::string why = "a value that the program computes and reads on the host is another one, or a size that depends on data does not fit";
   if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast, precision or other mode differs";
   Binding binding;
   for (const Entry& e : entries)
@@ -185,7 +190,7 @@ SymbolicSizes Function::symbols_for(const CallInputs& call, const Modes& modes) 
 
 Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes* sizes) {
   Recorded out;
-  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, fractions_ == Fractions::stand_in);
+  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, stand_ins_ == StandIns::given);
   Capture& capture = *out.capture;
   std::vector<c10::SymInt> given;
   if (sizes)
@@ -201,6 +206,8 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   }
   try {
     capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
+    // Stand-ins know it, what they stand for does not.
+    if (sizes && at::GradMode::is_enabled() && std::any_of(out.results.tensors.begin(), out.results.tensors.end(), needs_gradients)) unsupported(kNeedsGradients);
   } catch (...) {
     if (sizes) capture.roll_back();
     throw;
@@ -240,7 +247,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   auto entries = entries_.load();
   if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
   if (entries->size() >= limit_) return give_up(call, cat("more than ", limit_, " versions would be needed"));
-  auto branches = std::count_if(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_computed_values(); });
+  auto branches = std::count_if(entries->begin(), entries->end(), [](const Entry& e) { return e.program->is_one_way(); });
   if (branches && branches >= options_.branches) return give_up(call, cat("data leads to more than ", options_.branches, " ways through the program"));
   note_recompilation(*entries, call, modes);
   auto start = std::chrono::steady_clock::now();
@@ -252,26 +259,32 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   };
   std::optional<Recorded> recorded;
   bool repeat = true;
-  if (fractions_ == Fractions::unread && std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_fractions(); })) fractions_ = Fractions::stand_in;
+  const auto bears = std::tuple(stand_ins_, specialise_numbers_, specialise_);
+  if (stand_ins_ == StandIns::unused && std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_numbers(); })) stand_ins_ = StandIns::given;
   while (std::exchange(repeat, false)) {
     SymbolicSizes sizes = symbols_for(call, modes);
-    if (sizes.empty() && fractions_ != Fractions::stand_in) break;
+    if (sizes.empty() && stand_ins_ != StandIns::given) break;
     recorded = record_symbolic(call, sizes);
     if (recorded) break;
     bool has_numbers = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end();
-    // Next without stand-ins for fractions, then without symbols for numbers: what a program is given besides tensors is a count of
+    // Next without stand-ins for values, then without symbols for numbers: what a program is given besides tensors is a count of
     // layers as often as a size.
-    repeat = fractions_ == Fractions::stand_in || has_numbers;
-    if (fractions_ == Fractions::stand_in) fractions_ = Fractions::plain;
+    repeat = stand_ins_ == StandIns::given || has_numbers;
+    if (stand_ins_ == StandIns::given) stand_ins_ = StandIns::refused;
     else if (has_numbers) specialise_numbers_ = true;
     else specialise_ = true;
   }
   bool symbolic = recorded.has_value();
-  if (!recorded) recorded = record(call, nullptr);
+  try {
+    if (!recorded) recorded = record(call, nullptr);
+  } catch (...) {
+    std::tie(stand_ins_, specialise_numbers_, specialise_) = bears;  // an error of the program's says nothing of these
+    throw;
+  }
   double captured = seconds();
-  auto needs_grad = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
-  if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_grad)) {
+  if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_gradients)) {
     eager_with_grad_ = true;
+    std::tie(stand_ins_, specialise_numbers_, specialise_) = bears;
     note_eager(kNeedsGradients);
     return std::move(recorded->results);
   }
@@ -281,7 +294,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
       const Capture& capture = *recorded->capture;
       auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), constant_inputs_, options_under(options_, modes));
       auto next = std::make_shared<Entries>(*entries);
-      next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program)});
+      next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program), symbolic && stand_ins_ == StandIns::given});
       entries_.store(std::move(next), std::memory_order_release);
     } catch (const Error& e) {
       why = e.what();
@@ -290,12 +303,12 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   if (symbolic && !why.empty()) {
     log_info("sizes stay numbers: ", why);
     // The next call captures numbers.
-    if (fractions_ == Fractions::stand_in) fractions_ = Fractions::plain;
+    if (stand_ins_ == StandIns::given) stand_ins_ = StandIns::refused;
     else specialise_ = true;
     return std::move(recorded->results);
   }
-  if (fractions_ == Fractions::unread && recorded->capture->reads_fractions()) {
-    fractions_ = Fractions::stand_in;  // the next call captures them as numbers that are known only as it runs
+  if (stand_ins_ == StandIns::unused && recorded->capture->wants_stand_ins()) {
+    stand_ins_ = StandIns::given;  // the next call captures what is known only as it runs
     why.clear();
   }
   std::lock_guard guard(stats_mutex_);
@@ -333,7 +346,7 @@ void Function::reset() {
   entries_.store(std::make_shared<const Entries>());
   seen_.clear();
   specialise_ = specialise_numbers_ = false;
-  fractions_ = Fractions::unread;
+  stand_ins_ = StandIns::unused;
   hopeless_ = false;
   eager_with_grad_ = false;
 }

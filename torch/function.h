@@ -83,6 +83,7 @@ class Function {
     std::vector<FloatResult> float_results;
     std::shared_ptr<const void> form;
     std::shared_ptr<const CompiledProgram> program;
+    bool stand_ins;  // captured with: what it compares are other values than of one without
   };
   using Entries = std::vector<Entry>;
   // One call that was captured, for telling which sizes differ from call to call.
@@ -119,8 +120,9 @@ class Function {
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;            // under compile_mutex_
-  // What becomes of fractions that the program reads on the host: nothing did so yet, it is given stand-ins, it does not bear these.
-  enum class Fractions { unread, stand_in, plain } fractions_ = Fractions::unread;  // under compile_mutex_
+  // Whether the program is given stand-ins for what is known only while it runs: values read on the host, sizes that depend on data.
+  // Not yet needed, so it is, it does not bear them.
+  enum class StandIns { unused, given, refused } stand_ins_ = StandIns::unused;  // under compile_mutex_
   bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
   bool specialise_numbers_ = false;   // nor for the numbers that it is given
   mutable std::mutex stats_mutex_;

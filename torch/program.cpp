@@ -13,6 +13,7 @@
 #include "compat.h"
 #include "externs.h"
 #include "ir/text.h"
+#include "segments.h"
 #include "support/error.h"
 #include "weights.h"
 
@@ -60,6 +61,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.graph_text = std::move(compiled.graph_text);
   stats_.schedule_text = std::move(compiled.schedule_text);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
+  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
+  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options.freeze);
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
   for (const ValueRead& r : trace.reads) {
     if (r.input >= 0) reads_.push_back(r);
@@ -84,11 +87,26 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   const Executable& executable = main_->executable();
   stats_.code = executable.stats();
   stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
-  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
+  add_later_stats();
   if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
 }
 
 CompiledProgram::~CompiledProgram() = default;
+
+void CompiledProgram::add_later_stats() {
+  if (!later_) return;
+  for (const std::string& schema : later_->calls()) ++stats_.code.externs[schema];
+  for (const Executable* e : later_->executables()) {
+    const ExecutableStats& more = e->stats();
+    stats_.code.kernels += more.kernels;
+    stats_.code.distinct_kernels += more.distinct_kernels;
+    stats_.code.contractions += more.contractions;
+    stats_.code.routines += more.routines;
+    stats_.code.code_bytes += more.code_bytes;
+    for (const auto& [schema, count] : more.externs) stats_.code.externs[schema] += count;
+    stats_.arena_bytes = std::max(stats_.arena_bytes, e->memory_plan(sizes_.hints()).bytes);
+  }
+}
 
 bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::string* why) const {
   const bool grad = c10::GradMode::is_enabled();
@@ -143,21 +161,24 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
   return true;
 }
 
-bool CompiledProgram::reads_fractions() const {
-  return std::any_of(reads_.begin(), reads_.end(), [](const ValueRead& r) { return std::holds_alternative<double>(r.value); });
+bool CompiledProgram::reads_numbers() const {
+  auto is_number = [](const Scalar& s) { return std::holds_alternative<double>(s) || std::holds_alternative<int64_t>(s); };
+  return std::any_of(reads_.begin(), reads_.end(), [&](const ValueRead& r) { return is_number(r.value); }) || std::any_of(read_values_.begin(), read_values_.end(), is_number);
 }
 
 bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
   return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())), read_values_.begin());
 }
 
-std::vector<at::Tensor> CompiledProgram::execute(RunInputs& inputs, const SymbolValues& symbols) const {
+std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& inputs, SymbolValues& symbols) const {
   static const std::vector<int> none;
-  const auto& written = program_.reads ? none : program_.mutated_inputs;
+  const auto& written = program_.speculative ? none : program_.mutated_inputs;
   std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols.sizes) : nullptr;
-  if (!weights || weights->frozen.empty()) return main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written);
-  for (const at::Tensor& t : weights->frozen) inputs.add(t);
-  return main_->run(inputs, symbols.sizes, &weights->packs, written);
+  if (weights)
+    for (const at::Tensor& t : weights->frozen) inputs.add(t);
+  auto first = main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written);
+  if (!later_) return first;
+  return later_->run(inputs, std::move(first), sizes_, symbols.sizes);
 }
 
 std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
@@ -188,8 +209,30 @@ bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vecto
   return false;
 }
 
-std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, const Binding& binding, std::vector<Scalar>& observed) const {
-  const SymbolValues& symbols = binding.values;
+// Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  at::Tensor state = draws_ ? generator.get_state() : at::Tensor();
+  auto other_way = [&] {
+    if (draws_) generator.set_state(state);
+    return std::nullopt;
+  };
+  std::optional<std::vector<at::Tensor>> fresh;
+  try {
+    fresh = execute(inputs, symbols);
+  } catch (const std::out_of_range&) {
+    return other_way();  // that eager might not have taken: a run that finds no other raises it
+  }
+  if (!fresh) return other_way();
+  std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
+  if (!took_this_way(out, observed)) return other_way();
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_((*fresh)[static_cast<size_t>(output)]);
+  return out;
+}
+
+std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, Binding& binding, std::vector<Scalar>& observed) const {
+  SymbolValues& symbols = binding.values;
   RunInputs inputs;
   inputs.tensors.reserve(program_.graph->inputs().size());
   inputs.addresses.reserve(program_.graph->inputs().size());
@@ -202,38 +245,23 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  std::vector<at::Tensor> fresh, out;
-  if (!program_.reads) {
-    fresh = execute(inputs, symbols);
-  } else {
-    auto generator = at::detail::getDefaultCPUGenerator();
-    at::Tensor state = draws_ ? generator.get_state() : at::Tensor();
-    try {
-      fresh = execute(inputs, symbols);
-    } catch (const std::out_of_range&) {
-      // On a way that eager might not have taken: a run that finds no other raises it.
-      if (draws_) generator.set_state(state);
-      return std::nullopt;
-    }
-    out = results(inputs, fresh, symbols);
-    if (!took_this_way(out, observed)) {
-      if (draws_) generator.set_state(state);
-      return std::nullopt;
-    }
-    at::AutoDispatchBelowADInplaceOrView guard;
-    for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
-  }
+  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : execute(inputs, symbols);
+  if (!out) return std::nullopt;
   for (int m : program_.mutated_inputs)
     if (const at::Tensor& t = *inputs.tensors[static_cast<size_t>(m)]; !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-  if (!program_.reads) out = results(inputs, fresh, symbols);
-  return out;
+  return program_.speculative ? std::move(out) : results(inputs, *out, symbols);
 }
 
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
   if (weights_) s.packed = weights_->bytes();
+  if (later_) s.packed.merge(later_->packed());
   s.picks = main_->executable().picks(sizes_.hints());
   s.steps = main_->executable().profile();
+  for (const Executable* e : later_ ? later_->executables() : std::vector<const Executable*>()) {
+    for (std::string& pick : e->picks(sizes_.hints())) s.picks.push_back(std::move(pick));
+    for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
+  }
   for (size_t i = 0; i < given_; ++i)
     s.guards.push_back(cat("input ", i, ": ", program_.graph->inputs()[i].type().str(), " strides ", list_text(program_.input_strides[i])));
   for (std::string& text : sizes_.text()) s.guards.push_back(std::move(text));

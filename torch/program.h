@@ -31,6 +31,7 @@ struct ProgramStats {
 };
 
 class Weights;
+class SegmentedRun;
 
 // What a program is given on one call: tensors and Python numbers, the same count of each on every call.
 struct CallInputs {
@@ -55,23 +56,26 @@ class CompiledProgram {
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
   bool accepts(const CallInputs& call, Binding& binding, std::string* why) const;
-  bool reads_computed_values() const { return program_.reads > 0; }
-  // Whether it holds for one value of a fraction only that the program reads from an input.
-  bool reads_fractions() const;
+  // Whether it stands for one of the ways only that data may lead a call.
+  bool is_one_way() const { return program_.speculative; }
+  // Whether it holds only for one value of a number that the program reads on the host.
+  bool reads_numbers() const;
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
   bool agrees(const std::vector<Scalar>& observed) const;
   // Inputs must be accepted. Throws what eager would throw for a bad index.
-  // Nothing if a value that the program read on the host is another one now: nothing is written then, and `observed` has the
-  // values up to that one, if it got longer.
-  std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, const Binding& binding, std::vector<Scalar>& observed) const;
+  // Nothing if a value that the program read on the host is another one now, or sizes that depend on data do not fit: nothing is
+  // written then, and `observed` has the values up to that one, if it got longer. The binding gets the sizes.
+  std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, Binding& binding, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
 
  private:
-  std::vector<at::Tensor> execute(RunInputs& inputs, const SymbolValues& symbols) const;
+  std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
+  std::optional<std::vector<at::Tensor>> run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
+  void add_later_stats();
   bool holds_the_same(std::vector<const void*>& addresses, std::string* why) const;
 
   struct InputGuard {
@@ -92,6 +96,7 @@ class CompiledProgram {
   bool draws_ = false;                // random numbers
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
+  std::unique_ptr<const SegmentedRun> later_;  // where sizes depend on data: what follows the first segment
   ProgramStats stats_;
 };
 

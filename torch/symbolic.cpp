@@ -49,6 +49,11 @@ class SizeNode : public c10::SymNodeImpl {
   bool is_bool() override { return static_cast<bool>(condition_); }
   bool is_float() override { return number_ >= 0; }
   HostFloats::Id number() const { return number_; }
+  double recorded_value() const { return floats().hint(as_number()); }
+  SymNode apply(size_t function) const {
+    auto result = floats().apply(function, as_number());
+    return result ? number(*result) : SymNode();
+  }
   bool has_hint() override { return true; }
   std::string str() override { return is_int() ? value_.str() : is_float() ? floats().text(number_) : "condition"; }
   SymNode clone() override { return c10::make_intrusive<SizeNode>(*this); }
@@ -141,7 +146,7 @@ class SizeNode : public c10::SymNodeImpl {
     if (auto c = n->maybe_as_int()) return *c;
     fail("a symbolic integer of another kind meets one of Broach");
   }
-  HostFloats::Id as_number() const { return is_int_ ? floats().size(value(), symbols_->hint(value())) : number_; }
+  HostFloats::Id as_number() const { return is_int_ ? floats().size(value(), symbols_->hint(value()), symbols_->is_late(value())) : number_; }
   HostFloats::Id number_of(const SymNode& n) const {
     if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->as_number();
     return floats().constant(n->is_float() ? n->guard_float("", 0) : static_cast<double>(value_of(n).constant()));
@@ -280,6 +285,12 @@ std::optional<HostFloats::Id> float_of(const c10::SymFloat& value) {
   if (!node || !node->is_float()) fail("a symbolic number that is not Broach's");
   return node->number();
 }
+
+bool is_program_number(const c10::SymNode& node) { return dynamic_cast<SizeNode*>(node.get()) != nullptr; }
+
+double recorded_value(const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).recorded_value(); }
+
+c10::SymNode apply_function(size_t function, const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).apply(function); }
 
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols) {
   auto s = program_integers(sizes, symbols), t = program_integers(strides, symbols);

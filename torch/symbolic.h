@@ -25,6 +25,13 @@ inline c10::SymNode (*wrap_node)(const c10::SymNode&) = nullptr;
 c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols);
 std::optional<HostFloats::Id> float_of(const c10::SymFloat& value);
 
+// ---- for a front that replaces functions of numbers ----
+bool is_program_number(const c10::SymNode& node);
+// Its value in the recorded call, by which nothing is decided.
+double recorded_value(const c10::SymNode& node);
+// Function number `function` of HostFloats. Null where it is an error.
+c10::SymNode apply_function(size_t function, const c10::SymNode& node);
+
 // A tensor with symbolic sizes outside and the real tensor inside. It has no memory of its own: what reaches for it directly
 // (a data pointer, a storage) fails, and the capture with it. Code in C++ that asks for plain sizes fixes them by guards.
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols);

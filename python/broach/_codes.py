@@ -14,6 +14,9 @@ STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", 
 READ = frozenset({"grad", "grad_fn", "_version", "_base", "__cuda_array_interface__", "__array_interface__"})
 NAMES = STORED | READ
 
+# How bytecode compares.
+COMPARED = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
+
 _seen: "weakref.WeakKeyDictionary[types.CodeType, str]" = weakref.WeakKeyDictionary()
 
 
@@ -36,6 +39,30 @@ def _find(code: types.CodeType) -> str:
             return f"writes an attribute .{step.argval} at {code.co_filename}:{line}"
         if step.opname.startswith("LOAD_ATTR") and step.argval in READ:
             return f"reads an attribute .{step.argval} at {code.co_filename}:{line}"
+    return ""
+
+
+_asking: "weakref.WeakKeyDictionary[types.CodeType, str]" = weakref.WeakKeyDictionary()
+
+
+def asks_for_type_of_number(code: types.CodeType) -> str:
+    """Where the code compares what `type` gives with `int` or `float`, which tells a number from what stands for it; else empty."""
+    found = _asking.get(code)
+    if found is None:
+        found = _asking[code] = _find_comparison(code)
+    return found
+
+
+def _find_comparison(code: types.CodeType) -> str:
+    if "type" not in code.co_names or not {"int", "float"}.intersection(code.co_names):
+        return ""
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if not step.opname.startswith("LOAD") or step.argval not in ("int", "float"):
+            continue
+        asked = any(s.opname.startswith("LOAD") and s.argval == "type" for s in steps[max(0, i - 16) : i])
+        if asked and any(s.opname in COMPARED for s in steps[i + 1 : i + 5]):
+            return f"compares the type of a number in {code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
     return ""
 
 

@@ -6,10 +6,14 @@ program that asks whether it was given an ``int`` or a ``float`` takes the way t
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from typing import Any, Callable
 
 import torch
+
+from ._native import _C
 
 
 def _wrap(node: Any) -> Any:
@@ -110,3 +114,114 @@ class Float(_Number, torch.SymFloat):
 
     def is_integer(self) -> bool:
         return self._plain().is_integer()
+
+
+# ---- while a program is captured with symbols ----
+
+
+def _is_ours(number: Any) -> bool:
+    return _C.is_capturing_symbols() and _C.is_number(number.node)
+
+
+def _says_it_is(kind: type, own: type) -> property:
+    return property(lambda self: kind if _is_ours(self) else own)
+
+
+def _method(ours: Callable, theirs: Callable | None) -> Callable:
+    def method(self: Any, *more: Any) -> Any:
+        if _is_ours(self):
+            return ours(self, *more)
+        return NotImplemented if theirs is None else theirs(self, *more)
+
+    return method
+
+
+def _attributes(own: type, stand_in: type, kind: type) -> dict[str, Any]:
+    """What torch's class is given, whose numbers the library itself makes: that it is the number's class, and the stand-in's methods,
+    since torch's own ask for that class."""
+    methods = {**vars(_Number), **vars(stand_in)}
+    mine = {n: f for n, f in methods.items() if inspect.isfunction(f) and n not in ("__repr__", "__hash__")}
+    return {"__class__": _says_it_is(kind, own), **{n: _method(f, getattr(own, n, None)) for n, f in mine.items()}}
+
+
+def _function_of_numbers(original: Callable) -> Callable:
+    """A function of `math` that also takes a number which stands for another."""
+    name = original.__name__
+
+    @functools.wraps(original)
+    def function(x: Any, *more: Any) -> Any:
+        if more or type(x) not in (Int, Float, torch.SymInt, torch.SymFloat) or not _is_ours(x):
+            return original(x, *more)
+        node = _C.function_of_number(name, x.node)
+        if node is not None:
+            return _wrap(node)
+        original(_C.value_of_number(x.node))  # raises an error, as a rule
+        return original(float(x))
+
+    return function
+
+
+def _question(answer: Callable[[Any], bool], original: Callable) -> Callable:
+    @functools.wraps(original)
+    def function(x: Any) -> bool:
+        return answer(x) if type(x) in (Float, torch.SymFloat) and _is_ours(x) else original(x)
+
+    return function
+
+
+_LONGEST_LIST = 64
+_tolist = torch.Tensor.tolist
+
+
+def _list_of(t: torch.Tensor) -> Any:
+    if not _C.is_capturing_symbols() or t.numel() > _LONGEST_LIST:
+        return _tolist(t)
+    return t.item() if t.dim() == 0 else [_list_of(row) for row in t.unbind(0)]
+
+
+_QUESTIONS: dict[str, Callable[[Any], bool]] = {
+    "isnan": lambda x: bool(x != x),
+    "isinf": lambda x: bool(x == math.inf) or bool(x == -math.inf),
+    "isfinite": lambda x: bool(x == x) and not (bool(x == math.inf) or bool(x == -math.inf)),
+}
+_MATH = {name: getattr(math, name) for name in (*_C.functions_of_numbers(), *_QUESTIONS)}
+_REPLACED = {
+    name: _question(_QUESTIONS[name], f) if name in _QUESTIONS else _function_of_numbers(f) for name, f in _MATH.items()
+}
+_CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
+_KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
+_captures = 0
+
+
+def _give(classes: dict[type, dict[str, Any]]) -> None:
+    for own, attributes in classes.items():
+        for name, value in attributes.items():
+            if name == "__class__":
+                _C.set_in_class(own, name, value)
+            elif value is None:
+                delattr(own, name)
+            else:
+                setattr(own, name, value)
+
+
+def enter() -> None:
+    """What a program may ask of a number knows those that stand for others, until `leave`. Other threads notice nothing."""
+    global _captures
+    _captures += 1
+    if _captures > 1:
+        return
+    _give(_CLASSES)
+    torch.Tensor.tolist = _list_of  # type: ignore[method-assign, assignment]
+    for name, f in _REPLACED.items():
+        setattr(math, name, f)
+
+
+def leave() -> None:
+    global _captures
+    _captures -= 1
+    if _captures:
+        return
+    _give(_KEPT)
+    del torch.Tensor.tolist
+    for name, f in _MATH.items():
+        setattr(math, name, f)

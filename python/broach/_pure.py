@@ -23,6 +23,7 @@ PURE = frozenset(
     generator coroutine property classmethod staticmethod super builtin_function_or_method function method code frame cell
     ContextVar Token _contextvars _contextvars.ContextVar
     functools._lru_cache_wrapper functools.partial
+    broach_ext
     dtype torch.dtype torch.device torch.Size torch.layout torch.finfo torch.iinfo
     """.split()
 )

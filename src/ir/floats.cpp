@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "ir/graph.h"
 #include "support/error.h"
@@ -38,6 +39,36 @@ bool compute(HostFloats::Op op, double a, double b, double& out) {
   }
 }
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity(), kMost = std::numeric_limits<double>::max();
+
+// Where exponentials overflow.
+constexpr double kMostExponent = 709.782712893384, kMostOfSinh = 710.4758600739439;
+
+constexpr HostFloats::Function kFunctions[] = {
+    {"sqrt", "aten::sqrt", std::sqrt, 0, kInfinity, true, true},
+    {"exp", "aten::exp", std::exp, -kInfinity, kMostExponent, true, true},
+    {"expm1", "aten::expm1", std::expm1, -kInfinity, kMostExponent, true, true},
+    {"log", "aten::log", std::log, 0, kInfinity, false, true},
+    {"log2", "aten::log2", std::log2, 0, kInfinity, false, true},
+    {"log10", "aten::log10", std::log10, 0, kInfinity, false, true},
+    {"log1p", "aten::log1p", std::log1p, -1, kInfinity, false, true},
+    {"sin", "aten::sin", std::sin, -kMost, kMost, true, true},
+    {"cos", "aten::cos", std::cos, -kMost, kMost, true, true},
+    {"tan", "aten::tan", std::tan, -kMost, kMost, true, true},
+    {"asin", "aten::asin", std::asin, -1, 1, true, true},
+    {"acos", "aten::acos", std::acos, -1, 1, true, true},
+    {"atan", "aten::atan", std::atan, -kInfinity, kInfinity, true, true},
+    {"sinh", "aten::sinh", std::sinh, -kMostOfSinh, kMostOfSinh, true, true},
+    {"cosh", "aten::cosh", std::cosh, -kMostOfSinh, kMostOfSinh, true, true},
+    {"tanh", "aten::tanh", std::tanh, -kInfinity, kInfinity, true, true},
+    {"asinh", "aten::asinh", std::asinh, -kInfinity, kInfinity, true, true},
+    {"acosh", "aten::acosh", std::acosh, 1, kInfinity, true, true},
+    {"atanh", "aten::atanh", std::atanh, -1, 1, false, false},
+    {"erf", "aten::erf", std::erf, -kInfinity, kInfinity, true, true},
+    {"erfc", "aten::erfc", std::erfc, -kInfinity, kInfinity, true, true},
+    {"fabs", "aten::abs", std::fabs, -kInfinity, kInfinity, true, true},
+};
+
 const char* name_of(HostFloats::Op op) {
   static constexpr const char* names[] = {"", "", "", "", " + ", " - ", " * ", " / ", " ** ", "-", " min ", " max "};
   return names[static_cast<size_t>(op)];
@@ -55,7 +86,7 @@ HostFloats::Id HostFloats::add(Node n) {
 }
 
 HostFloats::Id HostFloats::given(size_t index, double hint) { return add({Op::given, -1, -1, hint, index, {}}); }
-HostFloats::Id HostFloats::size(SymInt expression, int64_t hint) { return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression)}); }
+HostFloats::Id HostFloats::size(SymInt expression, int64_t hint, bool late) { return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression), late}); }
 HostFloats::Id HostFloats::constant(double value) { return add({Op::constant, -1, -1, value, 0, {}}); }
 
 HostFloats::Id HostFloats::element(double hint) { return add({Op::element, -1, -1, hint, nodes_.size(), {}, true}); }
@@ -67,6 +98,21 @@ HostFloats::Id HostFloats::compute(Op op, Id a, Id b) {
   check(!deferred || op != Op::pow, "a power of an element of a tensor is computed on the host");
   check(broach::compute(op, hint(a), b < 0 ? 0 : hint(b), value), "the program divides a number by zero, or its power is none");
   return add({op, a, b, value, 0, {}, deferred});
+}
+
+std::span<const HostFloats::Function> HostFloats::functions() { return kFunctions; }
+
+std::optional<HostFloats::Id> HostFloats::apply(size_t function, Id a) {
+  const Function& f = kFunctions[function];
+  // What is no number fulfils no comparison, and gives no number.
+  bool bounded = f.low > -kInfinity || f.high < kInfinity;
+  if (bounded && std::isnan(hint(a))) {
+    ask(a, Relation::ne, a);
+  } else if (bounded) {
+    if (f.low > -kInfinity && !ask(constant(f.low), f.has_low ? Relation::le : Relation::lt, a)) return std::nullopt;
+    if (f.high < kInfinity && !ask(a, f.has_high ? Relation::le : Relation::lt, constant(f.high))) return std::nullopt;
+  }
+  return add({Op::function, a, -1, f.value(hint(a)), function, {}, is_deferred(a)});
 }
 
 bool HostFloats::ask(Id a, Relation relation, Id b) {
@@ -84,6 +130,7 @@ std::vector<HostFloats::Decision> HostFloats::deferred() const {
 
 double HostFloats::fix(Id id) {
   const Node n = node(id);
+  if (n.op == Op::size) return n.hint;
   check(!n.deferred, "the program wants an element of a tensor as a plain number");
   auto known = [&](const Guard& g) { return g.a == id && g.b < 0; };
   if (n.op == Op::given && std::none_of(guards_.begin(), guards_.end(), known)) guards_.push_back({id, -1, Relation::eq, true});
@@ -110,6 +157,7 @@ bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t
     if (n.op == Op::given) values[i] = given[n.index];
     else if (n.op == Op::size) values[i] = static_cast<double>(n.expression.eval(symbols));
     else if (n.op == Op::constant) values[i] = n.hint;
+    else if (n.op == Op::function) values[i] = kFunctions[n.index].value(values[static_cast<size_t>(n.a)]);
     else if (!broach::compute(n.op, values[static_cast<size_t>(n.a)], n.b < 0 ? 0 : values[static_cast<size_t>(n.b)], values[i])) {
       if (why) *why = cat("the program computes ", text(static_cast<Id>(i)), ", which is an error now");
       return false;
@@ -131,6 +179,7 @@ std::string HostFloats::text(Id id) const {
   if (n.op == Op::size) return n.expression.str();
   if (n.op == Op::element) return cat("element ", n.index);
   if (n.op == Op::constant) return str(Scalar(n.hint));
+  if (n.op == Op::function) return cat(kFunctions[n.index].name, "(", text(n.a), ")");
   if (n.op == Op::neg) return cat("-(", text(n.a), ")");
   return cat("(", text(n.a), name_of(n.op), text(n.b), ")");
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,22 +19,35 @@ enum class Relation : uint8_t;
 class HostFloats {
  public:
   using Id = int32_t;
-  enum class Op : uint8_t { given, size, constant, element, add, sub, mul, div, pow, neg, min, max };
+  enum class Op : uint8_t { given, size, constant, element, add, sub, mul, div, pow, neg, min, max, function };
 
   // Number `index` of the call; `hint` is its value in the recorded call, here and below.
   Id given(size_t index, double hint);
-  Id size(SymInt expression, int64_t hint);
+  Id size(SymInt expression, int64_t hint, bool late);  // late: known only while the program runs
   Id constant(double value);
   Id element(double hint);  // a new one on each call
   // As Python computes it. Throws where Python raises an error: a division by zero, a power that overflows or is complex.
   Id compute(Op op, Id a, Id b = -1);
 
-  // How a number is computed; the operands are -1 where there are none.
+  // A function of Python's `math`, by its place in `functions()`. Nothing where Python raises an error; either way what decides that is
+  // a guard.
+  std::optional<Id> apply(size_t function, Id a);
+  struct Function {
+    const char *name, *operation;  // in `math`, and the library's for tensors
+    double (*value)(double);
+    double low, high;              // the ends of where it is defined and finite
+    bool has_low, has_high;        // whether they belong to it
+  };
+  static std::span<const Function> functions();
+
+  // How a number is computed; the operands are -1 where there are none. `size`: of what it is a size.
   struct Step {
     Op op;
     Id a, b;
+    SymInt size;
+    size_t function;
   };
-  Step step(Id id) const { return {node(id).op, node(id).a, node(id).b}; }
+  Step step(Id id) const { return {node(id).op, node(id).a, node(id).b, node(id).expression, node(id).index}; }
   bool is_deferred(Id id) const { return node(id).deferred; }
   // What the program decided by numbers that are known only while it runs.
   struct Decision {

@@ -109,11 +109,24 @@ void Symbols::add_guard(Guard g) {
   guards_.push_back(std::move(g));
 }
 
-// From expression == 0: the newest symbol that stands alone with coefficient 1 or -1.
+std::optional<SymbolId> Symbols::known_with(const SymInt& a) const {
+  std::vector<SymbolId> symbols;
+  a.collect_symbols(symbols);
+  std::optional<SymbolId> last;
+  for (SymbolId id : symbols) {
+    while (infos_.at(id).source == SymbolInfo::Source::quotient) id = static_cast<SymbolId>(infos_[id].input);
+    if (infos_.at(id).source == SymbolInfo::Source::run_time) last = std::max(last.value_or(id), id);
+  }
+  return last;
+}
+
+// From expression == 0: the newest symbol that stands alone with coefficient 1 or -1. What replaces it must be known where it is.
 void Symbols::solve(const SymInt& expression) {
   SymInt e = resolved(expression);
+  auto latest = known_with(e);
   std::vector<SymbolId> symbols;
   e.collect_symbols(symbols);
+  std::erase_if(symbols, [&](SymbolId id) { return known_with(SymInt::symbol(id)) != latest; });
   std::sort(symbols.rbegin(), symbols.rend());
   for (SymbolId id : symbols) {
     auto parts = e.linear_in(id);

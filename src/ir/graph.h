@@ -71,6 +71,13 @@ struct ExternCall {
   std::vector<int64_t> mutated;
   // Operands that eager had contiguous where the graph's value may lie otherwise; some kernels rely on it.
   std::vector<int64_t> contiguous;
+  // Symbols that are known once the call has run: size `dim` of a result, or, where `result` is negative, the number it gives.
+  struct Bind {
+    SymbolId symbol;
+    int32_t result, dim;
+    friend bool operator==(const Bind&, const Bind&) = default;
+  };
+  std::vector<Bind> binds;
   friend bool operator==(const ExternCall&, const ExternCall&) = default;
 };
 
@@ -122,8 +129,8 @@ inline const Type& Value::type() const { return node->results[index]; }
 
 // What the program knows of a symbol. The hint is its value during capture.
 struct SymbolInfo {
-  // Where a call finds the value. `run_time`: a size of an extern's result, set as the call runs. `quotient`: another symbol divided,
-  // which guards say leaves a known remainder.
+  // Where a call finds the value. `run_time`: what an extern gives, set as the call runs. `quotient`: another symbol divided, which
+  // guards say leaves a known remainder.
   enum class Source : uint8_t { run_time, size, stride, integer, quotient };
   int64_t hint = 0;
   int64_t min = 0;
@@ -160,6 +167,9 @@ class Symbols {
   int64_t specialize(const SymInt& a);
   Ranges ranges() const;
   bool declares(const SymInt& a) const;  // whether all its symbols are of these
+  // The symbol behind it that becomes known last while a call runs; nothing if all are known before.
+  std::optional<SymbolId> known_with(const SymInt& a) const;
+  bool is_late(const SymInt& a) const { return known_with(a).has_value(); }
   // The same value with symbols replaced by what guards say they equal.
   SymInt resolved(const SymInt& a) const;
 

@@ -70,7 +70,9 @@ struct AttrPrinter {
     std::string out = cat('"', escaped(c->schema), "\"(", joined(c->args.size(), [&](size_t i) { return text_of(c->args[i]); }), ")");
     const auto& strides = c->result_strides;
     if (!strides.empty()) out += cat(" strides [", joined(strides.size(), [&](size_t i) { return list_text(strides[i]); }), "]");
-    return out + (c->effect ? " effect" : "");
+    out += c->effect ? " effect" : "";
+    if (c->binds.empty()) return out;
+    return cat(out, " binds [", joined(c->binds.size(), [&](size_t i) { return list_text({SymInt::symbol(c->binds[i].symbol), c->binds[i].result, c->binds[i].dim}); }), "]");
   }
 };
 
@@ -437,6 +439,9 @@ class GraphParser {
     out->args = c_.list("(", ")", [&] { return argument(); });
     if (c_.accept("strides")) out->result_strides = c_.list("[", "]", [&] { return shape(); });
     out->effect = c_.accept("effect");
+    if (!c_.accept("binds")) return out;
+    for (const Shape& b : c_.list("[", "]", [&] { return shape(); }))
+      out->binds.push_back({b.at(0).as_symbol().value(), static_cast<int32_t>(b.at(1).constant()), static_cast<int32_t>(b.at(2).constant())});
     return out;
   }
 

@@ -1,5 +1,6 @@
 #include "runtime/guards.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "support/error.h"
@@ -7,13 +8,51 @@
 namespace broach {
 
 SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, const Symbols& symbols)
-    : floats_(std::move(floats)), host_(symbols.floats), infos_(symbols.infos()), guards_(symbols.guards()) {
+    : floats_(std::move(floats)), host_(symbols.floats), infos_(symbols.infos()) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     ranks_.push_back(sizes[i].size());
     for (const SymInt& e : sizes[i]) numbers_.push_back(number(e));
     for (const SymInt& e : strides[i]) numbers_.push_back(number(e));
   }
   for (const SymInt& e : ints) numbers_.push_back(number(e));
+  auto late = [&](const SymInt& e) {
+    std::vector<SymbolId> all, run_time;
+    e.collect_symbols(all);
+    for (SymbolId id : all)
+      if (auto root = symbols.known_with(SymInt::symbol(id)); root && std::find(run_time.begin(), run_time.end(), *root) == run_time.end()) run_time.push_back(*root);
+    return run_time;
+  };
+  for (SymbolId id = 0; id < infos_.size(); ++id) {
+    is_late_.push_back(symbols.is_late(SymInt::symbol(id)));
+    if (is_late_.back() && infos_[id].source == SymbolInfo::Source::quotient) late_.push_back({late(SymInt::symbol(id)), id, {}});
+  }
+  for (const Guard& g : symbols.guards()) {
+    auto needs = late(max(g.lhs, g.rhs));
+    if (needs.empty()) guards_.push_back(g);
+    else late_.push_back({std::move(needs), {}, g});
+  }
+}
+
+bool SizeGuards::fits_late(SymbolId id, std::vector<int64_t>& symbols) const {
+  const SymbolInfo& s = infos_[id];
+  if (s.source == SymbolInfo::Source::quotient) symbols[id] = symbols[static_cast<size_t>(s.input)] / s.dim;
+  return symbols[id] >= s.min;
+}
+
+bool SizeGuards::match_late(std::span<const SymbolId> fresh, std::vector<bool>& known, std::vector<int64_t>& symbols) const {
+  known.resize(infos_.size());
+  for (SymbolId id : fresh) {
+    if (!fits_late(id, symbols)) return false;
+    known[id] = true;
+  }
+  auto is_fresh = [&](SymbolId id) { return std::find(fresh.begin(), fresh.end(), id) != fresh.end(); };
+  auto now = [&](const Late& l) { return std::any_of(l.symbols.begin(), l.symbols.end(), is_fresh) && std::all_of(l.symbols.begin(), l.symbols.end(), [&](SymbolId id) { return known[id]; }); };
+  for (const Late& l : late_) {
+    if (!now(l)) continue;
+    if (l.quotient && !fits_late(*l.quotient, symbols)) return false;
+    if (l.guard && !holds(l.guard->lhs.eval(symbols), l.guard->relation, l.guard->rhs.eval(symbols))) return false;
+  }
+  return true;
 }
 
 SizeGuards::Number SizeGuards::number(const SymInt& e) {
@@ -30,8 +69,10 @@ std::vector<int64_t> SizeGuards::hints() const {
 
 std::vector<std::string> SizeGuards::text() const {
   std::vector<std::string> out;
-  for (size_t i = 0; i < infos_.size(); ++i) out.push_back(cat(SymInt::symbol(static_cast<SymbolId>(i)), " >= ", infos_[i].min));
+  for (size_t i = 0; i < infos_.size(); ++i) out.push_back(cat(SymInt::symbol(static_cast<SymbolId>(i)), " >= ", infos_[i].min, is_late_[i] ? ", known as it runs" : ""));
   for (const Guard& g : guards_) out.push_back(g.str());
+  for (const Late& l : late_)
+    if (l.guard) out.push_back(cat(l.guard->str(), ", asked as it runs"));
   for (std::string& g : host_.text()) out.push_back(std::move(g));
   return out;
 }
@@ -49,7 +90,7 @@ bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> i
     const SymbolInfo& s = infos_[i];
     auto input = static_cast<size_t>(s.input), dim = static_cast<size_t>(s.dim);
     using From = SymbolInfo::Source;
-    if (s.source == From::run_time) continue;
+    if (is_late_[i]) continue;
     symbols[i] = s.source == From::quotient ? symbols[input] / s.dim : s.source == From::integer ? ints[dim] : s.source == From::size ? inputs[input].sizes[dim] : inputs[input].strides[dim];
     if (symbols[i] >= s.min) continue;
     if (why) *why = cat("a size that was ", s.hint, " is ", symbols[i], ", compiled for ", s.min, " and more");

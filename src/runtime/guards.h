@@ -35,6 +35,9 @@ class SizeGuards {
   // `why`, if not null: what differs, if something does.
   bool match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values, std::string* why) const;
   bool has_symbols() const { return !infos_.empty(); }
+  // What `match` leaves open, for symbols that become known while the program runs: whether the program still holds now that those
+  // of `fresh` have values too. `known`, by symbol, is updated, and so are the values that follow.
+  bool match_late(std::span<const SymbolId> fresh, std::vector<bool>& known, std::vector<int64_t>& symbols) const;
   std::vector<int64_t> hints() const;
   // One line for each guard besides those that fix sizes.
   std::vector<std::string> text() const;
@@ -50,6 +53,7 @@ class SizeGuards {
     return value == (n.expression < 0 ? n.constant : expressions_[static_cast<size_t>(n.expression)].eval(symbols));
   }
   std::string shown(const Number& n) const;
+  bool fits_late(SymbolId id, std::vector<int64_t>& symbols) const;
   bool differs(std::string* why, const Number& expected, int64_t value, const char* what, size_t input, size_t dim) const;
 
   std::vector<size_t> ranks_;
@@ -59,6 +63,13 @@ class SizeGuards {
   HostFloats host_;
   std::vector<SymbolInfo> infos_;
   std::vector<Guard> guards_;
+  struct Late {
+    std::vector<SymbolId> symbols;  // run-time ones that it needs
+    std::optional<SymbolId> quotient;
+    std::optional<Guard> guard;
+  };
+  std::vector<Late> late_;          // quotients first, as they follow from each other
+  std::vector<bool> is_late_;       // by symbol
 };
 
 }  // namespace broach

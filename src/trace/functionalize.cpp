@@ -222,7 +222,7 @@ class Functionalizer {
   std::vector<Value> compute(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args) {
     if (options_.lower && schema.starts_with("aten::as_strided_"))
       if (auto v = strided_copy(op)) return {*v};
-    if (!op.effect && options_.lower)
+    if (!op.effect && op.binds.empty() && options_.lower)
       if (auto values = lower(op, schema, args)) return std::move(*values);
     return call_extern(op, schema, args, {});
   }
@@ -302,7 +302,8 @@ class Functionalizer {
       call->results.push_back(info(m).type);
       call->result_strides.push_back(contiguous_strides(info(m).type.shape));
     }
-    call->effect = op.effect || !mutated.empty();
+    call->effect = op.effect || !mutated.empty() || !op.binds.empty();
+    call->binds = op.binds;
     if (call->results.empty()) {  // an op without results is there for its effect
       call->effect = true;
       call->results.push_back({DType::opaque, {SymInt(0)}, {}});
@@ -500,13 +501,14 @@ class Functionalizer {
       program_.results.push_back(result(r.tensor, outputs));
       ++program_.reads;
     }
+    program_.speculative = program_.reads > 0 || std::any_of(t_.ops.begin(), t_.ops.end(), [](const TraceOp& op) { return !op.binds.empty(); });
     for (size_t i = 0; i < t_.inputs.size(); ++i) {
       TensorId id = t_.inputs[i];
       StorageState& s = storage(id);
       if (s.root != id || s.version == 0) continue;
       program_.mutated_inputs.push_back(static_cast<int>(i));
-      if (program_.reads) program_.commits.push_back({static_cast<int>(i), static_cast<int>(outputs.size())});
-      program_.requests.push_back(program_.reads ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
+      if (program_.speculative) program_.commits.push_back({static_cast<int>(i), static_cast<int>(outputs.size())});
+      program_.requests.push_back(program_.speculative ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
       outputs.push_back(value(id));
     }
     program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs)));

@@ -39,8 +39,10 @@ struct Program {
   std::vector<Shape> input_strides;
   std::vector<int> mutated_inputs;
   // Where the program read values that it computed, the last `reads` results are these, in order. Nothing may be seen of a run
-  // with other values, so the new elements of inputs are then graph outputs too, to be copied by whoever runs the program.
+  // with other values, or with sizes that depend on data and do not fit, so the new elements of inputs are then graph outputs too,
+  // to be copied by whoever runs the program.
   size_t reads = 0;
+  bool speculative = false;
   struct Commit {
     int input, output;
   };

@@ -8,15 +8,13 @@
 
 namespace broach {
 
-namespace {
-
 // ---- strides ----
 
-// Memory without gaps, in the order of dimensions that `strides` has: the strides of the symbolic sizes.
 std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
   std::vector<size_t> order(shape.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] < strides[b]; });
+  // Of equal strides that of size 1 is the inner one: what lies further out begins with it.
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] != strides[b] ? strides[a] < strides[b] : sizes[a] == 1 && sizes[b] != 1; });
   Shape out(shape.size());
   SymInt next(1);
   int64_t number = 1;
@@ -28,6 +26,8 @@ std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t
   }
   return out;
 }
+
+namespace {
 
 // The strides of a reshape that is a view: each run of new dimensions lies in a run of old ones without gaps.
 std::optional<Shape> reshaped_strides(Symbols& symbols, const Shape& shape, const Shape& strides, const Shape& to) {
@@ -100,6 +100,8 @@ class Results {
 
   std::optional<std::vector<TraceTensor>> run() {
     if (op_.schema == "aten::as_strided") return as_strided();
+    if (op_.schema == "aten::unfold") return windows();
+    if (op_.args.size() == 9 && op_.schema.ends_with(".input")) return recurrent();
     const OpEntry* entry = OpTable::get().find(op_.schema);
     if (!entry) return std::nullopt;
     std::vector<Value> operands(t_.tensors.size());
@@ -199,6 +201,45 @@ class Results {
     out.strides = *ints(2);
     if (auto offset = op_.args.size() > 3 ? std::get_if<SymInt>(&op_.args[3].value) : nullptr) out.offset = *offset;
     return std::vector{out};
+  }
+
+  // Windows of a dimension, whose positions become one more.
+  std::optional<std::vector<TraceTensor>> windows() {
+    const TraceTensor& t = tensor(std::get<Arg::Tensor>(op_.args.at(0).value).id);
+    auto integer = [&](size_t i) { return std::get<SymInt>(op_.args.at(i).value); };
+    if (t.type.shape.empty() || !integer(1).is_constant() || !integer(3).is_constant()) return std::nullopt;
+    int64_t dim = integer(1).constant(), step = integer(3).constant();
+    auto d = static_cast<size_t>(dim < 0 ? dim + static_cast<int64_t>(t.type.shape.size()) : dim);
+    TraceTensor out = seen_[0];
+    out.type.shape = t.type.shape;
+    out.strides = t.strides;
+    SymInt count = floordiv(t.type.shape.at(d) - integer(2), step) + 1;
+    if (symbols().hint(count) < 2) return std::nullopt;
+    symbols().ask(2, Relation::le, count);
+    out.type.shape[d] = count;
+    out.type.shape.push_back(integer(2));
+    out.strides.push_back(t.strides[d]);
+    out.strides[d] = t.strides[d] * step;
+    out.offset = t.offset;
+    return hints(out.type.shape) == hints(seen_[0].type.shape) && hints(out.strides) == hints(seen_[0].strides) ? std::optional(std::vector{out}) : std::nullopt;
+  }
+
+  // A recurrent layer: what it gives for each step, then its states as they were given.
+  std::optional<std::vector<TraceTensor>> recurrent() {
+    auto one = std::get_if<Arg::Tensor>(&op_.args[1].value);
+    auto many = std::get_if<Arg::Tensors>(&op_.args[1].value);
+    std::vector<TensorId> states = one ? std::vector{one->id} : many ? many->ids : std::vector<TensorId>();
+    const Shape& in = tensor(std::get<Arg::Tensor>(op_.args[0].value).id).type.shape;
+    if (in.size() != 3 || seen_.size() != states.size() + 1 || seen_[0].type.rank() != 3) return std::nullopt;
+    std::vector<TraceTensor> out = seen_;
+    for (size_t i = 0; i < out.size(); ++i) {
+      Shape shape = i ? tensor(states[i - 1]).type.shape : Shape{in[0], in[1], seen_[0].type.shape[2]};
+      auto strides = dense_strides(shape, hints(seen_[i].type.shape), hints(seen_[i].strides));
+      if (!strides || hints(shape) != hints(seen_[i].type.shape) || !(seen_[i].offset == SymInt(0))) return std::nullopt;
+      out[i].type.shape = std::move(shape);
+      out[i].strides = std::move(*strides);
+    }
+    return out;
   }
 
   static constexpr SymbolId kPlaceholder = 1u << 21;

@@ -39,6 +39,7 @@ std::string op_text(const Trace& trace, const TraceOp& op) {
   for (size_t i = 0; i < op.args.size(); ++i) out += (i ? ", " : "") + std::visit(ArgText(), op.args[i].value);
   out += ")";
   if (!op.mutated.empty()) out += " mutates " + names_of(op.mutated);
+  for (const auto& b : op.binds) out += cat(" binds ", SymInt::symbol(b.symbol), b.result < 0 ? "" : cat(" to size ", b.dim, " of result ", b.result));
   return cat(out, op.is_view ? " view" : "", op.effect ? " effect" : "", comment_text(trace.lines, op.line));
 }
 

@@ -48,6 +48,7 @@ struct TraceOp {
   bool is_view = false;                 // the schema says that results alias the first tensor argument
   bool effect = false;                  // random numbers, or a side effect the schema tags name
   int32_t line = -1;                    // into Trace::lines
+  std::vector<ExternCall::Bind> binds = {};  // symbols that are known once it has run
 };
 
 // Calls f with the id of each tensor that the arguments name, those of numbers too.

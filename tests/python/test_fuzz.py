@@ -9,6 +9,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import math
 import os
 import random
 import time
@@ -289,6 +290,30 @@ def _data_branch() -> Subject:
     return Subject("branch on data", program, _plain, [program], may_be_refused=True)
 
 
+def _counted() -> list[Subject]:
+    table, kept = {"limit": 0.0, "times": 2}, [torch.randn(4)]
+
+    def by_masks(x, y):
+        rows = x[x.sum(1) > table["limit"]]
+        place, column = torch.where(y > table["limit"])
+        out = torch.zeros_like(y).index_add_(0, place, y[place] * table["times"])
+        y[y < table["limit"]] = 0.5
+        return rows + kept[0], out, column, place.numel(), y
+
+    def by_numbers(x, y):
+        n = (x > table["limit"]).sum().item()
+        lengths = (y > table["limit"]).sum(1).tolist()
+        most = math.sqrt(abs(x.sum().item())) if n > table["times"] else 1
+        parts = [y[i, :k] for i, k in enumerate(lengths)]
+        return x[:n] * n, torch.arange(n) + len(lengths), x * most, torch.cat(parts) if parts else y, isinstance(n, int)
+
+    def by_elements(x, y):
+        values, counts = (x * 2).round().unique(return_counts=True)
+        return values, counts, y.repeat_interleave((y > table["limit"]).sum(1), 0), (x > 0).flatten().long().bincount()
+
+    return [Subject(f"counted {p.__name__}", p, _plain, [p], own=kept[0], may_be_refused=True) for p in (by_masks, by_numbers, by_elements)]
+
+
 class MLP(nn.Module):
     def __init__(self):
         super().__init__()
@@ -419,7 +444,7 @@ def _zoo() -> list[Subject]:
 
 def _subjects() -> list[Subject]:
     torch.manual_seed(SEED)
-    return [_globals(), _closures(), _control(), *_objects(), _partial(), _containers(), _in_place(), _views(), _cache(), _data_branch(), *_modules(), *_zoo()]
+    return [_globals(), _closures(), _control(), *_objects(), _partial(), _containers(), _in_place(), _views(), _cache(), _data_branch(), *_counted(), *_modules(), *_zoo()]
 
 
 # ---- settings ----

@@ -1,0 +1,73 @@
+// Programs whose sizes depend on data, cut into segments.
+#include "passes/segments.h"
+
+#include <doctest/doctest.h>
+
+using namespace broach;
+
+namespace {
+
+// x[x > 0] * 2 and what follows, in the form that a capture gives.
+const char* kProgram = R"(symbol s0(hint=3, min=2)
+symbol s1(hint=2, min=2)
+%0 = input(index=0) : f32[8]
+%1 = input(index=1) : f32[8]
+%2 = exp(%1) : f32[8]
+%3 = gt(%0, %2) : b1[8]
+%4 = extern_call(%3, call="aten::nonzero"($0) strides [[1, 1]] effect binds [[s0, 0, 0]]) : i64[s0, 1]
+%5 = reshape(%4, shape=[s0]) : i64[s0]
+%6 = take(%0, %5, dim=0) : f32[s0]
+%7 = reduce_sum(%6, dims=[0]) : f32[]
+%8 = gt(%6, %6) : b1[s0]
+%9 = extern_call(%8, call="aten::nonzero"($0) strides [[1, 1]] effect binds [[s1, 0, 0]]) : i64[s1, 1]
+%10 = iota(shape=[s1], dim=0, dtype=i64) : i64[s1]
+%11 = reshape(%9, shape=[s1]) : i64[s1]
+%12 = add(%10, %11) : i64[s1]
+return %7, %12, %2, %4
+)";
+
+size_t count(const Graph& g, Op op) {
+  size_t n = 0;
+  for (const Node& node : g.nodes()) n += node.op == op;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("a graph is cut where sizes become known") {
+  Graph g = Graph::parse(kProgram);
+  CHECK(Graph::parse(g.str()).str() == g.str());
+  REQUIRE(has_data_sizes(g));
+  Segments s = split_at_calls(g, {{{}, -1}, {{SymInt(1)}, -1}, {{SymInt(1)}, -1}, {{SymInt(1), SymInt(1)}, -1}});
+  REQUIRE(s.list.size() == 3);
+  for (const Segment& segment : s.list) {
+    segment.graph->verify();
+    CHECK(segment.graph->inputs().size() == 2 + segment.carried.size());
+    CHECK(count(*segment.graph, Op::extern_call) == 0);
+    CHECK(segment.outputs.size() == segment.graph->outputs().size());
+  }
+  CHECK(s.list[0].calls.size() == 1);
+  CHECK(s.list[1].calls.size() == 1);
+  CHECK(s.list[2].calls.empty());
+  // The sum is done as soon as its elements are there, the positions once they can be counted.
+  CHECK(count(*s.list[1].graph, Op::reduce_sum) == 1);
+  CHECK(count(*s.list[2].graph, Op::iota) == 1);
+  CHECK(count(*s.list[0].graph, Op::iota) == 0);
+  // A result of a call that lies as it is wanted is given out as it is.
+  REQUIRE(s.outputs.size() == 4);
+  CHECK(static_cast<int64_t>(s.outputs[3]) == s.list[0].calls[0].results[0]);
+  CHECK(s.list[1].carried == std::vector<size_t>{s.outputs[3]});
+}
+
+TEST_CASE("a graph without such sizes is one") { CHECK_FALSE(has_data_sizes(Graph::parse("%0 = input(index=0) : f32[8]\n%1 = exp(%0) : f32[8]\nreturn %1\n"))); }
+
+TEST_CASE("no symbol is replaced by one that is known later") {
+  Symbols symbols;
+  SymInt given = symbols.fresh({8, 2, 0, 0}), early = symbols.fresh({4, 2}), late = symbols.fresh({8, 2});
+  CHECK(symbols.equal(given, early * 2));
+  CHECK(symbols.resolved(given) == given);
+  CHECK(symbols.equal(late, given));
+  CHECK(symbols.resolved(late) == given);
+  CHECK(symbols.known_with(early + given) == early.as_symbol());
+  CHECK_FALSE(symbols.is_late(given * 3));
+}
