@@ -266,7 +266,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     if (sizes.empty() && stand_ins_ != StandIns::given) break;
     recorded = record_symbolic(call, sizes);
     if (recorded) break;
-    bool has_numbers = std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end();
+    bool has_numbers = !specialise_numbers_ && (std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end());
     // Next without stand-ins for values, then without symbols for numbers: what a program is given besides tensors is a count of
     // layers as often as a size.
     repeat = stand_ins_ == StandIns::given || has_numbers;

@@ -13,6 +13,11 @@ bool CallSizes::has_form_of(const CallSizes& other) const {
          std::equal(sizes.begin(), sizes.end(), other.sizes.begin(), same_rank);
 }
 
+bool CallSizes::has_numbers_of(const CallSizes& other) const {
+  auto same_bits = [](double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); };
+  return ints == other.ints && std::equal(floats.begin(), floats.end(), other.floats.begin(), other.floats.end(), same_bits);
+}
+
 bool SymbolicSizes::empty() const { return symbols->infos().empty() && std::find(floats.begin(), floats.end(), true) == floats.end(); }
 
 namespace {

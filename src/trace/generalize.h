@@ -18,7 +18,7 @@ struct CallSizes {
   friend bool operator==(const CallSizes&, const CallSizes&) = default;
   // Whether both have the same number of inputs with the same ranks, and of numbers.
   bool has_form_of(const CallSizes& other) const;
-  bool has_numbers_of(const CallSizes& other) const { return ints == other.ints && floats == other.floats; }
+  bool has_numbers_of(const CallSizes& other) const;  // fractions by their bits, as zeros of both signs are two numbers
 };
 
 // The same with symbols, whose hints are the values of the last call.

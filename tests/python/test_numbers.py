@@ -247,3 +247,15 @@ def test_division_by_an_element_that_is_zero():
         with pytest.raises(ZeroDivisionError):
             compiled(torch.zeros(6))
     torch.testing.assert_close(compiled(torch.ones(6)), torch.ones(6) * 6)
+
+
+def test_zeros_of_both_signs_where_numbers_have_to_stay():
+    """A symbolic capture of it is given up; the next must not begin with the same symbols."""
+
+    def program(x, s):
+        return x / s if type(s) is float else x
+
+    compiled = compared.native(program)
+    x = torch.randn(4)
+    for s in (0.0, -0.0, 0.0, -0.0):
+        assert torch.equal(compiled(x, s), program(x, s))
