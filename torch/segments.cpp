@@ -15,7 +15,6 @@ class SegmentedRun::Call {
   explicit Call(const Segment::Call& call) : call_(call), op_(*call.call) {}
 
   const std::vector<ExternCall::Bind>& binds() const { return call_.call->binds; }
-  bool is_effectless() const { return call_.call->mutated.empty(); }
 
   // Writes the symbols that it binds; the results are kept once the sizes are known to fit.
   torch::jit::Stack run(const std::function<const at::Tensor&(size_t)>& slot, std::vector<int64_t>& symbols) const {

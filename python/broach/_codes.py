@@ -4,9 +4,11 @@ attributes written in C; and numpy's random numbers."""
 from __future__ import annotations
 
 import dis
+import functools
 import sys
 import types
 import weakref
+from typing import Callable
 
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", "_grad"})
@@ -17,18 +19,24 @@ NAMES = STORED | READ
 # How bytecode compares.
 COMPARED = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
 
-_seen: "weakref.WeakKeyDictionary[types.CodeType, str]" = weakref.WeakKeyDictionary()
 
+def _once(find: Callable[[types.CodeType], str]) -> Callable[[types.CodeType], str]:
+    """Remembers the answer for each code object, as long as that lives."""
+    seen: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 
-def invisible(code: types.CodeType) -> str:
-    """Why a run of this code cannot be replayed from its operations; empty if it can."""
-    found = _seen.get(code)
-    if found is None:
-        found = _seen[code] = _find(code)
+    @functools.wraps(find)
+    def found(code: types.CodeType) -> str:
+        answer = seen.get(code)
+        if answer is None:
+            answer = seen[code] = find(code)
+        return answer
+
     return found
 
 
-def _find(code: types.CodeType) -> str:
+@_once
+def invisible(code: types.CodeType) -> str:
+    """Why a run of this code cannot be replayed from its operations; empty if it can."""
     if not NAMES.intersection(code.co_names):
         return ""
     line = code.co_firstlineno
@@ -42,18 +50,9 @@ def _find(code: types.CodeType) -> str:
     return ""
 
 
-_asking: "weakref.WeakKeyDictionary[types.CodeType, str]" = weakref.WeakKeyDictionary()
-
-
+@_once
 def asks_for_type_of_number(code: types.CodeType) -> str:
     """Where the code compares what `type` gives with `int` or `float`, which tells a number from what stands for it; else empty."""
-    found = _asking.get(code)
-    if found is None:
-        found = _asking[code] = _find_comparison(code)
-    return found
-
-
-def _find_comparison(code: types.CodeType) -> str:
     if "type" not in code.co_names or not {"int", "float"}.intersection(code.co_names):
         return ""
     steps = list(dis.get_instructions(code))
