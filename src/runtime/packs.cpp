@@ -12,9 +12,9 @@ SharedPacks& SharedPacks::of_process() {
 
 std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& source, const PackForm& form, size_t bytes, const std::function<void(std::byte*)>& fill) {
   std::lock_guard lock(mutex_);
-  std::erase_if(entries_, [](const auto& e) { return e.second.data.expired(); });
-  Entry& entry = entries_[{source.name, form}];
-  if (auto found = entry.data.lock()) return found;
+  std::erase_if(entries_, [](const auto& e) { return e.second.expired(); });
+  std::weak_ptr<const std::byte[]>& entry = entries_[{source.name, form}];
+  if (auto found = entry.lock()) return found;
   // Freed together, so that an entry which is alive says that its name still stands for the same elements.
   struct Copy {
     std::shared_ptr<const void> source;
@@ -24,16 +24,8 @@ std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& s
   if (!copy->memory) throw std::bad_alloc();
   fill(copy->memory.get());
   std::shared_ptr<const std::byte[]> made(copy, copy->memory.get());
-  entry = {made, bytes};
+  entry = made;
   return made;
-}
-
-size_t SharedPacks::bytes() {
-  std::lock_guard lock(mutex_);
-  size_t total = 0;
-  for (const auto& [key, entry] : entries_)
-    if (!entry.data.expired()) total += entry.bytes;
-  return total;
 }
 
 }  // namespace broach

@@ -33,15 +33,10 @@ class SharedPacks {
 
   // Lives as long as its owners. `fill` writes that many bytes.
   std::shared_ptr<const std::byte[]> find_or_make(const PackSource& source, const PackForm& form, size_t bytes, const std::function<void(std::byte*)>& fill);
-  size_t bytes();  // of all that are alive
 
  private:
-  struct Entry {
-    std::weak_ptr<const std::byte[]> data;
-    size_t bytes = 0;
-  };
   std::mutex mutex_;
-  std::map<std::pair<const void*, PackForm>, Entry> entries_;
+  std::map<std::pair<const void*, PackForm>, std::weak_ptr<const std::byte[]>> entries_;
 };
 
 }  // namespace broach
