@@ -73,13 +73,14 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   std::vector<Shape> sizes, strides;
   for (size_t i = 0; i < given_ + lifted_.size(); ++i) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
-    guards_.push_back({scalar_type(t.type.dtype), c10::Device(c10::kCPU)});
+    c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_sizes_.push_back(static_cast<int64_t>(t.type.shape.size()));
+      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype))});
       for (const Shape* s : {&t.type.shape, &t.strides})
         for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
       continue;
     }
+    guards_.push_back({dtype, c10::Device(c10::kCPU)});
     sizes.push_back(t.type.shape);
     strides.push_back(t.strides);
   }
@@ -108,21 +109,23 @@ void CompiledProgram::add_later_stats() {
   }
 }
 
+// Runs for hundreds of parameters on each call: every instruction of its loop is worth its place.
 bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::string* why) const {
   const bool grad = c10::GradMode::is_enabled();
   const int64_t* expected = held_sizes_.data();
   addresses.resize(lifted_.size());
   for (size_t i = 0; i < lifted_.size(); ++i) {
-    const at::Tensor& t = lifted_[i];
+    const c10::TensorImpl& t = *lifted_[i].unsafeGetTensorImpl();
+    const HeldGuard& g = held_guards_[i];
     c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
-    bool same = t.scalar_type() == guards_[given_ + i].dtype && static_cast<int64_t>(sizes.size()) == *expected++;
-    for (size_t d = 0; same && d < sizes.size(); ++d) same = sizes[d] == expected[d] && strides[d] == expected[sizes.size() + d];
+    bool same = t.dtype() == g.dtype && sizes.size() == g.rank;
+    for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
     if (!same || (grad && t.requires_grad())) {
       if (why) *why = cat("input ", given_ + i, same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
       return false;
     }
-    expected += 2 * sizes.size();
-    addresses[i] = address_of(t);
+    expected += 2 * g.rank;
+    addresses[i] = address_of(t, g.itemsize);
   }
   return true;
 }
@@ -174,8 +177,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& input
   static const std::vector<int> none;
   const auto& written = program_.speculative ? none : program_.mutated_inputs;
   std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols.sizes) : nullptr;
-  if (weights)
-    for (const at::Tensor& t : weights->frozen) inputs.add(t);
+  if (weights) inputs.append(weights->frozen_inputs);
   auto first = main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written);
   if (!later_) return first;
   return later_->run(inputs, std::move(first), sizes_, symbols.sizes);

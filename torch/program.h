@@ -82,13 +82,19 @@ class CompiledProgram {
     c10::ScalarType dtype;
     c10::Device device;
   };
+  struct HeldGuard {
+    caffe2::TypeMeta dtype;
+    uint32_t rank;
+    int64_t itemsize;
+  };
 
   Program program_;
   std::vector<at::Tensor> lifted_;
   std::vector<const at::Tensor*> held_;  // to each of them
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
-  std::vector<int64_t> held_sizes_;  // of the lifted ones: rank, sizes and strides of each
+  std::vector<HeldGuard> held_guards_;
+  std::vector<int64_t> held_sizes_;  // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;      // of inputs
   std::vector<Scalar> read_values_;   // of what the program computes

@@ -14,11 +14,12 @@ namespace broach {
 
 using WeightPacks = std::vector<PackedWeight>;  // by contraction
 // The address of the first element; null for an undefined tensor. Makes no copy of memory that is shared until it is written.
+inline const void* address_of(const c10::TensorImpl& t, int64_t itemsize) {
+  auto memory = static_cast<const std::byte*>(t.unsafe_storage().unsafeGetStorageImpl()->data());
+  return memory ? memory + t.storage_offset() * itemsize : nullptr;
+}
 inline const void* address_of(const at::Tensor& t) {
-  if (!t.defined()) return nullptr;
-  const auto* impl = t.unsafeGetTensorImpl();
-  const auto* memory = static_cast<const std::byte*>(impl->unsafe_storage().unsafeGetStorageImpl()->data());
-  return memory ? memory + impl->storage_offset() * static_cast<int64_t>(impl->itemsize()) : nullptr;
+  return t.defined() ? address_of(*t.unsafeGetTensorImpl(), static_cast<int64_t>(t.itemsize())) : nullptr;
 }
 
 // Tensors that somebody holds for the length of a call (counting references to hundreds of parameters takes microseconds), and
@@ -30,6 +31,10 @@ struct RunInputs {
   void add(const at::Tensor& t) {
     tensors.push_back(&t);
     addresses.push_back(address_of(t));
+  }
+  void append(const RunInputs& more) {
+    tensors.append(more.tensors);
+    addresses.append(more.addresses);
   }
 };
 

@@ -21,9 +21,14 @@ constexpr int kMostRebuilds = 8;
 
 Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant)
     : main_(std::move(main)), prologue_(std::move(prologue)), constant_(std::move(constant)) {
-  if (prologue_)
-    for (const Buffer& b : prologue_->executable().schedule().buffers)
-      if (b.kind == Buffer::Kind::input) prologue_inputs_.push_back(b.index);
+  if (prologue_) {
+    // Every input has a buffer; those that nothing reads, the caller's arguments among them, say nothing of the values.
+    const Schedule& schedule = prologue_->executable().schedule();
+    std::set<int> read;
+    for (const Step& s : schedule.steps) read.insert(s.reads.begin(), s.reads.end());
+    for (int b : read)
+      if (const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)]; buffer.kind == Buffer::Kind::input) prologue_inputs_.push_back(buffer.index);
+  }
   for (const auto& p : main_->executable().packables())
     if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
 }
@@ -56,6 +61,7 @@ std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, 
   // Written again and again: compute what the program needs for this call, and pack nothing.
   auto once = std::make_shared<State>();
   if (prologue_) once->frozen = prologue_->run(inputs, {}, nullptr, {});
+  for (const at::Tensor& t : once->frozen) once->frozen_inputs.add(t);
   once->packs.resize(static_cast<size_t>(main_->executable().contractions()));
   return once;
 }
@@ -99,6 +105,7 @@ std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, co
     state->frozen_names = std::make_shared<std::byte[]>(state->frozen.size());
   }
   pack(*state, inputs, symbols);
+  for (const at::Tensor& t : state->frozen) state->frozen_inputs.add(t);
   return state;
 }
 

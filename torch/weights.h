@@ -29,6 +29,7 @@ class Weights {
     std::vector<Source> sources;
     std::vector<std::shared_ptr<const at::Tensor>> clones;  // of the sources
     std::vector<at::Tensor> frozen;  // inputs of the main program behind the others; undefined where only packs are read
+    RunInputs frozen_inputs;         // the same, as a run takes them
     std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
     bool settled = true;             // it is known which contractions want their weights packed

@@ -425,6 +425,16 @@ def test_a_write_to_a_weight_is_seen(program, write):
 
 
 @torch.no_grad()
+def test_only_weights_are_watched():
+    """An argument among them would compute anew at every call what depends on weights alone."""
+    compiled = compile_direct(lambda x, w: x * w.exp(), constant=[False, True])
+    x, w = torch.randn(64), torch.randn(64)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, w), x * w.exp())
+    assert (torch._C._is_cow_tensor(x), torch._C._is_cow_tensor(w)) == (False, True)
+
+
+@torch.no_grad()
 def test_some_weight_is_packed():
     """Otherwise the tests above say nothing."""
     packed = 0
