@@ -16,8 +16,11 @@ STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", 
 READ = frozenset({"grad", "grad_fn", "_version", "_base", "__cuda_array_interface__", "__array_interface__"})
 NAMES = STORED | READ
 
-# How bytecode compares.
+# How bytecode compares; what it does with a value without telling numbers apart; what says nothing of the values.
 COMPARED = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
+HARMLESS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "FORMAT_VALUE", "FORMAT_SIMPLE", "CONVERT_VALUE", "POP_TOP"})
+NO_STEPS = frozenset({"PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP"})
+NO_NUMBERS = frozenset({"list", "tuple", "dict", "str", "set", "frozenset", "bytes", "slice", "range", "torch", "nn"})
 
 
 def _once(find: Callable[[types.CodeType], str]) -> Callable[[types.CodeType], str]:
@@ -52,17 +55,52 @@ def invisible(code: types.CodeType) -> str:
 
 @_once
 def asks_for_type_of_number(code: types.CodeType) -> str:
-    """Where the code compares what `type` gives with `int` or `float`, which tells a number from what stands for it; else empty."""
-    if "type" not in code.co_names or not {"int", "float"}.intersection(code.co_names):
+    """Where the code may tell a number from what stands for it by asking `type`; empty if it cannot.
+
+    What `type` gives may be compared with classes that are no numbers', have its attributes read (the same), be printed or be
+    called (which stand-ins refuse with an error). Anything else that is done with it counts, a search in a dict for example.
+    """
+    if "type" not in code.co_names:
         return ""
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
-        if not step.opname.startswith("LOAD") or step.argval not in ("int", "float"):
-            continue
-        asked = any(s.opname.startswith("LOAD") and s.argval == "type" for s in steps[max(0, i - 16) : i])
-        if asked and any(s.opname in COMPARED for s in steps[i + 1 : i + 5]):
-            return f"compares the type of a number in {code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}"
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and not _tells_nothing(steps, i):
+            return f"asks for a type that may be a number's in {getattr(code, 'co_qualname', code.co_name)}"
     return ""
+
+
+def _tells_nothing(steps: list[dis.Instruction], asked: int) -> bool:
+    """Of the `type` that is loaded there."""
+    before = [step for step in steps[:asked] if step.opname not in NO_STEPS]
+    after = [step for step in steps[asked + 1 :] if step.opname not in NO_STEPS]
+    if after[0].opname.startswith("CALL"):  # the last argument of a call
+        return any(step.argval in ("isinstance", "issubclass") for step in before[-8:])
+    argument = _leading(after, "LOAD_", "BINARY_SUBSCR")
+    if not after[argument].opname.startswith("CALL") or after[argument].arg != 1:
+        return False
+    call = steps.index(after[argument])
+    if "PUSH_NULL" in (steps[asked - 1].opname, steps[call + 1].opname):  # it is called itself, as type(x)(...)
+        return True
+    if argument == 1 and after[0].argval in ("self", "cls"):
+        return True
+    result, then = after[argument + 1], after[argument + 1 :]
+    if result.opname in HARMLESS:
+        return True
+    if result.opname in COMPARED:
+        return _is_no_number(before[-1])
+    others = _leading(then, "LOAD_", "BUILD_")
+    return then[others].opname in COMPARED and all(_is_no_number(x) for x in then[:others] if x.opname.startswith("LOAD_"))
+
+
+def _leading(steps: list[dis.Instruction], *kinds: str) -> int:
+    """How many of the first steps are of these kinds."""
+    return next((i for i, step in enumerate(steps) if not step.opname.startswith(kinds)), len(steps) - 1)
+
+
+def _is_no_number(step: dis.Instruction) -> bool:
+    """Whether the loaded value is a class that no number has: by the custom that classes, beside Python's own, are capitalised."""
+    name = step.argval if isinstance(step.argval, str) else ""
+    return step.opname == "LOAD_CONST" or (step.opname.startswith("LOAD_") and (name[:1].isupper() or name in NO_NUMBERS))
 
 
 def numpy_random_state() -> object:

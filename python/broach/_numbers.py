@@ -116,6 +116,11 @@ class Float(_Number, torch.SymFloat):
         return self._plain().is_integer()
 
 
+# What a message or a table of names says of them is what it says of numbers.
+for _stand_in, _kind in ((Int, int), (Float, float)):
+    _stand_in.__name__, _stand_in.__qualname__, _stand_in.__module__ = _kind.__name__, _kind.__qualname__, _kind.__module__
+
+
 # ---- while a program is captured with symbols ----
 
 

@@ -249,6 +249,55 @@ def test_division_by_an_element_that_is_zero():
     torch.testing.assert_close(compiled(torch.ones(6)), torch.ones(6) * 6)
 
 
+BY_TYPE = {int: torch.sin, float: torch.cos}
+
+
+def _by_dict(x, s):
+    return {int: torch.sin, float: torch.cos}.get(type(s), torch.tan)(x) * s
+
+
+def _by_global_dict(x, s):
+    return BY_TYPE[type(s)](x) * s
+
+
+def _by_kept_type(x, s):
+    kind = type(s)
+    return (x.sin() if kind == float else x.cos()) * s  # noqa: E721
+
+
+def _by_set(x, s):
+    return (x.sin() if {type(v) for v in (s, 1.0)} == {float} else x.cos()) * s
+
+
+def _by_mapped_types(x, s):
+    return (x.sin() if float in map(type, [s]) else x.cos()) * s
+
+
+def _by_function(x, s):
+    return _chosen(type(s))(x) * s
+
+
+def _chosen(kind):
+    return BY_TYPE.get(kind, torch.tan)
+
+
+def _by_two_types(x, s):
+    return (x.sin() if type(s) is type(2.5) else x.cos()) * s  # noqa: E721
+
+
+def _by_name(x, s):
+    return (x.sin() if type(s).__name__ == "float" else x.cos()) * s
+
+
+@pytest.mark.parametrize("program", [_by_dict, _by_global_dict, _by_kept_type, _by_set, _by_mapped_types, _by_function, _by_two_types, _by_name])
+@pytest.mark.parametrize("values", [(2.5, 3.5, 4.5), (2, 3, 4)], ids=["float", "int"])
+def test_programs_that_choose_by_a_number_s_type(program, values):
+    compiled = broach.compile(program)
+    x = torch.randn(4)
+    for s in values:
+        torch.testing.assert_close(compiled(x, s), program(x, s))
+
+
 def test_zeros_of_both_signs_where_numbers_have_to_stay():
     """A symbolic capture of it is given up; the next must not begin with the same symbols."""
 
