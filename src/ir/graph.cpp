@@ -1,9 +1,10 @@
 #include "ir/graph.h"
 
 #include <algorithm>
-#include <numeric>
 #include <cmath>
 #include <iterator>
+#include <limits>
+#include <numeric>
 
 #include "support/error.h"
 
@@ -220,6 +221,7 @@ Guard negate(const Guard& g) {
 
 bool Symbols::ask(const SymInt& a, Relation relation, const SymInt& b) {
   if (a.is_constant() && b.is_constant()) return holds(a.constant(), relation, b.constant());
+  if (relation == Relation::le && b == SymInt(std::numeric_limits<int64_t>::max())) return true;  // the end of an open slice
   if (auto answer = known(resolved(a), relation, resolved(b), ranges())) return *answer;
   Guard asked{a, relation, b};
   if (std::find(guards_.begin(), guards_.end(), asked) != guards_.end()) return true;

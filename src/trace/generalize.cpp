@@ -2,15 +2,28 @@
 
 #include <algorithm>
 #include <bit>
+#include <compare>
 #include <map>
 #include <numeric>
 
 namespace broach {
 
 bool CallSizes::has_form_of(const CallSizes& other) const {
-  auto same_rank = [](const auto& a, const auto& b) { return a.size() == b.size(); };
-  return ints.size() == other.ints.size() && floats.size() == other.floats.size() && sizes.size() == other.sizes.size() &&
-         std::equal(sizes.begin(), sizes.end(), other.sizes.begin(), same_rank);
+  if (ints.size() != other.ints.size() || floats.size() != other.floats.size() || sizes.size() != other.sizes.size()) return false;
+  // Dimensions of one element, and repeated ones, have no place in the order.
+  auto counts = [](const CallSizes& c, size_t i, size_t d) { return c.sizes[i][d] > 1 && c.strides[i][d] != 0; };
+  auto same_order = [&](size_t i, size_t a, size_t b) {
+    for (size_t d : {a, b})
+      if (!counts(*this, i, d) || !counts(other, i, d)) return true;
+    return (strides[i][a] <=> strides[i][b]) == (other.strides[i][a] <=> other.strides[i][b]);
+  };
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i].size() != other.sizes[i].size()) return false;
+    for (size_t a = 0; a < sizes[i].size(); ++a)
+      for (size_t b = 0; b < a; ++b)
+        if (!same_order(i, a, b)) return false;
+  }
+  return true;
 }
 
 bool CallSizes::has_numbers_of(const CallSizes& other) const {
@@ -71,12 +84,17 @@ class Generalizer {
 
   Shape strides(size_t i) {
     Shape out(now_.strides[i].size());
-    SymInt dense(1);
+    SymInt dense(1), inner(1);
     for (size_t d : order(i)) {
       auto fits = [&](const CallSizes& c, const SymInt& e) { return value_in(c, e) == c.strides[i][d]; };
       auto everywhere = [&](const SymInt& e) { return std::all_of(calls_.begin(), calls_.end(), [&](const CallSizes& c) { return fits(c, e); }); };
       bool is_dense = everywhere(dense);
       out[d] = is_dense ? dense : number([&](const CallSizes& c) { return c.strides[i][d]; }, false, SymbolInfo::Source::stride, i, d);
+      // Results are laid out in the order of their operands' dimensions: where sizes do not say it, a guard does.
+      if (now_.sizes[i][d] > 1 && now_.strides[i][d] != 0) {
+        if (!is_dense) out_.symbols->ask(inner, out_.symbols->hint(inner) < now_.strides[i][d] ? Relation::lt : Relation::eq, out[d]);
+        inner = out[d];
+      }
       // What lies further out is measured from here, whether the memory is dense or has gaps.
       dense = out[d] * out_.sizes[i][d];
     }

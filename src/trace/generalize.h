@@ -16,7 +16,7 @@ struct CallSizes {
   std::vector<double> floats;
 
   friend bool operator==(const CallSizes&, const CallSizes&) = default;
-  // Whether both have the same number of inputs with the same ranks, and of numbers.
+  // Whether both have the same number of inputs with the same ranks, whose dimensions lie in the same order, and of numbers.
   bool has_form_of(const CallSizes& other) const;
   bool has_numbers_of(const CallSizes& other) const;  // fractions by their bits, as zeros of both signs are two numbers
 };

@@ -103,6 +103,23 @@ def test_changed_strides_and_types():
             assert not (why := difference(program(t), compiled(t))), why
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("arranged", ["dense", "with gaps"])
+def test_results_lie_as_the_order_of_their_operands_says(arranged):
+    """Strides that become symbols could swap their order without their guards' telling."""
+
+    def tensor(rows, columns, swapped):
+        sizes = (columns, rows, 8) if swapped else (rows, columns, 8)
+        t = torch.randn(sizes) if arranged == "dense" else torch.randn(*sizes[:2], 8 + rows)[..., :8]
+        return t.transpose(0, 1) if swapped else t
+
+    compiled = native(lambda x: x * 2 + 1)
+    for rows, columns, swapped in [(2, 4, False), (2, 4, True), (3, 4, True), (5, 4, True), (3, 4, False), (5, 4, False), (3, 5, True), (3, 7, False)]:
+        x = tensor(rows, columns, swapped)
+        assert not difference(x * 2 + 1, compiled(x)), (rows, columns, swapped)
+    assert stats(compiled)["captures"] <= 6
+
+
 def test_integers_that_change():
     def program(x, n, flag):
         return x * n + (1 if flag else n // 2), n * 2
