@@ -8,5 +8,7 @@ namespace broach {
 
 // Adds `Callable` to the extension module.
 void add_callable_type(pybind11::module_& m);
+// Adds what gives the class of a compiled module its `__call__`.
+void add_module_call(pybind11::module_& m);
 
 }  // namespace broach

@@ -77,6 +77,7 @@ PYBIND11_MODULE(_C, m) {
   unwrap_node = unwrap;
   wrap_node = wrap;
   add_callable_type(m);
+  add_module_call(m);
   add_numbers(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);

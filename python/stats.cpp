@@ -9,7 +9,7 @@ namespace broach {
 ProgramOptions options_from(const py::dict& d) {
   ProgramOptions o;
   auto flag = [&](const char* name, bool& into) { if (d.contains(name)) into = d[name].cast<bool>(); };
-  flag("strict", o.strict);
+  flag("strict", o.settings.strict);
   flag("freeze", o.freeze);
   flag("fuse", o.fuse);
   flag("lower", o.lower);

@@ -67,7 +67,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     auto strides = input_strides(*g, out.program.input_strides, carried);
     out.graph_text += g->str();
     watch.skip();
-    Schedule schedule = make_schedule(std::move(g), strides, requests, {options.strict, options.fuse});
+    Schedule schedule = make_schedule(std::move(g), strides, requests, {options.settings.strict, options.fuse});
     watch.lap("schedule");
     out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });
@@ -79,7 +79,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
 
   if (options.freeze) {
     for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-    if (!options.strict) graph = std::make_shared<const Graph>(fold_scales(*graph, constant));
+    if (!options.settings.strict) graph = std::make_shared<const Graph>(fold_scales(*graph, constant));
     Frozen frozen = split_constants(*graph, constant);
     watch.lap("freeze");
     if (frozen.prologue) {

@@ -181,7 +181,7 @@ class Compiled::State {
     v->arguments = arguments;
     v->view = view;
     ProgramOptions o;
-    o.strict = options_.is_strict();
+    o.settings.strict = options_.is_strict();
     o.freeze = options_.freezes();
     o.settings.threads = options_.threads();
     o.settings.contractions.deterministic = options_.is_deterministic();

@@ -49,8 +49,6 @@ bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
 
-constexpr std::string_view kRecurrent[] = {"aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input"};
-
 constexpr const char* kLazyInput = "an input is a lazy conjugate or negative of another tensor";
 
 std::string full_name(const c10::OperatorHandle& op) {
@@ -422,16 +420,27 @@ TensorId Capture::tensor_of(HostFloats::Id id) {
   return deferred_[id] = add_computed(schema, std::move(args), type);
 }
 
+TensorId Capture::add_contiguous(TensorId id) {
+  return add_computed("aten::clone", {{Arg::Tensor{id}}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, trace_.tensors[static_cast<size_t>(id)].type);
+}
+
+TensorId Capture::add_element(TensorId dense, int64_t index) {
+  Type type = trace_.tensors[static_cast<size_t>(dense)].type;
+  type.shape.clear();
+  TensorId element = add_computed("aten::as_strided", {{Arg::Tensor{dense}}, {Shape{}}, {Shape{}}, {SymInt(index)}}, type);
+  trace_.tensors.back().storage = trace_.tensors[static_cast<size_t>(dense)].storage;
+  trace_.tensors.back().offset = index;
+  trace_.ops.back().is_view = true;
+  return element;
+}
+
 // The program gets a number that stands for the element it reads.
 bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
   if (!stand_ins_ || !wrap_node) return false;
   const auto read = std::get<Arg::Tensor>(op.args.at(0).value);
   Type type = trace_.tensors[static_cast<size_t>(read.id)].type;
-  TensorId copy = add_computed("aten::clone", {{read}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, type);
   type.shape.clear();
-  TensorId element = add_computed("aten::as_strided", {{Arg::Tensor{copy}}, {Shape{}}, {Shape{}}, {SymInt(0)}}, type);
-  trace_.tensors.back().storage = trace_.tensors[static_cast<size_t>(copy)].storage;
-  trace_.ops.back().is_view = true;
+  TensorId element = add_element(add_contiguous(read.id), 0);
   if (type.dtype != DType::f64) {
     auto wide = static_cast<int64_t>(c10::kDouble);
     type.dtype = DType::f64;
@@ -622,16 +631,9 @@ bool Capture::read_elements(const at::Tensor& t) {
   std::lock_guard lock(mutex_);
   if (!speculative_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
   TensorId id = id_of(t);
-  TensorId copy = add_computed("aten::clone", {{Arg::Tensor{id}}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, trace_.tensors[static_cast<size_t>(id)].type);
+  TensorId copy = add_contiguous(id);
   at::Tensor flat = t.reshape({-1});
-  for (int64_t i = 0; i < flat.numel(); ++i) {
-    Type element{dtype_of(t.scalar_type()), {}, device_of(t.device())};
-    TensorId one = add_computed("aten::as_strided", {{Arg::Tensor{copy}}, {Shape{}}, {Shape{}}, {SymInt(i)}}, element);
-    trace_.tensors.back().storage = trace_.tensors[static_cast<size_t>(copy)].storage;
-    trace_.tensors.back().offset = i;
-    trace_.ops.back().is_view = true;
-    add_read({-1, one, scalar_of(flat[i].item()), line_});
-  }
+  for (int64_t i = 0; i < flat.numel(); ++i) add_read({-1, add_element(copy, i), scalar_of(flat[i].item()), line_});
   return true;
 }
 
@@ -658,7 +660,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
   // those that composites.cpp sends here with symbolic sizes.
-  bool recurrent = symbolic_ && std::find(std::begin(kRecurrent), std::end(kRecurrent), name) != std::end(kRecurrent) && !at::autocast::is_autocast_enabled(c10::kCPU);
+  bool recurrent = symbolic_ && std::any_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), [&](const char* layer) { return name == std::string("aten::") + layer; }) && !at::autocast::is_autocast_enabled(c10::kCPU);
   if (!recurrent && !OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;

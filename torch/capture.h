@@ -103,6 +103,8 @@ class Capture {
   void add_read(ValueRead r);
   void add_decisions();
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
+  TensorId add_contiguous(TensorId id);                // a copy without gaps
+  TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void fail_with(const std::string& why);

@@ -131,7 +131,7 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   for (const char* name : {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec",
                            "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
-  for (const char* name : {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
+  for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
 }
 
 }  // namespace

@@ -12,6 +12,9 @@
 
 namespace broach {
 
+// Composite operations, in `aten`, that a capture with symbolic sizes records as one.
+constexpr const char* kRecurrentLayers[] = {"lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input"};
+
 // A symbolic integer as the program sees it: arithmetic builds expressions, and whatever the program decides by one (a
 // comparison, a loop bound, a conversion to a plain number) becomes a guard in `symbols`. Constants give plain integers.
 c10::SymInt program_integer(const SymInt& value, const std::shared_ptr<Symbols>& symbols);

@@ -146,7 +146,7 @@ void Symbols::set_solved(SymbolId id, const SymInt& value) {
 
 // From k * floordiv(n, k) == n or mod(n, k) == 0, both perhaps times something, where n is linear in one symbol: that symbol is a
 // multiple of a new one, plus a remainder. The new one is found by division.
-bool Symbols::solve_divisible(const SymInt& e) {
+void Symbols::solve_divisible(const SymInt& e) {
   for (const Term& t : e.terms())
     for (const Atom& a : t.factors) {
       bool is_quotient = a.kind == AtomKind::floordiv;
@@ -167,10 +167,8 @@ bool Symbols::solve_divisible(const SymInt& e) {
       if (by < 2 || hint / by < 2) continue;
       SymInt value = SymInt(by) * fresh({hint / by, 2, static_cast<int>(symbols[0]), static_cast<int>(by), SymbolInfo::Source::quotient}) + remainder;
       guards_.push_back({SymInt::symbol(symbols[0]), Relation::eq, value});
-      set_solved(symbols[0], value);
-      return true;
+      return set_solved(symbols[0], value);
     }
-  return false;
 }
 
 SymInt Symbols::resolved(const SymInt& a) const {

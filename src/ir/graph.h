@@ -182,7 +182,7 @@ class Symbols {
 
  private:
   void solve(const SymInt& expression);
-  bool solve_divisible(const SymInt& expression);
+  void solve_divisible(const SymInt& expression);
   void set_solved(SymbolId id, const SymInt& value);
 
   std::vector<SymbolInfo> infos_;

@@ -92,7 +92,7 @@ struct HostProduct {
 };
 
 struct CompileSettings {
-  bool strict = false;
+  bool strict = false;  // round and contract as eager does; fold nothing into weights
   ContractionRules contractions;
   void (*host_product)(const HostProduct&) = nullptr;  // a candidate for matrix products; null: there is none
   int threads = 0;  // for compiling; 0: as many as the machine has

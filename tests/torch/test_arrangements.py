@@ -114,6 +114,18 @@ def test_explain_says_what_is_computed_apart():
     assert [pick.endswith("epilogue apart") for pick in told.picks] == [True], told.picks
 
 
+@torch.no_grad()
+def test_strict_contracts_nothing_that_is_computed_apart():
+    layer = nn.Conv2d(20, 20, 3, padding=1).eval()
+    for whole in layer.parameters():
+        whole.copy_(torch.randint(-4, 5, whole.shape))
+    x, a, b = torch.randint(-4, 5, (2, 20, 9, 9)).float(), torch.randn(2, 20, 9, 9), torch.randn(2, 20, 9, 9)
+    fast = broach.compile(lambda x, a, b: layer(x) * a + b, options={"strict": True})
+    fast(x, a, b)
+    assert torch.equal(fast(x, a, b), layer(x) * a + b)  # the sums of whole numbers are exact in any order
+    assert [pick.endswith("epilogue apart") for pick in broach.explain(fast, x, a, b).picks] == [True]
+
+
 def test_sizes_that_change():
     layer = nn.Conv2d(20, 20, 3, padding=1).eval()
     with torch.no_grad():
