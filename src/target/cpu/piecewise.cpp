@@ -1,8 +1,9 @@
 #include "target/cpu/piecewise.h"
 
+#include <llvm/IR/IntrinsicsX86.h>
+
 #include <cmath>
 #include <numbers>
-#include <vector>
 
 namespace broach::cpu {
 namespace {
@@ -51,8 +52,8 @@ double evaluate(const Series& series, double x) {
 
 // Of the centers in the middle half, which have 16 bits, the one at which the polynomial is nearest to a float: its value
 // there is a coefficient, whose rounding would be most of the error.
-uint32_t find_center(llvm::function_ref<double(double)> f, const Interval& in) {
-  const Series series = interpolate(f, in.low, in.high, 0, 4);
+uint32_t find_center(llvm::function_ref<double(double)> f, const Interval& in, unsigned degree) {
+  const Series series = interpolate(f, in.low, in.high, 0, degree);
   const auto bits = [](double x) { return std::bit_cast<uint32_t>(static_cast<float>(x)) >> 16; };
   uint32_t best = 0;
   double least = HUGE_VAL;
@@ -75,41 +76,66 @@ std::array<Interval, Piecewise::kIntervals> intervals(double shift) {
 
 }  // namespace
 
-Piecewise fit_odd(llvm::function_ref<double(double)> f, float shift, float limit) {
-  Piecewise p{shift, limit, {}, {}};
+Piecewise fit_odd(llvm::function_ref<double(double)> f, float shift, float limit, unsigned degree) {
+  Piecewise p{shift, limit, std::vector<Piecewise::Table>(degree + 1)};
   for (auto [low, high] : intervals(shift)) {
     const uint32_t place = p.place(static_cast<float>((low + high) / 2)) % Piecewise::kIntervals;
     // In the lowest interval x^1 times a polynomial, whose error is relative down to zero.
     const unsigned power = low == 0;
-    const uint32_t center_bits = power ? 0 : find_center(f, {low, high});
+    const uint32_t center_bits = power ? 0 : find_center(f, {low, high}, degree);
     const double center = std::bit_cast<float>(center_bits << 16);
-    const auto fit = [&](llvm::function_ref<double(double)> g, unsigned degree) {
-      Series series = interpolate([&](double x) { return power ? g(x) / x : g(x); }, low, high, center, degree - power);
+    const auto fit = [&](llvm::function_ref<double(double)> g, unsigned most) {
+      Series series = interpolate([&](double x) { return power ? g(x) / x : g(x); }, low, high, center, most - power);
       series.insert(series.begin(), power, 0);
       return series;
     };
-    const Series series = fit(f, 4);
-    p.fourth[place] = with_lower_half(series[4], center_bits);
-    const double lost = series[4] - p.fourth[place];
-    const Series regained = fit([&](double x) { return lost * std::pow(x - center, 4); }, 3);
-    for (unsigned k = 0; k < 4; ++k) p.coefficients[k][place] = static_cast<float>(series[k] + regained[k]);
+    const Series series = fit(f, degree);
+    const float last = with_lower_half(series[degree], center_bits);
+    const Series regained = fit([&](double x) { return (series[degree] - last) * std::pow(x - center, degree); }, degree - 1);
+    for (unsigned k = 0; k < degree; ++k) p.coefficients[k][place] = static_cast<float>(series[k] + regained[k]);
+    p.coefficients[degree][place] = last;
   }
   return p;
 }
 
 const Piecewise& piecewise_erf() {
-  static const Piecewise pieces = fit_odd([](double x) { return std::erf(x); }, 0.375F, 3.95F);
+  static const Piecewise pieces = fit_odd([](double x) { return std::erf(x); }, 0.375F, 3.95F, 4);
   return pieces;
 }
 
 const Piecewise& piecewise_tanh() {
-  static const Piecewise pieces = fit_odd([](double x) { return std::tanh(x); }, 0.75F, 9.1F);
+  static const Piecewise pieces = fit_odd([](double x) { return std::tanh(x); }, 0.75F, 9.1F, 4);
   return pieces;
 }
 
 const Piecewise& piecewise_normal() {
-  static const Piecewise pieces = fit_odd([](double x) { return std::erf(x / std::numbers::sqrt2) / 2; }, 0.375F, 5.6F);
+  static const Piecewise pieces = fit_odd([](double x) { return std::erf(x / std::numbers::sqrt2) / 2; }, 0.375F, 5.6F, 4);
   return pieces;
+}
+
+const Piecewise& coarse_tanh() {
+  static const Piecewise pieces = fit_odd([](double x) { return std::tanh(x); }, 0.75F, 9.1F, 2);
+  return pieces;
+}
+
+llvm::Value* emit_piecewise(llvm::IRBuilderBase& b, llvm::Value* x, const Piecewise& pieces) {
+  namespace Intrinsic = llvm::Intrinsic;
+  using llvm::Value;
+  auto* bits = llvm::FixedVectorType::get(b.getInt32Ty(), 16);
+  const auto c = [&](float v) { return llvm::ConstantFP::get(x->getType(), v); };
+  Value *magnitude = b.CreateUnaryIntrinsic(Intrinsic::fabs, x), *limit = c(pieces.limit);
+  // One vminps, which keeps a NaN.
+  Value* a = b.CreateSelect(b.CreateFCmpOGT(magnitude, limit), limit, magnitude);
+  Value* place = b.CreateLShr(b.CreateBitCast(b.CreateFAdd(a, c(pieces.shift)), bits), Piecewise::kPlaceShift);
+  const auto fetch = [&](const Piecewise::Table& table) {
+    const auto half = [&](size_t start) { return llvm::ConstantDataVector::get(b.getContext(), llvm::ArrayRef(table).slice(start, table.size() / 2)); };
+    return b.CreateIntrinsic(Intrinsic::x86_avx512_vpermi2var_ps_512, {}, {half(0), place, half(table.size() / 2)});
+  };
+  Value* sum = fetch(pieces.coefficients.back());
+  Value* offset = b.CreateFSub(a, b.CreateBitCast(b.CreateShl(b.CreateBitCast(sum, bits), 16), x->getType()));
+  for (const auto& table : llvm::reverse(llvm::ArrayRef(pieces.coefficients).drop_back()))
+    sum = b.CreateIntrinsic(Intrinsic::fma, {x->getType()}, {sum, offset, fetch(table)});
+  return b.CreateBinaryIntrinsic(Intrinsic::copysign, sum, x);
 }
 
 }  // namespace broach::cpu

@@ -143,6 +143,12 @@ V ScalarEmitter::operation(const KernelExpr& e, const std::vector<V>& a, DType f
   return v;
 }
 
+// Which of two zeros is the larger one nobody says, and ordering them takes as many instructions as all the rest.
+static V without_zero_order(V extreme) {
+  if (auto* call = llvm::dyn_cast<llvm::Instruction>(extreme)) call->setHasNoSignedZeros(true);
+  return extreme;
+}
+
 V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
   if (auto f = math_fn(op)) return math(*f, a);
   V x = a[0], y = a.size() > 1 ? a[1] : nullptr;
@@ -171,8 +177,8 @@ V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
     case Op::fmod: return b_.CreateFRem(x, y);
     case Op::nextafter: return next_after(x, y);
     case Op::copysign: return b_.CreateBinaryIntrinsic(Intrinsic::copysign, x, y);
-    case Op::min: return b_.CreateBinaryIntrinsic(Intrinsic::minimum, x, y);
-    case Op::max: return b_.CreateBinaryIntrinsic(Intrinsic::maximum, x, y);
+    case Op::min: return without_zero_order(b_.CreateBinaryIntrinsic(Intrinsic::minimum, x, y));
+    case Op::max: return without_zero_order(b_.CreateBinaryIntrinsic(Intrinsic::maximum, x, y));
     default: return nullptr;
   }
 }

@@ -342,13 +342,12 @@ class Lanes {
   Value* sigmoid(Value* x);
   Value* tanh(Value* x);
   Value* erf(Value* x);
-  Value* piecewise(Value* x, const Piecewise& pieces);
   Value* log(Value* x);
   Value* log(Value* x, const LogBase& base);
   Value* log1p(Value* x);
   Value* sin(Value* x);
   Value* cos(Value* x);
-  Value* normal(Value* x) { return add(piecewise(x, piecewise_normal()), c(0.5)); }
+  Value* normal(Value* x) { return add(emit_piecewise(b_, x, piecewise_normal()), c(0.5)); }
   Value* rsqrt(Value* x) { return b_.CreateFDiv(c(1), unary(Intrinsic::sqrt, x)); }
 
  private:
@@ -504,33 +503,17 @@ Value* Lanes::sigmoid(Value* x) {
 
 // tanh|x| = -t / (2 + t) with t = expm1(-2|x|); it rounds to 1 from |x| = 9.01 on.
 Value* Lanes::tanh(Value* x) {
-  if (features_.avx512) return piecewise(x, piecewise_tanh());
+  if (features_.avx512) return emit_piecewise(b_, x, piecewise_tanh());
   Value* t = expm1_negative(at_least(mul(abs(x), c(-2)), -20));
   return with_sign(quotient(t, 2, t), x);
 }
 
 // erf|x| = -expm1(ln erfc|x|), of which |x| times a polynomial is the logarithm; it rounds to 1 from |x| = 3.92 on.
 Value* Lanes::erf(Value* x) {
-  if (features_.avx512) return piecewise(x, piecewise_erf());
+  if (features_.avx512) return emit_piecewise(b_, x, piecewise_erf());
   Value* a = at_most(abs(x), 3.95f);
   Value* logarithm = fma(a, c(-kErfLeading), neg(mul(a, horner(a, kErf))));
   return with_sign(expm1_negative(logarithm), x);
-}
-
-// Lanes of NaN fetch some interval's numbers and stay NaN by x - center.
-Value* Lanes::piecewise(Value* x, const Piecewise& pieces) {
-  Value* a = at_most(abs(x), pieces.limit);
-  Value* place = b_.CreateLShr(bits(add(a, c(pieces.shift))), Piecewise::kPlaceShift);
-  const auto fetch = [&](const Piecewise::Table& table) {
-    const auto half = [&](size_t start) {
-      return llvm::ConstantDataVector::get(b_.getContext(), ArrayRef(table).slice(start, table.size() / 2));
-    };
-    return b_.CreateIntrinsic(Intrinsic::x86_avx512_vpermi2var_ps_512, {}, {half(0), place, half(table.size() / 2)});
-  };
-  Value* sum = fetch(pieces.fourth);
-  Value* offset = sub(a, floats(b_.CreateShl(bits(sum), 16)));
-  for (const auto& table : llvm::reverse(pieces.coefficients)) sum = fma(sum, offset, fetch(table));
-  return with_sign(sum, x);
 }
 
 // vgetmantps with interval [3/4, 3/2) and NaN for negative numbers but not for -0; vgetexpps gives -inf at 0 and inf at inf.
