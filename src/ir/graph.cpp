@@ -594,6 +594,8 @@ namespace {
 bool holds_exactly(DType t, const Scalar& s) {
   if (is_complex(s)) return false;
   if (t == DType::f64 || t == DType::b1) return true;
+  if (t == DType::f32) return static_cast<float>(as_double(s)) == as_double(s);
+  if (is_low_precision(t)) return std::abs(as_double(s)) <= 256 && as_double(s) == std::trunc(as_double(s));
   return is_integral(t) && std::abs(as_double(s)) <= 127 && (t != DType::u8 || as_double(s) >= 0);
 }
 

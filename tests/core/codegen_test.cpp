@@ -4,6 +4,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 
 #include "passes/passes.h"
@@ -167,6 +169,30 @@ TEST_CASE("a group is reduced once for all of its points") {
     auto inputs = testing::random_inputs(g, 7);
     CHECK(testing::first_difference(run_compiled(g, inputs, {})[0], interpret(g, inputs)[0], 1e-5, 1e-5).empty());
   }
+}
+
+// In bf16, which is multiplied by the inverse, divisors of no or a huge inverse too.
+TEST_CASE("a row of bf16 is divided by one number") {
+  const std::vector<float> divisors{3, -7, 1, 0, -0.0F, INFINITY, NAN, 1e-40F, -2e-39F, 0x1p-126F, 0x1p127F, 1e-20F};
+  const std::vector<float> numbers{0, -0.0F, 1, -5, 1e-40F, -3e-39F, 1e-30F, 1e30F, 3e38F, INFINITY, -INFINITY, NAN, 0.3F, 17, 1e-3F, 1e3F, 2, 9};
+  auto tensor = [](const Type& type, const std::vector<float>& values) {
+    HostTensor t{type, {}};
+    for (float v : values) {
+      const uint32_t bits = std::bit_cast<uint32_t>(v);
+      for (int shift : {16, 24}) t.bytes.push_back(static_cast<std::byte>(bits >> shift));
+    }
+    return t;
+  };
+  GraphBuilder b;
+  const SymInt rows(static_cast<int64_t>(divisors.size())), columns(static_cast<int64_t>(numbers.size()));
+  Value x = b.input({DType::bf16, {rows, columns}}), y = b.input({DType::bf16, {rows, SymInt(1)}});
+  Graph g = b.finish({b.binary(Op::div, x, b.expand(y, x.shape()))});
+  std::vector<float> table;
+  for (size_t i = 0; i < divisors.size(); ++i) table.insert(table.end(), numbers.begin(), numbers.end());
+  const std::vector<HostTensor> inputs{tensor(x.type(), table), tensor(y.type(), divisors)};
+  const auto expected = interpret(g, inputs), actual = run_compiled(g, inputs, {});
+  const std::string difference = testing::first_difference(actual[0], expected[0], 0x1p-8, 1e-39);
+  CHECK_MESSAGE(difference.empty(), difference);
 }
 
 }  // namespace broach

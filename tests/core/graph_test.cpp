@@ -110,6 +110,11 @@ TEST_CASE("graph: a cast of a constant is folded only where that is exact") {
   CHECK(folded(int64_t{3}, DType::i64, DType::i32) == "3");
   CHECK(folded(true, DType::b1, DType::i64) == "1");
   CHECK(folded(2.5, DType::f64, DType::b1) == "true");
+  CHECK(folded(int64_t{3}, DType::i64, DType::f32) == "3.0");
+  CHECK(folded(int64_t{7}, DType::i64, DType::bf16) == "7.0");
+  CHECK(folded(int64_t{257}, DType::i64, DType::bf16) == "no");
+  CHECK(folded(int64_t{(1 << 24) + 1}, DType::i64, DType::f32) == "no");
+  CHECK(folded(0.1, DType::f64, DType::f32) == "no");
   CHECK(folded(0.1, DType::f32, DType::f64) == "no");       // f32's 0.1 is another number
   CHECK(folded(int64_t{300}, DType::u8, DType::i64) == "no");  // is 44
   CHECK(folded(3e9, DType::f64, DType::i32) == "no");

@@ -2,6 +2,8 @@
 
 #include <llvm/IR/IntrinsicsX86.h>
 
+#include "target/cpu/piecewise.h"
+
 namespace broach::cpu {
 
 namespace {
@@ -14,9 +16,6 @@ constexpr float kLog2e = 0x1.715476p0f;
 // 2^f on [0, 1), relative errors 2.6e-6 and 7.5e-5. Lowest coefficient first, here and below.
 constexpr float kExp2Fine[] = {0x1.00002cp0f, 0x1.62d166p-1f, 0x1.ee7988p-3f, 0x1.aa13fap-5f, 0x1.bb7cc6p-7f};
 constexpr float kExp2[] = {0x1.fff632p-1f, 0x1.64444ap-1f, 0x1.cefc5cp-3f, 0x1.3f9694p-4f};
-// tanh(x)/x in x^2 on |x| <= 0.6, relative error 6.3e-5.
-constexpr float kTanh[] = {0x1.fff7bap-1f, -0x1.520d16p-2f, 0x1.bbff72p-4f};
-constexpr float kTanhLimit = 0.6f;
 // log2(Phi(-x)), Phi being the normal distribution, on [0, 6]: its error makes a relative one of 3.7e-4 in Phi. Beyond, it
 // goes on falling.
 constexpr float kLogPhi[] = {-0x1.0022dap0f, -0x1.24f76p0f, -0x1.e421fap-2f, -0x1.5ee282p-5f, 0x1.24c99p-8f, -0x1.a6f578p-13f};
@@ -29,12 +28,7 @@ class Coarse {
 
   Value* sigmoid(Value* x) { return reciprocal(add(exp2(mul(x, c(-kLog2e)), kExp2), c(1))); }
 
-  // 1 - 2 / (1 + exp(2x)), and a polynomial where that loses digits.
-  Value* tanh(Value* x) {
-    Value* far = fma(reciprocal(add(exp2(mul(x, c(2 * kLog2e)), kExp2), c(1))), c(-2), c(1));
-    Value* near = mul(x, horner(mul(x, x), kTanh));
-    return b_.CreateSelect(b_.CreateFCmpOLT(abs(x), c(kTanhLimit)), near, far);
-  }
+  Value* tanh(Value* x) { return emit_piecewise(b_, x, coarse_tanh()); }
 
   // x Phi(x), from the small one of Phi(x) and Phi(-x).
   Value* gelu_erf(Value* x) {

@@ -176,6 +176,7 @@ llvm::Value* KernelEmitter::compute(int at) {
     args.push_back(value(a));
     any_vector |= is_vector(args.back());
   }
+  if (e.op == Op::div && plan_.coarse[static_cast<size_t>(at)] && is_vector(args[0]) && !is_vector(args[1])) return scaled_by_inverse(args[0], args[1]);
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
@@ -185,6 +186,14 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
+}
+
+// x / y for one y, to two units of the last place of f32. The inverse of a denormal y may overflow; 2^64 y has one.
+llvm::Value* KernelEmitter::scaled_by_inverse(V x, V y) {
+  Type* t = y->getType();
+  V small = b_.CreateFCmpOLT(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, y), fp(t, 0x1p-126));
+  V scale = b_.CreateSelect(small, fp(t, 0x1p64), fp(t, 1));
+  return b_.CreateFMul(b_.CreateFMul(x, splat(b_.CreateFDiv(fp(t, 1), b_.CreateFMul(y, scale)))), splat(scale));
 }
 
 // A whole vector always fits: a row has room beyond its end.

@@ -30,6 +30,7 @@ class KernelEmitter : ScalarEmitter {
   bool is_constant(int e, int64_t number) const;
   std::optional<std::pair<V, V>> halves(const KernelExpr& e);
   V interleaved(V low, V high);
+  V scaled_by_inverse(V x, V y);
   V scratch_address(int64_t row, const SymInt& length, V position, DType t);
   V scratch(int64_t row, DType t, V v);
   V bounds(const KernelExpr& e);

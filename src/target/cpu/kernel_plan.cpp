@@ -152,13 +152,15 @@ class Planner {
     return simple && !inner && rows >= 32;
   }
 
-  // Values in bf16, and in a softmax in bf16 the exponentials, which are summed and divided before they are rounded.
+  // Values in bf16, and in a softmax in bf16 the exponentials, which are summed and divided before they are rounded. Quotients too.
   void find_coarse() {
     p_.coarse.assign(k_.exprs.size(), false);
     if (k_.strict) return;
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
-      p_.coarse[i] = e.kind == Kind::op && has_coarse(e.op) && (e.dtype == DType::bf16 || (e.op == Op::exp && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), true)));
+      if (e.kind != Kind::op || !(has_coarse(e.op) || e.op == Op::div)) continue;
+      bool rounded_later = (e.op == Op::exp || e.op == Op::div) && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), e.op == Op::exp);
+      p_.coarse[i] = e.dtype == DType::bf16 || rounded_later;
     }
   }
 

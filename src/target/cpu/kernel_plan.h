@@ -24,7 +24,7 @@ struct KernelPlan {
   std::vector<size_t> outer;            // axes that units count
   std::vector<std::vector<int>> stages; // reductions, by how many others lie below them
   std::map<int, int64_t> cached;        // expression -> row of scratch memory that keeps it between passes over a row
-  std::vector<bool> coarse;             // by expression: a transcendental function of which bf16 is all that will be seen
+  std::vector<bool> coarse;             // by expression: a transcendental function or a quotient of which bf16 is all that will be seen
   std::vector<bool> streams;            // by store: so large that it should go past the caches, if the buffer is aligned
 
   const KernelExpr& expr(int e) const { return kernel.exprs[static_cast<size_t>(e)]; }

@@ -143,6 +143,12 @@ V ScalarEmitter::operation(const KernelExpr& e, const std::vector<V>& a, DType f
   return v;
 }
 
+// Which of two zeros is the larger one nobody says, and ordering them takes as many instructions as all the rest.
+static V without_zero_order(V extreme) {
+  if (auto* call = llvm::dyn_cast<llvm::Instruction>(extreme)) call->setHasNoSignedZeros(true);
+  return extreme;
+}
+
 V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
   if (auto f = math_fn(op)) return math(*f, a);
   V x = a[0], y = a.size() > 1 ? a[1] : nullptr;
@@ -159,7 +165,7 @@ V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
     case Op::sqrt: return b_.CreateUnaryIntrinsic(Intrinsic::sqrt, x);
     case Op::reciprocal: return b_.CreateFDiv(fp(t, 1), x);
     case Op::relu: return b_.CreateSelect(b_.CreateFCmpOLT(x, fp(t, 0)), fp(t, 0), x);
-    case Op::gelu_erf: return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)), b_.CreateFAdd(fp(t, 1), math(MathFn::erf, {b_.CreateFMul(x, fp(t, 0.70710678118654752440))})));
+    case Op::gelu_erf: return gelu_erf(x);
     case Op::gelu_tanh: return gelu_tanh(x);
     case Op::silu: return b_.CreateFMul(x, math(MathFn::sigmoid, {x}));
     case Op::add: return b_.CreateFAdd(x, y);
@@ -171,8 +177,8 @@ V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
     case Op::fmod: return b_.CreateFRem(x, y);
     case Op::nextafter: return next_after(x, y);
     case Op::copysign: return b_.CreateBinaryIntrinsic(Intrinsic::copysign, x, y);
-    case Op::min: return b_.CreateBinaryIntrinsic(Intrinsic::minimum, x, y);
-    case Op::max: return b_.CreateBinaryIntrinsic(Intrinsic::maximum, x, y);
+    case Op::min: return without_zero_order(b_.CreateBinaryIntrinsic(Intrinsic::minimum, x, y));
+    case Op::max: return without_zero_order(b_.CreateBinaryIntrinsic(Intrinsic::maximum, x, y));
     default: return nullptr;
   }
 }
@@ -195,6 +201,12 @@ V ScalarEmitter::sign(V x) {
   V zero = llvm::Constant::getNullValue(x->getType());
   V up = b_.CreateSelect(b_.CreateFCmpOGT(x, zero), fp(x->getType(), 1), zero);
   return b_.CreateSelect(b_.CreateFCmpOLT(x, zero), fp(x->getType(), -1), up);
+}
+
+V ScalarEmitter::gelu_erf(V x) {
+  if (V normal = emit_normal(b_, x, features_)) return b_.CreateFMul(x, normal);
+  Type* t = x->getType();
+  return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)), b_.CreateFAdd(fp(t, 1), math(MathFn::erf, {b_.CreateFMul(x, fp(t, 0.70710678118654752440))})));
 }
 
 V ScalarEmitter::gelu_tanh(V x) {

@@ -44,6 +44,7 @@ class ScalarEmitter {
   V math(MathFn f, llvm::ArrayRef<V> args) { return emit_math(b_, f, args, features_); }
   V next_after(V x, V y);
   V sign(V x);
+  V gelu_erf(V x);
   V gelu_tanh(V x);
   V float_floor_div(V x, V y);
   V float_mod(V x, V y);

@@ -16,6 +16,7 @@
 #include <numeric>
 
 #include "support/error.h"
+#include "target/cpu/piecewise.h"
 
 // libgcc's conversions, which LLVM calls for half on a target without F16C.
 extern "C" {
@@ -346,6 +347,7 @@ class Lanes {
   Value* log1p(Value* x);
   Value* sin(Value* x);
   Value* cos(Value* x);
+  Value* normal(Value* x) { return add(emit_piecewise(b_, x, piecewise_normal()), c(0.5)); }
   Value* rsqrt(Value* x) { return b_.CreateFDiv(c(1), unary(Intrinsic::sqrt, x)); }
 
  private:
@@ -378,7 +380,7 @@ class Lanes {
   Value* subtract_multiple(Value* x, Value* n, ArrayRef<float> parts);
   Value* avx512(std::array<Intrinsic::ID, 3> by_length, ArrayRef<Value*> args, bool rounds);
   Value* scale(Value* x, Value* n);
-  Value* quotient(Value* x, Value* y, Value* y_rest);
+  Value* quotient(Value* x, float n, Value* y);
   Value* to_exponent(Value* shifted) { return floats(b_.CreateShl(bits(shifted), 23)); }
   Reduced reduce_ln2(Value* x, unsigned parts);
   Value* expm1_reduced(Value* r);
@@ -438,17 +440,18 @@ Value* Lanes::scale(Value* x, Value* n) {
   return mul(mul(x, power(half)), power(b_.CreateSub(whole, half)));
 }
 
-// x / (y + y_rest) for |x| <= 1, y in [1, 2] and y_rest, what rounding took from y, which goes unheeded without fma.
-// Correcting the product with vrcp14ps costs less than vdivps.
-Value* Lanes::quotient(Value* x, Value* y, Value* y_rest) {
-  if (!features_.fma) return b_.CreateFDiv(x, y);
+// x / (n + y) for n + y in [1, 2] and |x| <= 1. Correcting the product with vrcp14ps costs less than vdivps; the correction sees
+// what n + y loses by rounding, since x - n q is exact.
+Value* Lanes::quotient(Value* x, float n, Value* y) {
+  Value* sum = add(y, c(n));
+  if (!features_.fma) return b_.CreateFDiv(x, sum);
   Value* inverse = features_.avx512 ? avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256,
                                               Intrinsic::x86_avx512_rcp14_ps_512},
-                                             {y}, false)
-                                    : b_.CreateFDiv(c(1), y);
-  Value* estimate = mul(x, inverse);
-  Value* remainder = fma(neg(estimate), y_rest, fma(neg(estimate), y, x));
-  return fma(remainder, inverse, estimate);
+                                             {sum}, false)
+                                    : b_.CreateFDiv(c(1), sum);
+  Value* q = mul(x, inverse);
+  Value* rest = n == 1 ? sub(x, q) : fma(q, c(-n), x);
+  return fma(fma(neg(q), y, rest), inverse, q);
 }
 
 Lanes::Reduced Lanes::reduce_ln2(Value* x, unsigned parts) {
@@ -495,20 +498,19 @@ Value* Lanes::expm1(Value* x) {
 Value* Lanes::sigmoid(Value* x) {
   const Reduced parts = reduce_ln2(at_least(neg(abs(x)), -104), 2);
   Value* e = scale(fma(horner(parts.r, kExpm1), parts.r, c(1)), parts.n);
-  Value* sum = add(e, c(1));
-  Value* numerator = b_.CreateSelect(b_.CreateFCmpOLT(x, c(0)), e, c(1));
-  return quotient(numerator, sum, sub(e, sub(sum, c(1))));
+  return quotient(b_.CreateSelect(b_.CreateFCmpOLT(x, c(0)), e, c(1)), 1, e);
 }
 
 // tanh|x| = -t / (2 + t) with t = expm1(-2|x|); it rounds to 1 from |x| = 9.01 on.
 Value* Lanes::tanh(Value* x) {
+  if (features_.avx512) return emit_piecewise(b_, x, piecewise_tanh());
   Value* t = expm1_negative(at_least(mul(abs(x), c(-2)), -20));
-  Value* sum = add(t, c(2));
-  return with_sign(quotient(t, sum, sub(t, sub(sum, c(2)))), x);
+  return with_sign(quotient(t, 2, t), x);
 }
 
 // erf|x| = -expm1(ln erfc|x|), of which |x| times a polynomial is the logarithm; it rounds to 1 from |x| = 3.92 on.
 Value* Lanes::erf(Value* x) {
+  if (features_.avx512) return emit_piecewise(b_, x, piecewise_erf());
   Value* a = at_most(abs(x), 3.95f);
   Value* logarithm = fma(a, c(-kErfLeading), neg(mul(a, horner(a, kErf))));
   return with_sign(expm1_negative(logarithm), x);
@@ -631,13 +633,19 @@ Value* emit_inline(Lanes& lanes, MathFn fn, Value* x) {
   }
 }
 
-Value* emit_f32(IRBuilderBase& b, MathFn fn, Value* x, const Features& features) {
+// Cuts and pads to what Lanes works on, `least` lanes at least.
+Value* in_lanes(IRBuilderBase& b, Value* x, const Features& features, unsigned least, llvm::function_ref<Value*(Lanes&, Value*)> emit) {
   const auto piece = [](unsigned left) { return std::min(left, 16U); };
   return in_pieces(b, {x}, piece, [&](ArrayRef<Value*> some) {
-    const unsigned count = lanes_of(some[0]), native = std::max(4U, std::bit_ceil(count));
+    const unsigned count = lanes_of(some[0]), native = std::max(least, std::bit_ceil(count));
     Lanes lanes(b, features, native);
-    return slice(b, emit_inline(lanes, fn, pad(b, some[0], native)), 0, count);
+    return slice(b, emit(lanes, pad(b, some[0], native)), 0, count);
   });
+}
+
+Value* emit_f32(IRBuilderBase& b, MathFn fn, Value* x, const Features& features) {
+  const bool piecewise = features.avx512 && (fn == MathFn::tanh || fn == MathFn::erf);
+  return in_lanes(b, x, features, piecewise ? 16 : 4, [&](Lanes& lanes, Value* v) { return emit_inline(lanes, fn, v); });
 }
 
 // With e = exp(-|x|): 1/(1 + e), times e for x < 0.
@@ -667,6 +675,13 @@ Value* emit_math(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Featu
   check(element->isFloatTy() || element->isDoubleTy(), info(fn).name, " is emitted for f32 and f64 only");
   if (element->isDoubleTy()) return emit_f64(b, fn, args, features);
   return info(fn).inline_f32 ? emit_f32(b, fn, args[0], features) : emit_call(b, fn, args, features);
+}
+
+Value* emit_normal(IRBuilderBase& b, Value* x, const Features& features) {
+  if (!features.avx512 || !x->getType()->getScalarType()->isFloatTy()) return nullptr;
+  const IRBuilderBase::FastMathFlagGuard guard(b);
+  b.clearFastMathFlags();
+  return in_lanes(b, x, features, 16, [](Lanes& lanes, Value* v) { return lanes.normal(v); });
 }
 
 Value* emit_bf16_to_f32(IRBuilderBase& b, Value* x) {

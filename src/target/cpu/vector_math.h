@@ -109,6 +109,9 @@ std::vector<std::pair<std::string, void*>> math_symbols();
 // flag, whatever the builder's default.
 llvm::Value* emit_math(llvm::IRBuilderBase&, MathFn, llvm::ArrayRef<llvm::Value*> args, const Features&);
 
+// The normal distribution function of f32, to 6.7e-8; null if the machine has no quick way.
+llvm::Value* emit_normal(llvm::IRBuilderBase&, llvm::Value* x, const Features&);
+
 // bf16 travels as i16, f16 as half; scalar or vector. To bf16 rounds to nearest even in integers, keeps denormals and turns
 // any NaN into 0x7fc0, bit for bit as c10::BFloat16 does. vcvtneps2bf16 does neither, so that a branch is taken where 16 lanes
 // have a denormal or a NaN among them.
