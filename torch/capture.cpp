@@ -97,7 +97,28 @@ Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* siz
 
 Capture::~Capture() = default;
 
+namespace {
+
+// Autocast keeps what it made of a weight until its outermost block ends. A capture that was given such a tensor would take it
+// for one of the program's own, and not see the weight change.
+class WithoutAutocastCache {
+ public:
+  WithoutAutocastCache() : enabled_(at::autocast::is_autocast_cache_enabled()) {
+    if (at::autocast::is_autocast_enabled(c10::kCPU)) at::autocast::clear_cache();  // for blocks that ask for a cache
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(enabled_); }
+  WithoutAutocastCache(const WithoutAutocastCache&) = delete;
+  WithoutAutocastCache& operator=(const WithoutAutocastCache&) = delete;
+
+ private:
+  bool enabled_;
+};
+
+}  // namespace
+
 void Capture::run(const std::function<void()>& program) {
+  WithoutAutocastCache fresh;
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
   c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
   program();
