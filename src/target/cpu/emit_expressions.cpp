@@ -105,10 +105,9 @@ llvm::Value* KernelEmitter::load_scalar(Type* type, V p, const KernelExpr& e, ll
   return b_.CreateExtractElement(b_.CreateMaskedLoad(one, p, align, mask, llvm::Constant::getNullValue(one)), uint64_t{0});
 }
 
-void KernelEmitter::store(const KernelStore& s) {
-  DType stored = k_.buffers[static_cast<size_t>(s.access.buffer)];
-  auto align = llvm::Align(static_cast<uint64_t>(size_of(stored)));
-  V v = to_memory(value(s.expr), stored);
+// At the current point, v as it is to lie in memory.
+void KernelEmitter::store(const KernelStore& s, V v) {
+  auto align = llvm::Align(static_cast<uint64_t>(size_of(k_.buffers[static_cast<size_t>(s.access.buffer)])));
   auto step = stride(s.access.index, plan_.vector().id);
   if (step && *step == SymInt(0) && !(plan_.vector().extent == SymInt(1)) && !is_vector(v)) {
     b_.CreateAlignedStore(v, element(s.access.buffer, integer(s.access.index, false)), align);
@@ -176,7 +175,10 @@ llvm::Value* KernelEmitter::compute(int at) {
     args.push_back(value(a));
     any_vector |= is_vector(args.back());
   }
-  if (e.op == Op::div && plan_.coarse[static_cast<size_t>(at)] && is_vector(args[0]) && !is_vector(args[1])) return scaled_by_inverse(args[0], args[1]);
+  if (e.op == Op::div && is_vector(args[0]) && !is_vector(args[1])) {
+    if (plan_.weights[static_cast<size_t>(at)] && features_.fma && !k_.strict) return times_inverse(args[0], args[1], plan_.coarse[static_cast<size_t>(at)]);
+    if (plan_.coarse[static_cast<size_t>(at)]) return scaled_by_inverse(args[0], args[1]);
+  }
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
@@ -186,6 +188,14 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
+}
+
+// x / y for x <= 1 and one y >= 1: to two units of the last place, or as a quotient is rounded but for a few cases.
+llvm::Value* KernelEmitter::times_inverse(V x, V y, bool coarse) {
+  V inverse = splat(b_.CreateFDiv(fp(y->getType(), 1), y)), product = b_.CreateFMul(x, inverse);
+  if (coarse) return product;
+  auto fma = [&](V p, V q, V r) { return b_.CreateIntrinsic(llvm::Intrinsic::fma, {x->getType()}, {p, q, r}); };
+  return fma(fma(b_.CreateFNeg(product), splat(y), x), inverse, product);
 }
 
 // x / y for one y, to two units of the last place of f32. The inverse of a denormal y may overflow; 2^64 y has one.

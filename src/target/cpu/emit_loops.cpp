@@ -1,3 +1,4 @@
+#include <llvm/Analysis/VectorUtils.h>
 #include <llvm/IR/Intrinsics.h>
 #include <llvm/IR/IntrinsicsX86.h>
 
@@ -7,6 +8,25 @@ namespace broach::cpu {
 
 using llvm::BasicBlock;
 using llvm::Type;
+
+namespace {
+
+constexpr unsigned kUnroll = 4;  // vectors that are worked on at once
+
+using Instructions = std::vector<llvm::Instruction*>;
+
+// Pieces of a block that do the same to different vectors change to the first instruction of each, the second of each, and so
+// on: a table is fetched once for all of them, and none waits for the results of the one before.
+void interleave(const std::vector<Instructions>& pieces) {
+  auto same = [](const llvm::Instruction* x, const llvm::Instruction* y) { return x->isSameOperationAs(y); };
+  for (const auto& piece : pieces)
+    if (piece.empty() || !std::equal(piece.begin(), piece.end(), pieces[0].begin(), pieces[0].end(), same)) return;
+  auto* block = pieces[0].front()->getParent();
+  for (size_t i = 0; i < pieces[0].size(); ++i)
+    for (const auto& piece : pieces) piece[i]->moveBefore(*block, block->end());
+}
+
+}  // namespace
 
 KernelEmitter::KernelEmitter(KernelPlan plan, llvm::Module& module, const std::string& name, const CodegenOptions& options)
     : ScalarEmitter(module.getContext(), options.features, plan.lanes), plan_(std::move(plan)), context_(module.getContext()) {
@@ -122,7 +142,7 @@ void KernelEmitter::emit_unit(V unit) {
   V extent = integer(plan_.vector().extent, false), begin = b_.CreateMul(block, i64(plan_.block));
   V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
   if (plan_.tall) return emit_tall(begin, end);
-  vector_loop(begin, end, plan_.has_reduced ? 4 : 1, [&](unsigned n) { emit_columns(n); });
+  vector_loop(begin, end, kUnroll, [&](unsigned n) { emit_columns(n); });
 }
 
 // Runs body over [begin, end) of the vector axis: `unroll` vectors at a time while they are whole, then one by one, the
@@ -175,7 +195,6 @@ void KernelEmitter::for_reduced_axes(size_t from, size_t to, const std::function
 
 // Rows: the vector axis is reduced.
 void KernelEmitter::emit_stages() {
-  constexpr unsigned kUnroll = 4;
   finished_.clear();
   filled_.clear();
   fresh_values();
@@ -199,32 +218,55 @@ void KernelEmitter::emit_stages() {
 }
 
 void KernelEmitter::store_rows() {
-  bool any_inner = false;
-  for (const auto& s : k_.stores) any_inner |= plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index);
-  if (any_inner)
+  if (plan_.stores_inside())
     for_reduced_axes(0, k_.axes.size(), [&] {
-      vector_loop(i64(0), integer(plan_.vector().extent, false), 1, [&](unsigned) {
-        for (const auto& s : k_.stores)
-          if (plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index)) store(s);
-      });
+      vector_loop(i64(0), integer(plan_.vector().extent, false), kUnroll, [&](unsigned n) { store_vectors(n, true); });
     });
-  fresh_values();
-  for (const auto& s : k_.stores)
-    if (!plan_.inner(s.expr) && !plan_.moves_with_reduced(s.access.index)) store(s);
+  point_[plan_.vector().id] = i64(0);
+  store_vectors(1, false);
 }
 
 // n vectors from the current point on: the vector axis advances by the lanes.
 void KernelEmitter::for_vectors(unsigned n, const std::function<void(unsigned)>& body) {
   SymbolId axis = plan_.vector().id;
   V start = point_[axis];
+  std::vector<Instructions> emitted(n);
+  auto* block = b_.GetInsertBlock();
   for (unsigned s = 0; s < n; ++s) {
+    auto* before = block->empty() ? nullptr : &block->back();
     point_[axis] = b_.CreateAdd(start, i64(static_cast<int64_t>(s) * lanes_));
     fresh_values();
     if (s < column_values_.size())
       for (const auto& [r, v] : column_values_[s]) values_[r] = v;
     body(s);
+    for (auto at = before ? std::next(before->getIterator()) : block->begin(); at != block->end(); ++at) emitted[s].push_back(&*at);
   }
   point_[axis] = start;
+  // Not where the order of what they do to memory matters: checks of bounds share a flag.
+  bool checks = std::any_of(k_.exprs.begin(), k_.exprs.end(), [](const KernelExpr& e) { return e.kind == KernelExpr::Kind::bounds; });
+  if (b_.GetInsertBlock() == block && !checks) interleave(emitted);
+}
+
+// Writes n vectors of the results that change along the reduced axes, or of those that do not.
+void KernelEmitter::store_vectors(unsigned n, bool inner) {
+  std::vector<const KernelStore*> stores;
+  for (const auto& s : k_.stores)
+    if (plan_.stored_inside(s) == inner) stores.push_back(&s);
+  std::vector<std::vector<V>> values(stores.size());
+  for_vectors(n, [&](unsigned) { for (size_t i = 0; i < stores.size(); ++i) values[i].push_back(value(stores[i]->expr)); });
+  for (size_t i = 0; i < stores.size(); ++i) values[i] = all_to_memory(std::move(values[i]), k_.buffers[static_cast<size_t>(stores[i]->access.buffer)]);
+  for_vectors(n, [&](unsigned s) { for (size_t i = 0; i < stores.size(); ++i) store(*stores[i], values[i][s]); });
+}
+
+// Vectors of bf16 all at once, because the rare case takes a branch.
+std::vector<llvm::Value*> KernelEmitter::all_to_memory(std::vector<V> values, DType t) {
+  if (t != DType::bf16 || !is_vector(values[0]) || values.size() == 1) {
+    for (V& v : values) v = to_memory(v, t);
+    return values;
+  }
+  V all = to_memory(llvm::concatenateVectors(b_, values), t);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = b_.CreateExtractVector(vector_of(b_.getInt16Ty()), all, i64(static_cast<int64_t>(i * lanes_)));
+  return values;
 }
 
 // Columns: each lane is a result of its own; the reduced axes are loops around n vectors.
@@ -242,16 +284,11 @@ void KernelEmitter::emit_columns(unsigned n) {
         column_values_[s][r] = a.position ? b_.CreateLoad(vector_of(b_.getInt64Ty()), a.position) : b_.CreateLoad(vector_of(accumulator_type(e)), a.value);
       }
   }
-  bool any_inner = false;
-  auto is_inner = [&](const KernelStore& s) { return plan_.inner(s.expr) || plan_.moves_with_reduced(s.access.index); };
-  for (const auto& s : k_.stores) any_inner |= is_inner(s);
-  if (any_inner) for_reduced_axes(0, k_.axes.size(), [&] { for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (is_inner(s)) store(s); }); });
-  for_vectors(n, [&](unsigned) { for (const auto& s : k_.stores) if (!is_inner(s)) store(s); });
+  if (plan_.stores_inside())
+    for_reduced_axes(0, k_.axes.size(), [&] { store_vectors(n, true); });
+  store_vectors(n, false);
   column_values_.clear();
 }
-
-Kernel k_;
-CodegenOptions options_;
 
 // Columns [begin, end) of many rows: a row of partial results in scratch memory, and a few rows at a time added to it.
 void KernelEmitter::emit_tall(V begin, V end) {
@@ -276,7 +313,7 @@ void KernelEmitter::emit_tall(V begin, V end) {
         for (unsigned row = 0; row < rows; ++row) {
           point_[row_axis] = b_.CreateAdd(first, i64(row));
           fresh_values();
-          sum = combine(r, sum, splat(value(r.args[0])));
+          sum = combine(reductions[i], sum, splat(value(r.args[0])));
         }
         b_.CreateAlignedStore(sum, place(i), llvm::Align(4));
       }
@@ -288,8 +325,10 @@ void KernelEmitter::emit_tall(V begin, V end) {
     if (many > 1) loop("row", whole, rows, i64(1), [&](V row) { add_rows(row, 1); });
   });
   each([&] {
-    for (size_t i = 0; i < reductions.size(); ++i) values_[reductions[i]] = b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
-    for (const auto& s : k_.stores) store(s);
+    column_values_.assign(1, {});
+    for (size_t i = 0; i < reductions.size(); ++i) column_values_[0][reductions[i]] = b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+    store_vectors(1, false);
+    column_values_.clear();
   });
 }
 

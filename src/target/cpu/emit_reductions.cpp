@@ -22,7 +22,12 @@ llvm::Value* KernelEmitter::identity(const KernelExpr& r) {
   }
 }
 
-llvm::Value* KernelEmitter::combine(const KernelExpr& r, V a, V b) {
+llvm::Value* KernelEmitter::combine(int at, V a, V b) {
+  const auto& r = plan_.expr(at);
+  if (plan_.passes_nan[static_cast<size_t>(at)]) {
+    even_out(a, b);
+    return b_.CreateSelect(b_.CreateFCmpOGT(a, b), a, b);
+  }
   switch (r.op) {
     case Op::reduce_sum: return binary(Op::add, a, b, r.dtype);
     case Op::reduce_prod: return binary(Op::mul, a, b, r.dtype);
@@ -83,7 +88,7 @@ void KernelEmitter::accumulate(int r, unsigned slot) {
     return;
   }
   if (mask_ && plan_.vector_reduced) x = b_.CreateSelect(mask_, x, splat(identity(e)));
-  b_.CreateStore(combine(e, old, x), a.value);
+  b_.CreateStore(combine(r, old, x), a.value);
 }
 
 // The reduction's value from its accumulators: over the lanes too if the vector axis is reduced.
@@ -92,12 +97,12 @@ llvm::Value* KernelEmitter::result(int r, unsigned slots) {
   V v = b_.CreateLoad(vector_of(accumulator_type(e)), accumulator(r, 0).value);
   if (accumulator(r, 0).position) return index_result(r, v);
   if (!plan_.vector_reduced) return v;
-  for (unsigned s = 1; s < slots; ++s) v = combine(e, v, b_.CreateLoad(v->getType(), accumulator(r, s).value));
+  for (unsigned s = 1; s < slots; ++s) v = combine(r, v, b_.CreateLoad(v->getType(), accumulator(r, s).value));
   for (unsigned width = lanes_ / 2; width >= 1; width /= 2) {
     std::vector<int> low, high;
     for (unsigned i = 0; i < width; ++i) low.push_back(static_cast<int>(i)), high.push_back(static_cast<int>(i + width));
     V x = b_.CreateShuffleVector(v, low), y = b_.CreateShuffleVector(v, high);
-    v = combine(e, x, y);
+    v = combine(r, x, y);
   }
   return b_.CreateExtractElement(v, uint64_t{0});
 }

@@ -24,13 +24,14 @@ class KernelEmitter : ScalarEmitter {
   V mask_of(const KernelExpr& e);
   V load(const KernelExpr& e);
   V load_scalar(Type* type, V p, const KernelExpr& e, llvm::Align align);
-  void store(const KernelStore& s);
+  void store(const KernelStore& s, V v);
   V value(int e);
   V compute(int at);
   bool is_constant(int e, int64_t number) const;
   std::optional<std::pair<V, V>> halves(const KernelExpr& e);
   V interleaved(V low, V high);
   V scaled_by_inverse(V x, V y);
+  V times_inverse(V x, V y, bool coarse);
   V scratch_address(int64_t row, const SymInt& length, V position, DType t);
   V scratch(int64_t row, DType t, V v);
   V bounds(const KernelExpr& e);
@@ -43,7 +44,7 @@ class KernelEmitter : ScalarEmitter {
   DType reduced_dtype(const KernelExpr& r) const { return is_index_reduction(r.op) ? plan_.expr(r.args[0]).dtype : r.dtype; }
   Type* accumulator_type(const KernelExpr& r) { return scalar_type(reduced_dtype(r)); }
   V identity(const KernelExpr& r);
-  V combine(const KernelExpr& r, V a, V b);
+  V combine(int r, V a, V b);
   V binary(Op op, V a, V b, DType t);
   V replaces(const KernelExpr& r, V a, V p, V b, V q);
   Accumulator& accumulator(int r, unsigned slot);
@@ -66,6 +67,8 @@ class KernelEmitter : ScalarEmitter {
   void emit_stages();
   void store_rows();
   void for_vectors(unsigned n, const std::function<void(unsigned)>& body);
+  void store_vectors(unsigned n, bool inner);
+  std::vector<V> all_to_memory(std::vector<V> values, DType t);
   void emit_columns(unsigned n);
   void emit_tall(V begin, V end);
 

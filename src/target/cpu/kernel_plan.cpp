@@ -40,6 +40,7 @@ class Planner {
     find_stages();
     find_cached();
     find_coarse();
+    find_softmax();
     plan_units();
     for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
@@ -148,8 +149,7 @@ class Planner {
     for (const auto& a : k_.axes)
       if (a.reduced) rows *= a.extent.eval([](SymbolId) { return int64_t{1000}; });
     bool simple = std::none_of(p_.stages[0].begin(), p_.stages[0].end(), [&](int r) { return is_index_reduction(p_.expr(r).op); });
-    bool inner = std::any_of(k_.stores.begin(), k_.stores.end(), [&](const KernelStore& s) { return p_.inner(s.expr) || p_.moves_with_reduced(s.access.index); });
-    return simple && !inner && rows >= 32;
+    return simple && !p_.stores_inside() && rows >= 32;
   }
 
   // Values in bf16, and in a softmax in bf16 the exponentials, which are summed and divided before they are rounded. Quotients too.
@@ -162,6 +162,55 @@ class Planner {
       bool rounded_later = (e.op == Op::exp || e.op == Op::div) && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), e.op == Op::exp);
       p_.coarse[i] = e.dtype == DType::bf16 || rounded_later;
     }
+  }
+
+  // The maximum m that a softmax subtracts: if x is NaN so is exp(x - m), and the sum of these, and all that is made of it, so
+  // that m need not be. The sum, where one term is exp(0), is at least 1 (or what a coarse exp makes of it).
+  void find_softmax() {
+    p_.passes_nan.assign(k_.exprs.size(), false);
+    p_.weights.assign(k_.exprs.size(), false);
+    for (size_t m = 0; m < k_.exprs.size(); ++m) {
+      if (k_.exprs[m].kind != Kind::reduction || k_.exprs[m].op != Op::reduce_max || !is_floating(k_.exprs[m].dtype)) continue;
+      int sum = find_sum_of_exponentials(static_cast<int>(m));
+      if (sum < 0) continue;
+      for (size_t i = 0; i < k_.exprs.size(); ++i)
+        if (k_.exprs[i].op == Op::div && k_.exprs[i].args == std::vector{p_.expr(sum).args[0], sum}) p_.weights[i] = true;
+      auto from_sum = becomes_nan_with(sum);
+      auto from_m = depends_on(static_cast<int>(m));
+      p_.passes_nan[m] = std::ranges::all_of(k_.stores, [&](const KernelStore& s) { return !from_m[static_cast<size_t>(s.expr)] || from_sum[static_cast<size_t>(s.expr)]; });
+    }
+  }
+
+  // sum(exp(x - m)) for m = max(x), or -1.
+  int find_sum_of_exponentials(int m) const {
+    int difference = -1, exponential = -1;
+    for (size_t i = static_cast<size_t>(m); i < k_.exprs.size(); ++i) {
+      const auto& e = k_.exprs[i];
+      if (e.kind == Kind::op && e.op == Op::sub && e.args[0] == p_.expr(m).args[0] && e.args[1] == m) difference = static_cast<int>(i);
+      if (e.kind == Kind::op && e.op == Op::exp && difference >= 0 && e.args[0] == difference) exponential = static_cast<int>(i);
+      if (e.kind == Kind::reduction && e.op == Op::reduce_sum && exponential >= 0 && e.args[0] == exponential) return static_cast<int>(i);
+    }
+    return -1;
+  }
+
+  // By expression: whether it is NaN wherever `sum` is.
+  std::vector<bool> becomes_nan_with(int sum) const {
+    static constexpr Op kKeep[] = {Op::add, Op::sub, Op::mul, Op::div, Op::reciprocal, Op::neg, Op::log, Op::copy, Op::cast};
+    std::vector<bool> nan(k_.exprs.size());
+    nan[static_cast<size_t>(sum)] = true;
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const auto& e = k_.exprs[i];
+      if (e.kind == Kind::op && is_floating(e.dtype) && std::ranges::find(kKeep, e.op) != std::end(kKeep)) nan[i] = std::any_of(e.args.begin(), e.args.end(), [&](int a) { return nan[static_cast<size_t>(a)]; });
+    }
+    return nan;
+  }
+
+  std::vector<bool> depends_on(int e) const {
+    std::vector<bool> depends(k_.exprs.size());
+    depends[static_cast<size_t>(e)] = true;
+    for (size_t i = static_cast<size_t>(e) + 1; i < k_.exprs.size(); ++i)
+      for_each_operand(k_.exprs[i], [&](int a) { depends[i] = depends[i] || depends[static_cast<size_t>(a)]; });
+    return depends;
   }
 
   // Whether all that becomes of a value are products, quotients and, while it is positive, sums, which keep a relative error
@@ -247,6 +296,10 @@ bool KernelPlan::inner(int e) const {
 
 bool KernelPlan::moves_with_reduced(const SymInt& index) const {
   return std::any_of(kernel.axes.begin(), kernel.axes.end(), [&](const KernelAxis& a) { return a.reduced && index.contains(a.id); });
+}
+
+bool KernelPlan::stores_inside() const {
+  return std::any_of(kernel.stores.begin(), kernel.stores.end(), [&](const KernelStore& s) { return stored_inside(s); });
 }
 
 bool KernelPlan::needs(const std::vector<int>& stage, int e) const {

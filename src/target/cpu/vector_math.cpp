@@ -705,11 +705,17 @@ Value* round_to_bf16(IRBuilderBase& b, Value* x) {
 }  // namespace
 
 Value* emit_f32_to_bf16(IRBuilderBase& b, Value* x, const Features& features) {
-  if (!features.bf16 || lanes_of(x) != 16) return round_to_bf16(b, x);
+  if (!features.bf16 || lanes_of(x) % 16 != 0) return round_to_bf16(b, x);
   constexpr uint32_t kNanOrDenormal = 0x01 | 0x80 | 0x20;
-  Value* rare = b.CreateOrReduce(b.CreateIntrinsic(Intrinsic::x86_avx512_fpclass_ps_512, {}, {x, b.getInt32(kNanOrDenormal)}));
-  Value* converted = b.CreateBitCast(b.CreateIntrinsic(Intrinsic::x86_avx512bf16_cvtneps2bf16_512, {}, {x}), with_lanes(b.getInt16Ty(), 16));
-  return unless(b, rare, converted, [&] { return round_to_bf16(b, x); });
+  Value* rare = llvm::Constant::getNullValue(with_lanes(b.getInt1Ty(), 16));
+  Value* converted = llvm::PoisonValue::get(with_lanes(b.getInt16Ty(), lanes_of(x)));
+  for (unsigned start = 0; start < lanes_of(x); start += 16) {
+    Value* piece = slice(b, x, start, 16);
+    rare = b.CreateOr(rare, b.CreateIntrinsic(Intrinsic::x86_avx512_fpclass_ps_512, {}, {piece, b.getInt32(kNanOrDenormal)}));
+    Value* bf16 = b.CreateIntrinsic(Intrinsic::x86_avx512bf16_cvtneps2bf16_512, {}, {piece});
+    converted = insert(b, converted, b.CreateBitCast(bf16, with_lanes(b.getInt16Ty(), 16)), start);
+  }
+  return unless(b, b.CreateOrReduce(rare), converted, [&] { return round_to_bf16(b, x); });
 }
 
 Value* emit_f16_to_f32(IRBuilderBase& b, Value* x) {

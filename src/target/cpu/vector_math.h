@@ -113,8 +113,8 @@ llvm::Value* emit_math(llvm::IRBuilderBase&, MathFn, llvm::ArrayRef<llvm::Value*
 llvm::Value* emit_normal(llvm::IRBuilderBase&, llvm::Value* x, const Features&);
 
 // bf16 travels as i16, f16 as half; scalar or vector. To bf16 rounds to nearest even in integers, keeps denormals and turns
-// any NaN into 0x7fc0, bit for bit as c10::BFloat16 does. vcvtneps2bf16 does neither, so that a branch is taken where 16 lanes
-// have a denormal or a NaN among them.
+// any NaN into 0x7fc0, bit for bit as c10::BFloat16 does. vcvtneps2bf16 does neither, so that a branch is taken where there is
+// a denormal or a NaN among the lanes, of which there may be several times 16.
 llvm::Value* emit_bf16_to_f32(llvm::IRBuilderBase&, llvm::Value*);
 llvm::Value* emit_f32_to_bf16(llvm::IRBuilderBase&, llvm::Value*, const Features& = {});
 llvm::Value* emit_f16_to_f32(llvm::IRBuilderBase&, llvm::Value*);
