@@ -11,8 +11,6 @@ using llvm::Type;
 
 namespace {
 
-constexpr unsigned kUnroll = 4;  // vectors that are worked on at once
-
 using Instructions = std::vector<llvm::Instruction*>;
 
 // Pieces of a block that do the same to different vectors change to the first instruction of each, the second of each, and so
@@ -142,7 +140,7 @@ void KernelEmitter::emit_unit(V unit) {
   V extent = integer(plan_.vector().extent, false), begin = b_.CreateMul(block, i64(plan_.block));
   V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
   if (plan_.tall) return emit_tall(begin, end);
-  vector_loop(begin, end, kUnroll, [&](unsigned n) { emit_columns(n); });
+  vector_loop(begin, end, plan_.unroll, [&](unsigned n) { emit_columns(n); });
 }
 
 // Runs body over [begin, end) of the vector axis: `unroll` vectors at a time while they are whole, then one by one, the
@@ -161,10 +159,12 @@ void KernelEmitter::vector_loop(V begin, V end, unsigned unroll, const std::func
   };
   mask_ = nullptr;
   auto extent = plan_.vector().extent.maybe_constant();
-  if (unroll > 1 && !(extent && *extent < static_cast<int64_t>(lanes_) * unroll)) begin = whole(begin, unroll);
-  if (!(extent && *extent < static_cast<int64_t>(lanes_))) begin = whole(begin, 1);
-  bool no_tail = extent && *extent % static_cast<int64_t>(lanes_) == 0 && (plan_.vector_reduced || plan_.block % lanes_ == 0);
-  if (no_tail) return fresh_values();
+  for (unsigned n = unroll; n > 0; n = n > 1 ? 1 : 0) {
+    const int64_t step = static_cast<int64_t>(lanes_) * n;
+    if (extent && *extent < step) continue;
+    begin = whole(begin, n);
+    if (extent && *extent % step == 0 && (plan_.vector_reduced || plan_.block % step == 0)) return fresh_values();
+  }
   when(b_.CreateICmpSLT(begin, end), [&] {
     point_[axis] = begin;
     mask_ = b_.CreateICmpULT(iota(), splat(b_.CreateSub(end, begin)));
@@ -200,7 +200,7 @@ void KernelEmitter::emit_stages() {
   fresh_values();
   for (const auto& stage : plan_.stages) {
     bool index = std::any_of(stage.begin(), stage.end(), [&](int r) { return is_index_reduction(plan_.expr(r).op); });
-    unsigned unroll = index ? 1 : kUnroll;
+    unsigned unroll = index ? 1 : plan_.unroll;
     for (int r : stage)
       for (unsigned s = 0; s < unroll; ++s) reset(r, s);
     for_reduced_axes(0, k_.axes.size(), [&] {
@@ -220,7 +220,7 @@ void KernelEmitter::emit_stages() {
 void KernelEmitter::store_rows() {
   if (plan_.stores_inside())
     for_reduced_axes(0, k_.axes.size(), [&] {
-      vector_loop(i64(0), integer(plan_.vector().extent, false), kUnroll, [&](unsigned n) { store_vectors(n, true); });
+      vector_loop(i64(0), integer(plan_.vector().extent, false), plan_.unroll, [&](unsigned n) { store_vectors(n, true); });
     });
   point_[plan_.vector().id] = i64(0);
   store_vectors(1, false);

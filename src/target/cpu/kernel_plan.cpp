@@ -41,6 +41,7 @@ class Planner {
     find_cached();
     find_coarse();
     find_softmax();
+    p_.unroll = needs_unrolling() ? 4 : 1;
     plan_units();
     for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
@@ -235,6 +236,13 @@ class Planner {
     return found;
   }
 
+  // Reductions, so that sums need not wait for each other; functions that take tables and constants; and rounding to bf16, which
+  // takes a branch. The rest is done as fast as memory gives, and compiled in half the time.
+  bool needs_unrolling() const {
+    return p_.has_reduced || std::ranges::any_of(k_.exprs, [](const KernelExpr& e) { return e.kind == Kind::op && is_expensive(e.op); }) ||
+           std::ranges::any_of(k_.stores, [&](const KernelStore& s) { return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16; });
+  }
+
   // Several rows at a time save trips of the sums to the cache. From memory, only one after the other is the stream that a
   // processor fetches ahead.
   bool fits_in_cache() const {
@@ -261,7 +269,7 @@ class Planner {
     if (!p_.vector_reduced) {
       p_.tall = is_tall();
       p_.tall_rows = fits_in_cache() ? 4 : 1;
-      p_.block = p_.tall ? 2048 : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * 4 : 4096;
+      p_.block = p_.tall ? 2048 : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * p_.unroll : 4096;
       if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);
       p_.shape.units = p_.shape.units * p_.blocks;

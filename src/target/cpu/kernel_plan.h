@@ -19,6 +19,7 @@ struct KernelPlan {
   unsigned lanes = 16;
   bool tall = false;                    // rows are read whole, `tall_rows` at a time, into a row of sums in scratch memory
   unsigned tall_rows = 1;
+  unsigned unroll = 1;                  // vectors that are worked on at once
   int64_t block = 0;                    // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;            // axes that units count
