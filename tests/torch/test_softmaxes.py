@@ -49,12 +49,14 @@ def test_not_finite(name, columns, dtype):
             torch.testing.assert_close(fast(x), function(x, dim), equal_nan=True, **tolerance)
 
 
-def test_quotients_are_as_exact_as_divided_ones():
+def test_quotients_are_rounded_as_divided_ones():
+    def parts(x):
+        terms = (x - x.amax(1, keepdim=True)).exp()
+        return terms, terms.sum(1, keepdim=True)
+
     torch.manual_seed(0)
     x = torch.randn(64, 1000) * 5
-    exact = x.double().softmax(1)
     with torch.no_grad():
-        fast = broach.compile(lambda x: x.softmax(1))
-        fast(x)
-        error = ((fast(x) - exact) / exact).abs().max()
-    assert error <= 1.5 * ((x.softmax(1) - exact) / exact).abs().max()
+        weights, (terms, total) = [[fast(x), fast(x)][1] for fast in (broach.compile(lambda x: x.softmax(1)), broach.compile(parts))]
+    # By the inverse alone every fourth would differ.
+    assert (weights != terms / total).double().mean() < 1e-3

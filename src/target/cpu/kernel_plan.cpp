@@ -237,7 +237,7 @@ class Planner {
   }
 
   // Reductions, so that sums need not wait for each other; functions that take tables and constants; and rounding to bf16, which
-  // takes a branch. The rest is done as fast as memory gives, and compiled in half the time.
+  // takes a branch. The rest gains nothing, and would take longer to compile.
   bool needs_unrolling() const {
     return p_.has_reduced || std::ranges::any_of(k_.exprs, [](const KernelExpr& e) { return e.kind == Kind::op && is_expensive(e.op); }) ||
            std::ranges::any_of(k_.stores, [&](const KernelStore& s) { return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16; });
