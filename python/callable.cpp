@@ -46,6 +46,7 @@ std::shared_ptr<ResultForm> new_result_form() {
 }
 
 struct Callable;
+class Recorded;
 
 // A call under way on this thread.
 struct Pending {
@@ -59,6 +60,7 @@ struct Pending {
   bool final = false;        // no other attempt will fare better
   bool again = false;        // the next attempt knows more: where the program keeps what it computes
   bool copies = false;       // the arguments are copies: the program's own places are not to be touched
+  int runs = 0;              // of the program, for this call
 };
 thread_local Pending* pending = nullptr;
 
@@ -68,14 +70,18 @@ struct Version {
       : function([this](at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); }, constant, options) {}
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
-  Ref run_again(Pending& p, const Arguments& arguments);
+  Ref run_again(Pending& p, const Arguments& arguments, const Recorded& first);
   Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
 
-  // An argument may be a tensor that the program also reaches by itself: then it must be that one, as it was when captured.
-  bool holds_the_same_tensors(at::TensorList inputs) const;
+  // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
+  // captured.
+  bool holds_the_same(const Leaves& leaves) const;
+  void note_own(const Leaves& leaves);
 
   ArgumentsForm form;
-  std::vector<const c10::TensorImpl*> programs_own;  // for each input, null unless it was one of the state's
+  bool noted_own = false;
+  std::vector<const c10::TensorImpl*> own_tensors;  // for each input, null unless it was one of the state's
+  std::vector<const PyObject*> own_containers;      // likewise
   uint64_t ambient = 0;
   std::unique_ptr<State> state;  // null: nothing but the arguments counts
   Function function;
@@ -205,8 +211,12 @@ class Recorded {
     return "";
   }
 
+  // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
+  bool has_only_asked() const { return asked_ && watch_effects_.empty(); }
+
   void finish() {
     watch_effects_ = watch_->effects();
+    asked_ = watch_->asked_whether_compiling();
     stop();
   }
 
@@ -219,6 +229,7 @@ class Recorded {
   std::optional<StandingNumbers> numbers_;
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
+  bool asked_ = false;
 };
 
 // No other attempt will fare better.
@@ -231,21 +242,31 @@ bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
 }
 
-bool Version::holds_the_same_tensors(at::TensorList inputs) const {
-  for (size_t i = 0; i < programs_own.size(); ++i) {
-    auto* t = inputs[i].unsafeGetTensorImpl();
-    if (t != programs_own[i] && (programs_own[i] || state->holds_tensor(t))) return false;
+bool Version::holds_the_same(const Leaves& leaves) const {
+  for (size_t i = 0; i < own_tensors.size(); ++i) {
+    auto* t = leaves.tensors[i].unsafeGetTensorImpl();
+    if (t != own_tensors[i] && (own_tensors[i] || state->holds_tensor(t))) return false;
+  }
+  for (size_t i = 0; i < own_containers.size(); ++i) {
+    PyObject* o = leaves.containers[i];
+    if (o != own_containers[i] && (own_containers[i] || state->knows(o))) return false;
   }
   return true;
 }
 
+void Version::note_own(const Leaves& leaves) {
+  noted_own = true;
+  for (const at::Tensor& t : leaves.tensors) own_tensors.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
+  for (PyObject* o : leaves.containers) own_containers.push_back(state->knows(o) ? o : nullptr);
+}
+
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
 // gets another one, and the next capture does without. Throws what it raises.
-Ref Version::run_again(Pending& p, const Arguments& arguments) {
+Ref Version::run_again(Pending& p, const Arguments& arguments, const Recorded& first) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   bool& says = p.callable->data->says_compiling;
-  if (!type || !says || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
+  if (!type || !says || !first.has_only_asked() || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }
@@ -262,6 +283,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
   p.rejected.clear();  // of an attempt with symbols for sizes
+  if (p.runs++ > 0 && state && !state->restore()) throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
   p.final = false;
   p.again = false;
   bool own = !p.copies && !Function::is_capturing_symbols() && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
@@ -309,7 +331,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     result = Ref::steal(call(program, arguments));
     recorded.finish();
     if (result && Function::is_capturing_symbols()) recorded.must_not_tell_numbers();
-    if (!result) result = run_again(p, arguments);
+    if (!result) result = run_again(p, arguments, recorded);
     else p.rejected = recorded.verdict();
   } else {
     result = checked(call(program, arguments));
@@ -317,10 +339,8 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Function::Results out = described(result.get(), before, containers, kept, p);
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
-  if (state && programs_own.empty())
-    for (const at::Tensor& t : p.leaves.tensors) programs_own.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
-  else if (state && !holds_the_same_tensors(p.leaves.tensors))
-    Function::reject_capture(p.rejected = "is given a tensor that it also reads by itself");
+  if (state && !noted_own) note_own(p.leaves);
+  else if (state && !holds_the_same(p.leaves)) Function::reject_capture(p.rejected = "is given a tensor or container that it also reads by itself");
   if (own) p.result = std::move(result);
   return out;
 }
@@ -587,7 +607,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
   for (size_t i = 0; i < d.versions.size(); ++i) {
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
-    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same_tensors(p.leaves.tensors)) continue;
+    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same(p.leaves)) continue;
     if (v->state && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
@@ -756,8 +776,11 @@ PyObject* make_type() {
 
 void add_callable_type(py::module_& m) {
   m.attr("Callable") = py::reinterpret_steal<py::object>(make_type());
-  m.def("set_library", [](std::string torch_folder, std::vector<std::string> folders, std::unordered_set<std::string> modules) { set_library(std::move(torch_folder), std::move(folders), std::move(modules)); });
-  m.def("set_pure_names", [](std::unordered_set<std::string> pure, std::unordered_set<std::string> impure) { set_pure_names({std::move(pure), std::move(impure)}); });
+  using Strings = std::unordered_set<std::string>;
+  m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) { set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)}); });
+  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings operators) { set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(operators)}); });
+  m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) { set_native_types({std::move(values), std::move(stateless), std::move(makers)}); });
+  m.def("set_unwatched", &set_unwatched);
 }
 
 }  // namespace broach

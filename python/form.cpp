@@ -50,12 +50,6 @@ bool by_identity(PyObject* o) {
   return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_instance(o, module) || is_enum_member(o) || is_instance(o, partial);
 }
 
-// The builtin type that lays out an instance of a Python class.
-PyTypeObject* layout_of(PyTypeObject* t) {
-  while (t->tp_base && PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE)) t = t->tp_base;
-  return t;
-}
-
 bool same_key(PyObject* a, PyObject* b) { return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b); }
 
 // Attributes that Python code gave a tensor; null if there are none.
@@ -74,6 +68,31 @@ bool same_attributes(PyObject* before, PyObject* now) {
 }
 
 bool has_instance_dict(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && cpython::dict_place(o); }
+
+// The items of a dict in the order in which a program meets them.
+class Items {
+ public:
+  explicit Items(PyObject* dict) : dict_(dict), keys_(PyODict_Check(dict) ? Ref::steal(PySequence_Tuple(dict)) : Ref()) {}
+  bool next(PyObject*& key, PyObject*& value) {
+    if (!keys_) return PyDict_Next(dict_, &at_, &key, &value);
+    if (at_ == PyTuple_GET_SIZE(keys_.get())) return false;
+    key = PyTuple_GET_ITEM(keys_.get(), at_++);
+    return (value = PyDict_GetItemWithError(dict_, key)) != nullptr;
+  }
+
+ private:
+  PyObject* dict_;
+  Ref keys_;
+  Py_ssize_t at_ = 0;
+};
+
+// No container is given twice; empty tuples and frozen sets are one object each.
+bool all_distinct(std::vector<PyObject*> containers) {
+  std::erase_if(containers, [](PyObject* o) { return (PyTuple_Check(o) || PyFrozenSet_Check(o)) && PyObject_Size(o) == 0; });
+  if (containers.size() < 2) return true;
+  std::sort(containers.begin(), containers.end());
+  return std::adjacent_find(containers.begin(), containers.end()) == containers.end();
+}
 
 }  // namespace
 
@@ -99,6 +118,9 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
 // The node of one of torch's symbolic numbers.
 static c10::SymNode node_in(PyObject* number) { return py::handle(number).attr("node").cast<c10::SymNode>(); }
 
+// Larger ones are constants: sums and products of symbols must not wrap around, and torch keeps the least 64-bit integers apart.
+static bool fits_symbols(int64_t value) { return value > -(int64_t{1} << 31) && value < (int64_t{1} << 31); }
+
 // False if it is none that may differ from call to call.
 bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
   auto add = [&](Kind kind, size_t index) {
@@ -110,12 +132,13 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
   bool integer = PyLong_CheckExact(o), floating = PyFloat_CheckExact(o);
   if (rules.results && !integer && !floating) {
     if (torch::is_symint(py::handle(o))) return leaves.program_ints.emplace_back(node_in(o)), add(Kind::integer, leaves.program_ints.size() - 1);
+    if (torch::is_symbool(py::handle(o))) return add(Kind::constant, 0), parts_.back().value = Ref::borrow(node_in(o)->bool_() ? Py_True : Py_False), true;
     if (torch::is_symfloat(py::handle(o))) return leaves.program_floats.emplace_back(node_in(o)), add(Kind::floating, leaves.program_floats.size() - 1);
   }
   if (integer && (rules.results || rules.numbers)) {
     int overflow = 0;
     int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
-    if (overflow) return false;
+    if (overflow || !fits_symbols(value)) return false;
     if (rules.results) leaves.program_ints.emplace_back(value);
     else leaves.ints.push_back(value);
     return add(Kind::integer, (rules.results ? leaves.program_ints.size() : leaves.ints.size()) - 1);
@@ -167,6 +190,7 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
     return parts_.back();
   };
   if (PyTuple_Check(o)) {
+    if (has_instance_dict(o)) return add_keyed(o, Kind::tuple, rules, leaves);
     container(Kind::tuple).items = static_cast<uint32_t>(PyTuple_GET_SIZE(o));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
       if (!add(PyTuple_GET_ITEM(o, i), rules, leaves)) return false;
@@ -193,11 +217,11 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
     return add(s->start, rules, leaves) && add(s->stop, rules, leaves) && add(s->step, rules, leaves);
   }
   if (PyDict_Check(o)) {
-    PyTypeObject* layout = layout_of(Py_TYPE(o));
+    PyTypeObject* layout = native_base(Py_TYPE(o));
     if (layout != &PyDict_Type && layout != &PyODict_Type) return fail(o);  // defaultdict, Counter: with state of their own
     return add_keyed(o, Kind::dict, rules, leaves);
   }
-  if (!by_identity(o) && PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && layout_of(Py_TYPE(o)) == &PyBaseObject_Type) return add_keyed(o, Kind::object, rules, leaves);
+  if (!by_identity(o) && native_base(Py_TYPE(o)) == &PyBaseObject_Type) return add_keyed(o, Kind::object, rules, leaves);
   return fail(o);
 }
 
@@ -214,9 +238,8 @@ bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves)
   std::vector<Ref> values;
   auto take = [&](PyObject* dict) {
     PyObject *k, *v;
-    Py_ssize_t position = 0;
     uint32_t n = 0;
-    while (PyDict_Next(dict, &position, &k, &v)) {
+    for (Items all(dict); all.next(k, v);) {
       if (!is_atom(k) && !PyTuple_Check(k) && !by_identity(k)) return fail(k), n;
       PyList_Append(keys.get(), k);
       values.push_back(Ref::borrow(v));
@@ -225,6 +248,10 @@ bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves)
     return n;
   };
   uint32_t items = kind == Kind::dict ? take(o) : 0, attributes = 0;
+  if (kind == Kind::tuple) {
+    items = static_cast<uint32_t>(PyTuple_GET_SIZE(o));
+    for (uint32_t i = 0; i < items; ++i) values.push_back(Ref::borrow(PyTuple_GET_ITEM(o, i)));
+  }
   if (has_instance_dict(o)) attributes = take(*cpython::dict_place(o));
   if (!problem_.empty()) return false;
   Part& p = parts_[at];
@@ -260,7 +287,7 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       if (!PyLong_CheckExact(o)) return false;
       int overflow = 0;
       leaves.ints.push_back(PyLong_AsLongLongAndOverflow(o, &overflow));
-      return !overflow;
+      return !overflow && fits_symbols(leaves.ints.back());
     }
     case Kind::floating:
       if (!PyFloat_CheckExact(o)) return false;
@@ -273,6 +300,13 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       leaves.containers.push_back(o);
       for (uint32_t i = 0; i < p.items; ++i)
         if (!match(at, PyTuple_GET_ITEM(o, i), leaves)) return false;
+      if (p.value) {
+        PyObject *k, *v, *dict = *cpython::dict_place(o);
+        if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(p.attributes)) return false;
+        Py_ssize_t position = 0;
+        for (Py_ssize_t key = 0; PyDict_Next(dict, &position, &k, &v); ++key)
+          if (!same_key(PyTuple_GET_ITEM(p.value.get(), key), k) || !match(at, v, leaves)) return false;
+      }
       return true;
     case Kind::list:
       if (Py_TYPE(o) != p.type || PyList_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
@@ -301,8 +335,7 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       auto agree = [&](PyObject* dict, uint32_t n) {
         if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(n)) return false;
         PyObject *k, *v;
-        Py_ssize_t position = 0;
-        while (PyDict_Next(dict, &position, &k, &v))
+        for (Items all(dict); all.next(k, v);)
           if (!same_key(PyTuple_GET_ITEM(p.value.get(), key++), k) || !match(at, v, leaves)) return false;
         return true;
       };
@@ -350,9 +383,14 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
       }
       if (p.type == &PyTuple_Type) return leaves.made[place] = tuple.release();
       Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
-      // A named tuple's own constructor takes its fields one by one; a struct sequence's takes them all.
-      bool named = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) && p.type->tp_base == &PyTuple_Type && p.type->tp_dictoffset == 0 && PyObject_HasAttrString(reinterpret_cast<PyObject*>(p.type), "_fields");
-      return leaves.made[place] = named ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr);
+      // As unpickling does: a class's own constructor does not run. A struct sequence is made of all its fields.
+      bool of_python = native_base(p.type) == &PyTuple_Type;
+      Ref made = Ref::steal(of_python ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr));
+      for (uint32_t i = 0; made && i < p.attributes; ++i) {
+        Ref v = Ref::steal(build(at, leaves));
+        if (!v || PyDict_SetItem(*cpython::dict_place(made.get()), PyTuple_GET_ITEM(p.value.get(), i), v.get()) < 0) return nullptr;
+      }
+      return leaves.made[place] = made.release();
     }
     case Kind::list: {
       Ref list = Ref::steal(PyList_New(p.items));
@@ -393,7 +431,7 @@ PyObject* Form::build_keyed(const Part& p, size_t& at, const Leaves& leaves) con
   } else {
     // As unpickling does: the class's own constructor does not run, its attributes are set.
     static PyObject* none = PyTuple_New(0);
-    newfunc make = p.kind == Kind::object ? PyBaseObject_Type.tp_new : layout_of(p.type)->tp_new;
+    newfunc make = p.kind == Kind::object ? PyBaseObject_Type.tp_new : native_base(p.type)->tp_new;
     made = Ref::steal(make(p.type, none, nullptr));
   }
   if (!made) return nullptr;
@@ -456,7 +494,7 @@ bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
     if (!form_.match(at, a.values[i], leaves)) return false;
   for (const StatePlace& p : places_)
     if (!form_.match(at, p.value(), leaves)) return false;
-  return true;
+  return all_distinct(leaves.containers);
 }
 
 int ArgumentsForm::traverse(visitproc visit, void* arg) const {
