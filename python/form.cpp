@@ -58,6 +58,15 @@ PyObject* attributes_of(PyObject* tensor) {
   return place && *place && PyDict_GET_SIZE(*place) ? *place : nullptr;
 }
 
+// Those of the recorded tensor, for one that stands for it.
+PyObject* with_attributes(Ref tensor, PyObject* attributes) {
+  if (!tensor || !attributes || attributes_of(tensor.get())) return tensor.release();
+  PyObject *k, *v;
+  for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &k, &v);)
+    if (PyObject_SetAttr(tensor.get(), k, v) < 0) return nullptr;
+  return tensor.release();
+}
+
 bool same_attributes(PyObject* before, PyObject* now) {
   if (!before || !now) return before == now;
   if (PyDict_GET_SIZE(before) != PyDict_GET_SIZE(now)) return false;
@@ -97,13 +106,21 @@ bool all_distinct(std::vector<PyObject*> containers) {
 }  // namespace
 
 bool Form::fail(PyObject* o) {
-  if (problem_.empty()) problem_ = cat("a value of type ", Py_TYPE(o)->tp_name);
+  if (!problem_.empty()) return false;
+  PyTypeObject* native = native_base(Py_TYPE(o));
+  problem_ = THPVariable_Check(o)                                         ? cat("a tensor of the class ", Py_TYPE(o)->tp_name)
+             : native == Py_TYPE(o) && native->tp_base == &PyBaseObject_Type ? cat("a value of the native type ", native->tp_name)
+                                                                          : cat("a value of type ", Py_TYPE(o)->tp_name);
   return false;
 }
 
 bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (!rules.any_tensor && !is_plain_tensor(o)) return fail(o);
   const at::Tensor& t = THPVariable_Unpack(o);
+  if (rules.results && attributes_of(o) && !(rules.was_there && rules.was_there(o)) && std::none_of(rules.given.begin(), rules.given.end(), [&](const at::Tensor& g) { return g.is_same(t); })) {
+    problem_ = "a tensor with attributes of its own";
+    return false;
+  }
   auto [it, fresh] = tensors_.emplace(t.unsafeGetTensorImpl(), static_cast<int>(leaves.tensors.size()));
   Part p{fresh ? Kind::tensor : Kind::same};
   p.index = it->second;
@@ -358,7 +375,7 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
   const Part& p = parts_[at++];
   switch (p.kind) {
     case Kind::tensor:
-    case Kind::same: return THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]);
+    case Kind::same: return with_attributes(Ref::steal(THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)])), p.keep.get());
     case Kind::integer: {
       const c10::SymInt& s = leaves.program_ints[static_cast<size_t>(p.index)];
       if (!s.is_heap_allocated()) return PyLong_FromLongLong(s.as_int_unchecked());
@@ -471,6 +488,18 @@ int Form::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
+TensorAttributes::TensorAttributes(at::TensorList tensors) {
+  for (const at::Tensor& t : tensors) {
+    Ref o = Ref::steal(THPVariable_Wrap(t));
+    PyObject* attributes = attributes_of(o.get());
+    before_.emplace_back(std::move(o), attributes ? Ref::steal(PyDict_Copy(attributes)) : Ref());
+  }
+}
+
+bool TensorAttributes::changed() const {
+  return std::any_of(before_.begin(), before_.end(), [](const auto& b) { return !same_attributes(b.second.get(), attributes_of(b.first.get())); });
+}
+
 // ---- arguments ----
 
 bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& leaves) {
@@ -478,6 +507,7 @@ bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& l
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.add(a.values[i], rules, leaves)) return false;
+  containers_ = leaves.containers.size();
   Form::Rules with_numbers = rules;  // counters change from call to call
   with_numbers.numbers = true;
   for (const StatePlace& p : places_)
@@ -492,9 +522,10 @@ bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
   size_t at = 0;
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.match(at, a.values[i], leaves)) return false;
+  if (!all_distinct(leaves.containers)) return false;
   for (const StatePlace& p : places_)
     if (!form_.match(at, p.value(), leaves)) return false;
-  return all_distinct(leaves.containers);
+  return true;
 }
 
 int ArgumentsForm::traverse(visitproc visit, void* arg) const {

@@ -39,13 +39,6 @@ bool is_made_by_statement(PyTypeObject* t) {
   return t->tp_basicsize <= t->tp_base->tp_basicsize + (fields + 2) * kPointer;    // and perhaps a dict and a list of weak references
 }
 
-// numpy's scalars are values, whichever.
-bool is_numpy_scalar(PyTypeObject* t) {
-  for (; t; t = t->tp_base)
-    if (std::string_view(t->tp_name) == "numpy.generic") return true;
-  return false;
-}
-
 }  // namespace
 
 std::string_view text_of(PyObject* s) {
@@ -100,6 +93,12 @@ void set_unwatched(std::unordered_map<std::string, std::unordered_set<std::strin
 const std::unordered_set<std::string>* unwatched_of(std::string_view owner) {
   auto it = unwatched().find(std::string(owner));
   return it == unwatched().end() ? nullptr : &it->second;
+}
+
+bool is_numpy_scalar(PyTypeObject* t) {
+  if (!std::string_view(t->tp_name).starts_with("numpy.")) return false;
+  while (t && std::string_view(t->tp_name) != "numpy.generic") t = t->tp_base;
+  return t != nullptr;
 }
 
 bool is_value_type(PyTypeObject* t) { return native_types().values.contains(t->tp_name) || is_numpy_scalar(t); }

@@ -70,6 +70,21 @@ bool is_builtin_value(PyObject* o) {
   return false;
 }
 
+// Says whether a class was registered with an abstract one since.
+PyObject* registrations() {
+  static PyObject* token = [] {
+    Ref m = Ref::steal(PyImport_ImportModule("_abc"));
+    return PyObject_GetAttrString(m.get(), "get_cache_token");
+  }();
+  return token;
+}
+
+bool is_question(std::string_view function) {
+  for (std::string_view start : {"get_", "_get_", "is_", "_is_", "has_", "_has_"})
+    if (function.starts_with(start)) return true;
+  return false;
+}
+
 // What every object has: __reduce_ex__, __dir__, __format__ and the like.
 bool is_object_method(const PyMethodDef* method) {
   for (const PyMethodDef* m = PyBaseObject_Type.tp_methods; m->ml_name; ++m)
@@ -128,9 +143,11 @@ void Watch::on_call(PyFrameObject* frame) {
   state_.enter(code, globals.get(), cpython::function_of(frame));
 }
 
-// A warning that nobody sees, or saw before, is shown no more by a run that does not warn.
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
-  if (text_of(code->co_name) == "_showwarnmsg" && text_of(code->co_filename).ends_with("warnings.py")) effect(frame, "shows a warning");
+  std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
+  // One that nobody sees, or saw before, is shown no more by a run that does not warn.
+  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning");
+  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log");
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
@@ -160,12 +177,15 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
   bool tensors = self && THPVariable_Check(self);
   v.name = tensors     ? cat("Tensor.", method->ml_name)
            : of_object ? cat(native_base(Py_TYPE(self))->tp_name, ".", method->ml_name)
-           : module.empty() ? qualified
-                       : cat(module, ".", qualified);
+           : module.empty() || (module == "builtins" && qualified.find('.') != qualified.npos) ? qualified
+                                                                                               : cat(module, ".", qualified);
   v.torch = tensors || (of_object ? owner_of_type(Py_TYPE(self)) == Owner::torch : owner_of_module(v.name) == Owner::torch);
   const NativeFunctions& f = known();
   bool pure = f.pure.contains(v.name) || (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) || (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
-  v.kind = is_within(f.impure, v.name) ? Kind::impure : f.answers.contains(v.name) ? Kind::answer : pure ? Kind::pure : Kind::unknown;
+  // Settings that torch's own code asks for.
+  bool setting = v.torch && (method->ml_flags & METH_NOARGS) && !of_object && is_question(method->ml_name);
+  if (setting && !pure && !is_within(f.impure, v.name)) v.kind = Kind::answer;
+  else v.kind = is_within(f.impure, v.name) ? Kind::impure : f.answers.contains(v.name) ? Kind::answer : pure ? Kind::pure : Kind::unknown;
   return verdicts_.emplace(method, std::move(v)).first->second;
 }
 
@@ -190,7 +210,9 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
     if (v.torch) effect(frame, cat("an error in ", v.name, " is caught"));
     return;
   }
-  if (v.kind == Kind::pure) return;
+  if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
+  if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
+  if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function);
   if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.

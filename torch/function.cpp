@@ -101,6 +101,10 @@ bool Function::is_capturing_symbols() {
   return c && c->is_symbolic();
 }
 
+void Function::evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out) {
+  for (const SymInt& i : e.int_results) out.push_back(i.eval(binding.values.sizes));
+}
+
 std::optional<Function::Results> Function::run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes) {
   Binding binding;
   std::array<std::vector<Scalar>, 2> read;  // on the host, by programs that took another way: without and with stand-ins
@@ -109,7 +113,14 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     size_t at = first >= entries.size() ? k : k == 0 ? first : k <= first ? k - 1 : k;  // the last one used first
     const Entry& e = entries[at];
     std::vector<Scalar>& observed = read[e.stand_ins];
-    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(call, binding, nullptr)) continue;
+    if (!(e.modes == modes) || !e.program->agrees(observed)) continue;
+    std::vector<c10::SymInt> ints;
+    try {
+      if (!e.program->accepts(call, binding, nullptr)) continue;
+      if (!e.program->binds_sizes()) evaluate_ints(e, binding, ints);
+    } catch (const OutOfRange&) {
+      continue;  // Python's integers have no end
+    }
     auto tensors = e.program->run(call.tensors, binding, observed);
     if (!tensors) {
       ++other_ways_;
@@ -117,8 +128,8 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     }
     ++compiled_calls_;
     if (at != first) last_.store(at, std::memory_order_relaxed);
-    Results r{std::move(*tensors), {}, {}, e.form};
-    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(binding.values.sizes));
+    if (e.program->binds_sizes()) evaluate_ints(e, binding, ints);
+    Results r{std::move(*tensors), std::move(ints), {}, e.form};
     size_t first_number = r.tensors.size() - static_cast<size_t>(std::count_if(e.float_results.begin(), e.float_results.end(), [](const FloatResult& f) { return f.deferred; }));
     for (size_t next = first_number; const FloatResult& f : e.float_results)
       r.floats.emplace_back(f.deferred ? r.tensors[next++].item<double>() : f.id < 0 ? f.constant : binding.values.floats[static_cast<size_t>(f.id)]);
@@ -134,7 +145,11 @@ void Function::note_recompilation(const Entries& entries, const CallInputs& call
   if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast, precision or other mode differs";
   Binding binding;
   for (const Entry& e : entries)
-    if (e.modes == modes) e.program->accepts(call, binding, &why);
+    if (e.modes == modes) try {
+        e.program->accepts(call, binding, &why);
+      } catch (const OutOfRange& out) {
+        why = out.what();
+      }
   std::lock_guard guard(stats_mutex_);
   stats_.recompilations.push_back(why);
   log_info("recompiles: ", why);

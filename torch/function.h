@@ -106,6 +106,7 @@ class Function {
   Results give_up(const CallInputs& call, const std::string& why);
   Results run_eager(const CallInputs& call, const std::string& why);
   void note_eager(const std::string& why);
+  static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
   void note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes);
   SymbolicSizes symbols_for(const CallInputs& call, const Modes& modes);

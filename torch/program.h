@@ -58,6 +58,8 @@ class CompiledProgram {
   bool accepts(const CallInputs& call, Binding& binding, std::string* why) const;
   // Whether it stands for one of the ways only that data may lead a call.
   bool is_one_way() const { return program_.speculative; }
+  // Whether some of its sizes are known only once it runs.
+  bool binds_sizes() const { return later_ != nullptr; }
   // Whether it holds only for one value of a number that the program reads on the host.
   bool reads_numbers() const;
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.

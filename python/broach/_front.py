@@ -17,6 +17,15 @@ from ._options import OPTIONS, Options
 log = logging.getLogger("broach")
 
 
+# Reasons after which a program runs eagerly, since Dynamo is known to answer otherwise than eager there: it raises errors of
+# operations instead of letting the program catch them, copies generators of random numbers, turns what C code made into something
+# else, looks at tensors of subclasses by operations of its own, and shows itself in logs, warnings and identities.
+EAGER = (
+    " is caught", "_random.Random", "Random.", "numpy's random", "the native type ", "a tensor of the class ", ", a deque",
+    "shows a warning", "writes to a log", "calls builtins.id", "calls builtins.hash", "calls functools._lru_cache_wrapper",
+)  # fmt: skip
+
+
 class CaptureError(RuntimeError):
     """A program that cannot be captured, where something else is not allowed (``capture="native"``, ``fullgraph=True``)."""
 
@@ -41,8 +50,7 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
-        if " is caught" in why and not self.fullgraph:
-            # Dynamo raises errors of operations instead of letting the program catch them.
+        if any(subject in why for subject in EAGER) and not self.fullgraph:
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program
