@@ -207,12 +207,14 @@ def shown(tree):
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def prepare():
+def prepare(broach=True):
     """What every program would otherwise import anew in its fork."""
     torch.set_num_threads(1)
-    import broach  # noqa: F401
     import torch._dynamo
-    import torch._inductor  # noqa: F401
+    import torch._inductor
+    import torch.nested._internal.nested_tensor  # noqa: F401
+    if broach:
+        import broach  # noqa: F401
 
 
 def main():
@@ -224,7 +226,7 @@ def main():
     arguments = parser.parse_args()
     chosen = [p for p in programs() if any(word in f"{p[0]}/{p[1]}" for word in arguments.words.split(","))]
     if arguments.eager:
-        torch.set_num_threads(1)
+        prepare(broach=False)
         return check_eager(chosen)
     prepare()
     counts = {}
