@@ -202,42 +202,52 @@ def verdict(expected, got):
     return "CRASH" if got[0] in ("crash", "timeout") else "same" if same(expected, got) else "DIFF"
 
 
+def first_difference(a, b):
+    """The smallest parts of two descriptions in which they differ first."""
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) and a[:1] == b[:1]:
+        for p, q in zip(a, b):
+            if not alike(p, q):
+                return first_difference(p, q) if isinstance(p, list) and p and isinstance(p[0], (str, list)) and a[0] != "tensor" else (a, b)
+    return a, b
+
+
 def shown(tree):
+    if not tree or not isinstance(tree[0], str):
+        return json.dumps(tree)[:SHOWN]
     text = ": ".join(tree[:3]) if tree[0] == "raised" else brief(tree)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def prepare(broach=True):
+def prepare(with_broach=True):
     """What every program would otherwise import anew in its fork."""
     torch.set_num_threads(1)
-    import torch._dynamo
-    import torch._inductor
-    import torch.nested._internal.nested_tensor  # noqa: F401
-    if broach:
-        import broach  # noqa: F401
+    for name in ("torch._dynamo", "torch._inductor", "torch.nested._internal.nested_tensor") + ("broach",) * with_broach:
+        importlib.import_module(name)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("words", nargs="?", default="", help="only programs whose subject/name holds one of these, by commas")
+    parser.epilog = "of values that differ, the first parts that do are shown"
     parser.add_argument("--no-dynamo", action="store_true", help="leave Dynamo out")
-    parser.add_argument("--differences", action="store_true", help="print only what is not the same")
+    parser.add_argument("--differences", action="store_true", help="print, and run under Dynamo, only what is not the same")
     parser.add_argument("--eager", action="store_true", help="run eager alone, twice, and print what raises, changes or takes above a second")
     arguments = parser.parse_args()
     chosen = [p for p in programs() if any(word in f"{p[0]}/{p[1]}" for word in arguments.words.split(","))]
     if arguments.eager:
-        prepare(broach=False)
+        prepare(with_broach=False)
         return check_eager(chosen)
     prepare()
     counts = {}
     for subject, name, source in chosen:
         eager, got = value(source, "eager"), value(source, "broach")
-        dynamo = None if arguments.no_dynamo else value(source, "dynamo")
         word = verdict(eager, got)
         counts[word] = counts.get(word, 0) + 1
         if arguments.differences and word == "same":
             continue
-        line = f"{word:5} {subject}/{name} | eager {shown(eager)} | broach {shown(got)}"
+        dynamo = None if arguments.no_dynamo else value(source, "dynamo")
+        apart = first_difference(eager, got) if word == "DIFF" else (eager, got)
+        line = f"{word:5} {subject}/{name} | eager {shown(apart[0])} | broach {shown(apart[1])}"
         if dynamo is not None:
             agrees = verdict(eager, dynamo)
             line += f" | dynamo {agrees}" + ("" if agrees == "same" else f" {shown(dynamo)}")
