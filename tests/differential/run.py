@@ -218,11 +218,19 @@ def shown(tree):
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
-def prepare(with_broach=True):
-    """What every program would otherwise import anew in its fork."""
+IMPORTS = {"": ("torch._dynamo", "torch._inductor", "torch._decomp.decompositions_for_jvp", "torch.nested._internal.nested_tensor"),
+           "transformers": tuple(f"transformers.models.{name}.modeling_{name}" for name in ("gpt2", "bert", "llama"))}
+
+
+def prepare(chosen, with_broach=True):
+    """Imports what the chosen programs would otherwise import anew in each fork."""
     torch.set_num_threads(1)
-    for name in ("torch._dynamo", "torch._inductor", "torch.nested._internal.nested_tensor") + ("broach",) * with_broach:
-        importlib.import_module(name)
+    for word, names in IMPORTS.items():
+        if any(word in source for _, _, source in chosen):
+            for name in names:
+                importlib.import_module(name)
+    if with_broach:
+        importlib.import_module("broach")
 
 
 def main():
@@ -235,9 +243,9 @@ def main():
     arguments = parser.parse_args()
     chosen = [p for p in programs() if any(word in f"{p[0]}/{p[1]}" for word in arguments.words.split(","))]
     if arguments.eager:
-        prepare(with_broach=False)
+        prepare(chosen, with_broach=False)
         return check_eager(chosen)
-    prepare()
+    prepare(chosen)
     counts = {}
     for subject, name, source in chosen:
         eager, got = value(source, "eager"), value(source, "broach")

@@ -8,12 +8,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import run  # noqa: E402
 
 
+PROGRAMS = run.programs()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def prepared():
-    run.prepare()
+def prepared(request):
+    chosen = {item.callspec.params.get("source") for item in request.session.items if hasattr(item, "callspec")}
+    run.prepare([program for program in PROGRAMS if program[2] in chosen])
 
 
-@pytest.mark.parametrize("source", [pytest.param(source, id=f"{subject}-{name}") for subject, name, source in run.programs()])
+@pytest.mark.parametrize("source", [pytest.param(source, id=f"{subject}-{name}") for subject, name, source in PROGRAMS])
 def test_answers_as_eager(source):
     eager, got = run.value(source, "eager"), run.value(source, "broach")
     assert eager[0] not in ("raised", "crash", "timeout"), f"eager itself: {run.shown(eager)}"
