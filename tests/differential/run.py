@@ -202,18 +202,16 @@ def verdict(expected, got):
     return "CRASH" if got[0] in ("crash", "timeout") else "same" if same(expected, got) else "DIFF"
 
 
-def first_difference(a, b):
-    """The smallest parts of two descriptions in which they differ first."""
-    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) and a[:1] == b[:1]:
-        for p, q in zip(a, b):
+def first_difference(a, b, place=""):
+    """Where two descriptions differ first, as indices into sequences, and what stands there in each."""
+    if a[0] == b[0] == "sequence" and a[1] == b[1] and len(a[2]) == len(b[2]):
+        for index, (p, q) in enumerate(zip(a[2], b[2])):
             if not alike(p, q):
-                return first_difference(p, q) if isinstance(p, list) and p and isinstance(p[0], (str, list)) and a[0] != "tensor" else (a, b)
-    return a, b
+                return first_difference(p, q, f"{place}[{index}]")
+    return place, a, b
 
 
 def shown(tree):
-    if not tree or not isinstance(tree[0], str):
-        return json.dumps(tree)[:SHOWN]
     text = ": ".join(tree[:3]) if tree[0] == "raised" else brief(tree)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
@@ -254,8 +252,8 @@ def main():
         if arguments.differences and word == "same":
             continue
         dynamo = None if arguments.no_dynamo else value(source, "dynamo")
-        apart = first_difference(eager, got) if word == "DIFF" else (eager, got)
-        line = f"{word:5} {subject}/{name} | eager {shown(apart[0])} | broach {shown(apart[1])}"
+        place, expected, found = first_difference(eager, got) if word == "DIFF" else ("", eager, got)
+        line = f"{word:5} {subject}/{name} | eager{place} {shown(expected)} | broach{place} {shown(found)}"
         if dynamo is not None:
             agrees = verdict(eager, dynamo)
             line += f" | dynamo {agrees}" + ("" if agrees == "same" else f" {shown(dynamo)}")
