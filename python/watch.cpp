@@ -9,6 +9,7 @@
 #include "cpython.h"
 #include "function.h"
 #include "support/error.h"
+#include "while_capturing.h"
 
 namespace broach {
 
@@ -73,13 +74,22 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
   if (c10::impl::tls_is_dispatch_key_excluded(kCaptureKey)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
+  if (w->abandoned_) return 0;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   if (what == PyTrace_CALL) w->on_call(frame);
   else if (what == PyTrace_C_CALL) w->on_builtin(frame, argument, false);
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
-  return 0;
+  return w->ends_ ? w->end_program() : 0;
+}
+
+// By an error that programs do not catch with others.
+int Watch::end_program() {
+  static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
+  ends_ = false;
+  PyErr_SetString(error, "a function that torch.compile compiles is called with tensors that stand for others");
+  return -1;
 }
 
 Owner Watch::owner(PyCodeObject* code) {
@@ -108,7 +118,18 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+  if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper") return abandon(frame);
+  if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
+}
+
+// What torch.compile compiles, eager's higher-order operators among it, is not made for running under a capture, and may compute
+// without operations. Dynamo takes it for a part of the program.
+void Watch::abandon(PyFrameObject* frame) {
+  abandoned_ = true;
+  effects_.clear();
+  ends_ = !Function::abandon_capture(cat("calls a function that torch.compile compiles at ", users_place(frame)));
+  Compiling::end();
 }
 
 const Watch::Verdict& Watch::judge(PyObject* function) {
