@@ -9,6 +9,7 @@
 
 #include "callable.h"
 #include "capture.h"
+#include "compat.h"
 #include "function.h"
 #include "runtime/memory.h"
 #include "symbolic.h"
@@ -81,6 +82,8 @@ PYBIND11_MODULE(_C, m) {
   add_numbers(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);
+  m.def("reject_capture", &Function::reject_capture);
+  m.def("capture_keys", [] { return std::vector<std::string>{c10::toString(kCaptureKey), c10::toString(kCompositeKey)}; });
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });

@@ -9,6 +9,7 @@
 #include "cpython.h"
 #include "function.h"
 #include "support/error.h"
+#include "while_capturing.h"
 
 namespace broach {
 
@@ -27,13 +28,6 @@ bool is_within(const std::unordered_set<std::string>& set, std::string name) {
     if (dot == name.npos) return false;
     name.resize(dot);
   }
-}
-
-// Raised out of a run on stand-ins that is about to have an effect: nothing of it has happened, and the program can run again. No
-// program catches it but by `except:`.
-PyObject* abandoned() {
-  static PyObject* type = PyErr_NewException("broach.Abandoned", PyExc_BaseException, nullptr);
-  return type;
 }
 
 std::string attribute(PyObject* o, const char* name) {
@@ -110,16 +104,22 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
   if (c10::impl::tls_is_dispatch_key_excluded(kCaptureKey)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
-  size_t effects = w->effects_.size();
+  if (w->abandoned_) return 0;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   if (what == PyTrace_CALL) w->on_call(frame);
   else if (what == PyTrace_C_CALL) w->on_builtin(frame, argument, false);
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
-  bool begins = what == PyTrace_CALL || what == PyTrace_C_CALL;
-  if (!w->symbols_ || !begins || w->effects_.size() == effects) return 0;
-  PyErr_SetString(abandoned(), w->effects_.back().c_str());
+  // A run on stand-ins ends before it has an effect.
+  return w->ends_ && (what == PyTrace_CALL || what == PyTrace_C_CALL) ? w->end_program() : 0;
+}
+
+// By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.
+int Watch::end_program() {
+  static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
+  ends_ = false;
+  PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others" : effects_.back().c_str());
   return -1;
 }
 
@@ -159,7 +159,18 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+  if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper") return abandon(frame);
+  if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
+}
+
+// What torch.compile compiles, eager's higher-order operators among it, is not made for running under a capture, and may compute
+// without operations. Dynamo takes it for a part of the program.
+void Watch::abandon(PyFrameObject* frame) {
+  abandoned_ = true;
+  effects_.clear();
+  ends_ = !Function::abandon_capture(cat("calls a function that torch.compile compiles at ", users_place(frame)));
+  Compiling::end();
 }
 
 const Watch::Verdict& Watch::judge(PyObject* function) {
@@ -223,6 +234,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
 void Watch::effect(PyFrameObject* frame, const std::string& what) {
   std::string text = cat(what, " at ", users_place(frame));
   if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.push_back(std::move(text));
+  ends_ = ends_ || symbols_;
 }
 
 }  // namespace broach

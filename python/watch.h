@@ -50,6 +50,8 @@ class Watch {
   };
   const Verdict& judge(PyObject* function);
   void effect(PyFrameObject* frame, const std::string& what);
+  void abandon(PyFrameObject* frame);
+  int end_program();
 
   State& state_;
   std::unordered_map<PyCodeObject*, Owner> owners_;
@@ -63,6 +65,7 @@ class Watch {
   Ref before_argument_;
   PyCodeObject* line_code_ = nullptr;
   int line_ = 0;
+  bool abandoned_ = false, ends_ = false;  // the capture; the program, by an error
 };
 
 }  // namespace broach

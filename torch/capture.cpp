@@ -13,6 +13,7 @@
 #include <array>
 
 #include "compat.h"
+#include "operations.h"
 #include "ops/lower.h"
 #include "support/error.h"
 #include "support/log.h"
@@ -58,7 +59,7 @@ std::string full_name(const c10::OperatorHandle& op) {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Capture* c = Capture::current();
-  if (c) return c->record(op, stack);
+  if (c && !c->is_abandoned()) return c->record(op, stack);
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   op.callBoxed(stack);
 }
@@ -119,6 +120,7 @@ class WithoutAutocastCache {
 
 void Capture::run(const std::function<void()>& program) {
   WithoutAutocastCache fresh;
+  OperationsUnderWay operations;
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
   c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
   program();
@@ -297,6 +299,13 @@ void Capture::reject(std::string why) {
   if (std::exchange(wants_stand_ins_, false)) failure_.clear();  // which another capture may bear
   rejected_ = rejected_ || failure_.empty();
   fail_with(why);
+}
+
+void Capture::abandon(std::string why) {
+  reject(std::move(why));
+  abandoned_ = true;
+  if (symbolic_) return;
+  for (c10::DispatchKey key : {kCaptureKey, kCompositeKey}) c10::impl::tls_set_dispatch_key_included(key, false);
 }
 
 void Capture::set_line(std::string line) {
@@ -551,6 +560,12 @@ Arg Capture::arg_of(c10::IValue& v) {
   return {opaque(v)};
 }
 
+// Which read of an element no recording bears: the program's own, or one of an operation that it calls.
+static std::string unread(const c10::OperatorHandle& op) {
+  std::string reader = OperationsUnderWay::innermost();
+  return reader.empty() ? cat("a value is read on the host by ", full_name(op)) : cat("an element decides what ", reader, " does");
+}
+
 void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given) {
   size_t n = op.schema().returns().size(), first_new = trace_.tensors.size();
   auto add = [&](const at::Tensor& t) {
@@ -564,7 +579,7 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
       for (const at::Tensor& t : stack[i].toTensorVector()) add(t);
     else if (stack[i].isNone()) out.results.push_back(kNoTensor);
     else if (!is_metadata_read(op.schema().name()))
-      fail_with(cat("a value is read on the host by ", full_name(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+      fail_with(cat(unread(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
     else fix_sizes(out);
   }
   if (!symbolic_) return;
@@ -606,11 +621,13 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   bool written = std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& before) {
     return std::any_of(before.mutated.begin(), before.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == t.storage; });
   });
-  if ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op)) return true;
+  const bool is_input = input != trace_.inputs.end() && !written;
+  if (refuses_read() && !is_input) return false;
+  if (!refuses_read() && ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op))) return true;
   ValueRead r;
   r.value = scalar_of(stack.back().toScalar());
   r.line = op.line;
-  if (input != trace_.inputs.end() && !written) {
+  if (is_input) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
     if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && failure_.empty(), false;
@@ -619,6 +636,8 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   add_read(std::move(r));
   return true;
 }
+
+bool Capture::refuses_read() const { return refuses_reads_ && OperationsUnderWay::innermost().empty(); }
 
 // The result of an operation that the program did not call, in memory of its own.
 TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type type) {
@@ -634,7 +653,7 @@ TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type t
 
 // `torch.equal`: whether all elements are, unless it compares a tensor with itself, which may hold NaN.
 bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op) {
-  if (!speculative_ || op.schema != "aten::equal") return false;
+  if (!speculative_ || refuses_read() || op.schema != "aten::equal") return false;
   const auto *a = std::get_if<Arg::Tensor>(&op.args.at(0).value), *b = std::get_if<Arg::Tensor>(&op.args.at(1).value);
   if (!a || !b) return false;
   const TraceTensor &x = trace_.tensors[static_cast<size_t>(a->id)], &y = trace_.tensors[static_cast<size_t>(b->id)];
@@ -650,7 +669,7 @@ bool Capture::read_elements(const at::Tensor& t) {
   constexpr int64_t kMost = 64;
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   std::lock_guard lock(mutex_);
-  if (!speculative_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
+  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
   TensorId id = id_of(t);
   TensorId copy = add_contiguous(id);
   at::Tensor flat = t.reshape({-1});

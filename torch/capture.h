@@ -61,6 +61,12 @@ class Capture {
   bool read_elements(const at::Tensor& t);
   void set_line(std::string line);
   void reject(std::string why);
+  // Rejects it, and records nothing from here on: the rest of the program runs as it does without a capture. With symbols for sizes it
+  // cannot, since its tensors stand for others; whoever calls this must then end the program by an error.
+  void abandon(std::string why);
+  bool is_abandoned() const { return abandoned_; }
+  // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
+  void refuse_reads_of_the_program() { refuses_reads_ = true; }
   // Whether `failure` is a front's, which may try again or go on otherwise.
   bool is_rejected() const { return rejected_; }
 
@@ -100,6 +106,7 @@ class Capture {
   void save_before_write(TensorId id);
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
+  bool refuses_read() const;
   void add_read(ValueRead r);
   void add_decisions();
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
@@ -128,6 +135,7 @@ class Capture {
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false, rejected_ = false;
+  bool abandoned_ = false, refuses_reads_ = false;
   bool wants_stand_ins_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::vector<size_t> decisions_before_;  // by read of a value: how many deferred ones

@@ -94,6 +94,12 @@ void Function::reject_capture(std::string why) {
   if (Capture* c = Capture::current()) c->reject(std::move(why));
 }
 
+bool Function::abandon_capture(std::string why) {
+  Capture* c = Capture::current();
+  if (c) c->abandon(std::move(why));
+  return !c || !c->is_symbolic();
+}
+
 bool Function::is_capturing() { return Capture::current() != nullptr; }
 
 bool Function::is_capturing_symbols() {
@@ -207,6 +213,7 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   Recorded out;
   out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, stand_ins_ == StandIns::given);
   Capture& capture = *out.capture;
+  if (options_.whole) capture.refuse_reads_of_the_program();
   std::vector<c10::SymInt> given;
   if (sizes)
     for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
@@ -221,6 +228,8 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   }
   try {
     capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
+    // The error that was to end the program was caught there.
+    if (sizes && capture.is_abandoned()) unsupported(capture.failure());
     // Stand-ins know it, what they stand for does not.
     if (sizes && at::GradMode::is_enabled() && std::any_of(out.results.tensors.begin(), out.results.tensors.end(), needs_gradients)) unsupported(kNeedsGradients);
   } catch (...) {

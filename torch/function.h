@@ -66,6 +66,8 @@ class Function {
   static void set_line(std::string line);
   // Says, from within the program, that the recording under way must not be used. Does nothing outside a capture.
   static void reject_capture(std::string why);
+  // Rejects it and lets the rest of the program run without it. False if that cannot be: the program must then end by an error.
+  static bool abandon_capture(std::string why);
 
   FunctionStats stats() const;
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
