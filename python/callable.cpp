@@ -124,6 +124,7 @@ void watch_torch(State& state) {
     if (o) state.watch(o.get(), cat(module, ".", name));
     else PyErr_Clear();
   }
+  state.watch(THPVariableClass, "torch.Tensor");
   Ref os = Ref::steal(PyImport_ImportModule("os"));
   Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
   Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
@@ -157,6 +158,7 @@ class Recorded {
   }
 
   std::string verdict() {
+    state_.find_weakly_held();
     if (!state_.problems().empty()) {
       p_.final = true;
       return state_.problems().front();

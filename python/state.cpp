@@ -105,7 +105,7 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   n.parent = parent;
   n.label = std::move(label);
   switch (kind) {
-    case Kind::set: case Kind::ordered: case Kind::sequence: case Kind::context: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
+    case Kind::set: case Kind::ordered: case Kind::sequence: case Kind::context: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
     default: break;
   }
   n.of_torch = parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch;
@@ -230,6 +230,7 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       for (Py_ssize_t offset : n.slots) value(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset));
       return true;
     case Kind::mro: value(reinterpret_cast<PyTypeObject*>(o)->tp_mro); return true;
+    case Kind::weak: value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True); return true;
     case Kind::context:
       values.push_back(Ref::steal(contextvar_value(o)));
       return true;

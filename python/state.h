@@ -65,6 +65,8 @@ class State {
   // Whether what was read is as it was: where nothing was touched since, no value is compared.
   bool holds(std::string* why);
 
+  // To be called once everything was visited.
+  void find_weakly_held();
   // What was met that cannot be watched; empty if the snapshot is complete.
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> describe() const;
@@ -85,7 +87,7 @@ class State {
  private:
   // names: of a dict, some keys only; cache: of functools.lru_cache, likewise those that it had; fields: attributes written in C;
   // answer: what a function gives.
-  enum class Kind { dict, names, cache, ordered, list, set, sequence, cell, function, instance, mro, context, buffer, fields, answer };
+  enum class Kind { dict, names, cache, ordered, list, set, sequence, cell, function, instance, mro, context, weak, buffer, fields, answer };
   struct Node {
     Kind kind;
     Ref object;
@@ -160,6 +162,7 @@ class State {
     int64_t version;
   };
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
+  std::vector<std::pair<PyObject*, std::string>> weak_;
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;

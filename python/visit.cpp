@@ -47,6 +47,14 @@ std::vector<PyObject*> referents_of(PyObject* o) {
   return out;
 }
 
+bool names_both(PyCodeObject* code, std::string_view a, std::string_view b) {
+  bool found[2] = {};
+  PyObject* names = cpython::names_of(code);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+    for (int k : {0, 1}) found[k] = found[k] || text_of(PyTuple_GET_ITEM(names, i)) == (k ? b : a);
+  return found[0] && found[1];
+}
+
 std::string_view name_of_module(PyObject* dict) { return text_of(PyDict_GetItemString(dict, "__name__")); }
 
 int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
@@ -110,6 +118,7 @@ void State::children(int id) {
     std::string_view key = i < keys.size() ? text_of(keys[i].get()) : std::string_view();
     if (module_dict && is_bookkeeping(key)) continue;
     bool members = module_dict && (key == "_modules" || key == "_parameters" || key == "_buffers");
+    if (kind == Kind::cache && std::string_view(Py_TYPE(v)->tp_name) == "functools._lru_list_elem") continue;  // what it holds has been visited
     if (kind == Kind::function && i == 0) continue;  // its code
     if (kind == Kind::instance && i < 2) continue;   // its type and dict are nodes of their own
     std::string step = kind == Kind::cell || kind == Kind::instance ? (i < keys.size() && keys[i] ? cat(".", key) : std::string())
@@ -131,7 +140,6 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent, label);
   if (PyCFunction_Check(o)) return visit_builtin_method(o, parent, label);
   if (is_atom(o)) return;
-  if (o == PyImport_GetModuleDict()) return problem(parent, label, " are all modules there are");
   if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
   if (PyModule_Check(o)) return visit_module(o, nullptr);
@@ -146,6 +154,16 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
 void State::visit_builtin_method(PyObject* o, int parent, const std::string& label) {
   PyObject* self = cpython::self_of(o);
   if (self && (PyList_Check(self) || PyDict_Check(self) || PySet_Check(self) || PyByteArray_Check(self))) visit(self, parent, cat(label, ".__self__"));
+}
+
+// To look at what a weak reference refers to would keep it alive. What others refer to is looked at anyway; classes and functions
+// live on.
+void State::find_weakly_held() {
+  for (const auto& [reference, where] : weak_) {
+    PyObject* o = PyWeakref_GET_OBJECT(reference);
+    if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o)) problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
+  }
+  weak_.clear();
 }
 
 // Python's own containers, and what refers to others. False for anything else.
@@ -175,11 +193,8 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
   if (native == &PyCell_Type) return node(Kind::cell);
   if (PyContextVar_CheckExact(o)) return node(Kind::context);
   if (PyWeakref_CheckRef(o)) {
-    // To look at the object would keep it alive; classes and functions live on anyway.
-    PyObject* referent = PyWeakref_GET_OBJECT(o);
-    has_seen(o);
-    if (referent != Py_None && !PyType_Check(referent) && !PyFunction_Check(referent) && !PyModule_Check(referent)) problem(parent, label, " is a weak reference");
-    return true;
+    weak_.emplace_back(o, cat(parent >= 0 ? path(parent) : "", label));
+    return node(Kind::weak);
   }
   if (type == "collections.deque") return node(Kind::sequence);
   if (type == "functools.partial") return node(Kind::fields);
@@ -311,6 +326,7 @@ void State::visit_class_dict(PyTypeObject* base) {
   int id = add(Kind::dict, dict, -1, base->tp_name);
   known_.emplace(dict, id);
   nodes_[static_cast<size_t>(id)].type = Ref::borrow(reinterpret_cast<PyObject*>(base));
+  nodes_[static_cast<size_t>(id)].unwatched = unwatched_of(cat(text_of(PyDict_GetItemString(dict, "__module__")), ".", base->tp_name));
   fill(id);
   if (whose == Owner::torch) return;
   auto keys = nodes_[static_cast<size_t>(id)].keys;
@@ -418,6 +434,7 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
+    if (owner_of_file(code->co_filename) == Owner::user && names_both(code, "sys", "modules")) problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
     std::vector<PyObject*> modules;  // more may come
     for (const auto& [module, names] : modules_)
       if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);

@@ -98,7 +98,9 @@ Watch::Watch(State& state) : state_(state), symbols_(Function::is_capturing_symb
   PyEval_SetProfile(&on_event, self.get());
 }
 
-Watch::~Watch() { PyEval_SetProfile(before_, before_argument_.get()); }
+Watch::~Watch() {
+  if (cpython::current_profiler_function() == &on_event) PyEval_SetProfile(before_, before_argument_.get());
+}
 
 int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
@@ -147,6 +149,7 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
   // One that nobody sees, or saw before, is shown no more by a run that does not warn.
   if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning");
+  if (file.find("/asyncio/") != file.npos) effect(frame, "runs a loop of asyncio");
   if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log");
 }
 
@@ -154,6 +157,7 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (!torch_codes_.insert(code).second) return;
   std::string_view function = text_of(code->co_name);
+  if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) effect(frame, "asks for the identity of a tensor");
   asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" || function == "is_torchdynamo_compiling";
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
@@ -222,6 +226,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
     return;
   }
   if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
+  if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function);
@@ -229,6 +234,13 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
   if (whose == Owner::torch && v.kind == Kind::unknown) return;
   effect(frame, cat("calls ", v.name));
+}
+
+// A program that asks for the profile function, or sets one, is to find what would be there without a capture.
+void Watch::step_aside(PyFrameObject* frame, const std::string& function) {
+  effect(frame, cat("calls ", function));
+  abandoned_ = true;
+  PyEval_SetProfile(before_, before_argument_.get());
 }
 
 void Watch::effect(PyFrameObject* frame, const std::string& what) {

@@ -49,6 +49,7 @@ class Watch {
     std::string name;
   };
   const Verdict& judge(PyObject* function);
+  void step_aside(PyFrameObject* frame, const std::string& function);
   void effect(PyFrameObject* frame, const std::string& what);
   void abandon(PyFrameObject* frame);
   int end_program();

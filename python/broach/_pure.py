@@ -147,6 +147,7 @@ OF_LIBRARIES = frozenset(
     _names("acquire release locked acquire_lock release_lock", "_thread.lock.")
     | _names("acquire release _is_owned _release_save _acquire_restore", "_thread.RLock.")
     | _names("_getframe _getframemodulename gettrace", "sys.")
+    | _names("id hash", "builtins.")  # memos of copies; a tensor's identity is noticed in Tensor.__hash__
 )
 
 # Whoever calls them, torch's own Python code too; a module's or type's name stands for all of it.
@@ -211,7 +212,8 @@ VALUES = frozenset(
     instancemethod code NoneType bool range builtin_function_or_method
     operator.itemgetter operator.attrgetter operator.methodcaller re.Pattern re.Match _collections._tuplegetter collections._tuplegetter _struct.Struct
     datetime.date datetime.time datetime.datetime datetime.timedelta datetime.timezone
-    typing.TypeVar typing.ParamSpec typing.TypeVarTuple typing.TypeAliasType typing.NoDefaultType
+    typing.TypeVar typing.ParamSpec typing.ParamSpecArgs typing.ParamSpecKwargs typing.TypeVarTuple typing.TypeAliasType
+    typing.NoDefaultType typing.Generic
     _contextvars.Token Token
     numpy.dtype numpy.ufunc numpy._ArrayFunctionDispatcher
     torch.dtype torch.device torch.layout torch.memory_format torch.finfo torch.iinfo torch.Size torch.qscheme
@@ -250,4 +252,6 @@ UNWATCHED = {
     "re": {"_cache", "_cache2", "_MAXCACHE"},
     "re._parser": {"_cache"},
     "torch.compiler": {"_is_compiling_flag"},
+    "torch.Tensor": {"tolist"},  # replaced while numbers are symbols
+    "sys": {"modules"},
 }
