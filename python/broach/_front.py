@@ -41,8 +41,8 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
-        if " is caught" in why and not self.fullgraph:
-            # Dynamo raises errors of operations instead of letting the program catch them.
+        # Dynamo raises errors of operations instead of letting the program catch them. What is too large for one front is for both.
+        if (" is caught" in why and not self.fullgraph) or "operations, more than" in why:
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program
