@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cpython.h"
 #include "state.h"
@@ -293,8 +294,6 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
     case Kind::tensor: {
       if (Py_TYPE(o) != p.type) return false;
       const at::Tensor& t = THPVariable_Unpack(o);
-      for (const at::Tensor& before : leaves.tensors)
-        if (before.is_same(t)) return false;
       if (t.requires_grad() != p.requires_grad || !same_attributes(p.keep.get(), attributes_of(o))) return false;
       leaves.tensors.push_back(t);
       return true;
@@ -502,6 +501,28 @@ bool TensorAttributes::changed() const {
 
 // ---- arguments ----
 
+// Whether no tensor is there twice: a call that gives one tensor in two places is another version.
+static bool are_distinct(const std::vector<at::Tensor>& tensors) {
+  constexpr size_t kFew = 16;
+  if (tensors.size() <= kFew) {
+    for (size_t i = 1; i < tensors.size(); ++i)
+      for (size_t k = 0; k < i; ++k)
+        if (tensors[i].is_same(tensors[k])) return false;
+    return true;
+  }
+  thread_local std::vector<const void*> table;  // open addressing, at most half full
+  size_t size = 2 * kFew;
+  while (size < 2 * tensors.size()) size *= 2;
+  table.assign(size, nullptr);
+  for (const at::Tensor& t : tensors) {
+    const void* impl = t.unsafeGetTensorImpl();
+    size_t at = (reinterpret_cast<uintptr_t>(impl) >> 4) * 0x9e3779b97f4a7c15ull >> 32;
+    while (table[at &= size - 1] && table[at] != impl) ++at;
+    if (std::exchange(table[at], impl)) return false;
+  }
+  return true;
+}
+
 bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& leaves) {
   positional_ = a.positional;
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
@@ -525,7 +546,7 @@ bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
   if (!all_distinct(leaves.containers)) return false;
   for (const StatePlace& p : places_)
     if (!form_.match(at, p.value(), leaves)) return false;
-  return true;
+  return are_distinct(leaves.tensors);
 }
 
 int ArgumentsForm::traverse(visitproc visit, void* arg) const {

@@ -13,6 +13,7 @@
 #include <array>
 
 #include "compat.h"
+#include "composites.h"
 #include "operations.h"
 #include "ops/lower.h"
 #include "support/error.h"
@@ -356,7 +357,8 @@ TensorId Capture::twin_of(TensorId id) const {
 TensorId Capture::id_of(const at::Tensor& t) {
   auto it = tensors_.find(t.unsafeGetTensorImpl());
   if (it != tensors_.end()) return it->second.id;
-  TensorId id = add_tensor(t), twin = twin_of(id);
+  const bool known_memory = t.has_storage() && storages_.contains(t.storage().unsafeGetStorageImpl());
+  TensorId id = add_tensor(t), twin = known_memory ? twin_of(id) : kNoTensor;
   if (twin != kNoTensor) {
     TraceOp alias;
     alias.schema = "aten::alias";
@@ -367,7 +369,7 @@ TensorId Capture::id_of(const at::Tensor& t) {
     return id;
   }
   if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
-  if (add_unreported_view(id)) return id;
+  if (known_memory && add_unreported_view(id)) return id;
   trace_.inputs.push_back(id);
   lifted_.push_back(t);
   needed_gradients_.push_back(t.requires_grad());
@@ -699,9 +701,8 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
-  // those that composites.cpp sends here with symbolic sizes.
-  bool recurrent = symbolic_ && std::any_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), [&](const char* layer) { return name == std::string("aten::") + layer; }) && !at::autocast::is_autocast_enabled(c10::kCPU);
-  if (!recurrent && !OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+  // those that composites.cpp sends here whole.
+  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_whole_layer(op, *stack)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }

@@ -43,6 +43,14 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
 
 }  // namespace
 
+// Compiling takes up to a millisecond an operation: beyond this many a first call would take many seconds, where compiling the body of
+// a loop takes none. (Python's front knows the words "operations, more than".)
+static std::string too_large(const Trace& trace) {
+  constexpr size_t kMostOperations = 20'000;
+  if (trace.ops.size() <= kMostOperations) return "";
+  return cat("the program records ", trace.ops.size(), " operations, more than the ", kMostOperations, " that compiling pays for: compile a part of it, such as the body of its loop");
+}
+
 static bool needs_gradients(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
 
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
@@ -313,6 +321,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     return std::move(recorded->results);
   }
   std::string why = recorded->failure;
+  if (why.empty()) why = too_large(recorded->capture->trace());
   if (why.empty()) {
     try {
       const Capture& capture = *recorded->capture;

@@ -153,15 +153,32 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
     if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
   }
-  // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
-  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).storage().unsafeGetStorageImpl(); };
-  for (int written : program_.mutated_inputs) {
-    auto m = static_cast<size_t>(written);
-    size_t others = m < given_ ? given_ + lifted_.size() : given_;
-    for (size_t i = 0; i < others; ++i)
-      if (i != m && memory(i) == memory(m)) return differs(i, " shares memory with input ", m, ", which is written");
-  }
+  if (auto shared = shared_with_written(inputs)) return differs(shared->first, " shares memory with input ", shared->second, ", which is written");
   return true;
+}
+
+// No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
+std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at::TensorList inputs) const {
+  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  const size_t all = given_ + lifted_.size();
+  constexpr size_t kFew = 4;
+  if (program_.mutated_inputs.size() <= kFew) {
+    for (int written : program_.mutated_inputs) {
+      const auto m = static_cast<size_t>(written);
+      for (size_t i = 0; i < (m < given_ ? all : given_); ++i)
+        if (i != m && memory(i) == memory(m)) return std::pair(i, m);
+    }
+    return std::nullopt;
+  }
+  std::vector<std::pair<const void*, size_t>> by_memory;
+  for (size_t i = 0; i < all; ++i) by_memory.emplace_back(memory(i), i);
+  std::sort(by_memory.begin(), by_memory.end());
+  for (int written : program_.mutated_inputs) {
+    const auto m = static_cast<size_t>(written);
+    for (auto it = std::lower_bound(by_memory.begin(), by_memory.end(), std::pair<const void*, size_t>(memory(m), 0)); it != by_memory.end() && it->first == memory(m); ++it)
+      if (it->second != m && (m < given_ || it->second < given_)) return std::pair(it->second, m);
+  }
+  return std::nullopt;
 }
 
 bool CompiledProgram::reads_numbers() const {

@@ -79,6 +79,8 @@ class CompiledProgram {
 
   void add_later_stats();
   bool holds_the_same(std::vector<const void*>& addresses, std::string* why) const;
+  // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
+  std::optional<std::pair<size_t, size_t>> shared_with_written(at::TensorList inputs) const;
 
   struct InputGuard {
     c10::ScalarType dtype;

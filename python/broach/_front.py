@@ -57,7 +57,7 @@ class Front:
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
         known = any(subject in why for subject in EAGER) and not self.fullgraph
-        if known or why.startswith(SUSPENDED):
+        if known or "operations, more than" in why or why.startswith(SUSPENDED):
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program

@@ -33,5 +33,7 @@ Graph match_activations(const Graph& graph);
 Graph free_contractions(const Graph& graph);
 // No reduction of very many elements gives very few results in one step.
 Graph split_reductions(const Graph& graph);
+// No kernel computes a concatenation of many operands.
+Graph join_many(const Graph& graph);
 
 }  // namespace broach

@@ -13,6 +13,7 @@ constexpr Pass kPasses[] = {
     {"free_contractions", "moves reshapes off matrix products", free_contractions},
     {"split_reductions", "cuts large reductions into parts for several threads", split_reductions},
     {"simplify_again", "cleans up after the matches", simplify_graph},
+    {"join_many", "leaves concatenations of many operands to the host's library", join_many},
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "runtime/memory.h"
 #include "runtime/packs.h"
 #include "runtime/profile.h"
+#include "support/recently_used.h"
 #include "target/target.h"
 
 namespace broach {
@@ -75,6 +76,9 @@ class Executable {
   std::vector<StepProfile> profile() const { return profile_.report(schedule_); }
 
   MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
+  // Vectors of sizes of which the plan is remembered.
+  size_t remembered_plans() const;
+  static constexpr size_t kMostSizes = 256;
 
  private:
   // A routine with the sizes and strides of its tensors, where those are the same on every call.
@@ -84,6 +88,8 @@ class Executable {
     std::shared_ptr<const CompiledKernel> kernel;
     std::vector<int> buffers;
     std::vector<SymbolId> symbols;
+    std::vector<int64_t> starts;   // by buffer, in bytes
+    std::vector<int64_t> numbers;  // behind the symbols
     std::shared_ptr<const CompiledContraction> contraction;
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
@@ -116,7 +122,7 @@ class Executable {
   std::shared_ptr<const MemoryPlan> fixed_plan_;
   mutable Profile profile_;
   mutable std::shared_mutex mutex_;
-  mutable std::map<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_;
+  mutable RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_{kMostSizes};
 };
 
 }  // namespace broach
