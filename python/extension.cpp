@@ -14,6 +14,7 @@
 #include "runtime/memory.h"
 #include "symbolic.h"
 #include "target/target.h"
+#include "watched.h"
 
 namespace py = pybind11;
 
@@ -87,6 +88,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });
+  m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { ArenaPool::get().clear(); });

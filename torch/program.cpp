@@ -62,7 +62,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.schedule_text = std::move(compiled.schedule_text);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options.freeze);
+  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options);
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
   for (const ValueRead& r : trace.reads) {
     if (r.input >= 0) reads_.push_back(r);
@@ -89,10 +89,13 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.code = executable.stats();
   stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
   add_later_stats();
-  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
+  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
 }
 
-CompiledProgram::~CompiledProgram() = default;
+CompiledProgram::~CompiledProgram() {
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, -1);
+}
 
 void CompiledProgram::add_later_stats() {
   if (!later_) return;

@@ -15,8 +15,9 @@ class Options {
   // Products and convolutions are computed by what a rule chooses, never by what was measured to be faster: results have the
   // same bits from run to run. torch's own deterministic mode does the same. Default: off.
   Options& deterministic(bool on = true) { return set(deterministic_, on); }
-  // Keeps weights rearranged for the kernels that read them, beside the originals. A write to a weight is noticed, single
-  // elements included; through an address taken before the first call it is not. Default: on.
+  // Keeps weights rearranged for the kernels that read them, beside the originals, which stay where they are. A write to a
+  // weight is noticed, single elements included, by whatever way torch gave the address since the last call; through a raw
+  // address (data_ptr(), an accessor) that is older it is not. Default: on.
   Options& freeze(bool on = true) { return set(freeze_, on); }
   // Threads that compile kernels; 0, the default, is one a core. Compiled programs run on libtorch's own threads
   // (at::set_num_threads).
