@@ -51,10 +51,13 @@ def cells(ran: Iterable[direct.Ran], failed: Iterable[torch.dtype] = ()) -> Cell
 class Table:
     def __init__(self, file: str):
         self.path = Path(__file__).parent / file
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        self.rows = dict(self._parsed(line) for line in lines if line and not line.startswith("#"))
+        self.rows = self._read()
         self.found: dict[str, Cells] = {}
         self.better: list[str] = []
+
+    def _read(self) -> dict[str, Cells]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return dict(self._parsed(line) for line in lines if line and not line.startswith("#"))
 
     @staticmethod
     def _parsed(line: str) -> tuple[str, Cells]:
@@ -90,7 +93,7 @@ class Table:
         return ""
 
     def write(self) -> None:
-        rows = {name: row for name, row in {**self.rows, **self.found}.items() if row}
+        rows = {name: row for name, row in {**self._read(), **self.found}.items() if row}
         head = [f"# How samples run once compiled, by torch {VERSION}: table.py says what the words mean and how this file is made."]
         self.path.write_text("\n".join(head + [self._line(name, rows[name]) for name in sorted(rows)]) + "\n")
 

@@ -56,8 +56,9 @@ WITHOUT = {
     "anything": {"disable_passes": _C.pass_names(), "freeze": False, "fuse": False},
 }
 ALL = os.environ.get("BROACH_TEST_ALL") == "1"
-# All with each model and type, or a model each so that every model has a turn.
-PAIRS = [(w, m, t) for w in WITHOUT for m in SMALL for t in DTYPES] if ALL else [(w, list(SMALL)[i % len(SMALL)], "fp32") for i, w in enumerate(WITHOUT)]
+TURNS = [(w, list(SMALL)[(i + shift) % len(SMALL)], "fp32") for shift in (0, 4) for i, w in enumerate(WITHOUT)]
+# All with each model and type, or two models each so that every model has a turn.
+PAIRS = [(w, m, t) for w in WITHOUT for m in SMALL for t in DTYPES] if ALL else TURNS
 
 
 @pytest.fixture(autouse=True)
