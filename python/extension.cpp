@@ -11,7 +11,9 @@
 #include "capture.h"
 #include "compat.h"
 #include "function.h"
+#include "passes/passes.h"
 #include "runtime/memory.h"
+#include "support/bug.h"
 #include "symbolic.h"
 #include "target/target.h"
 #include "watched.h"
@@ -92,6 +94,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_profiling", &Profile::enable);
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { ArenaPool::get().clear(); });
+  m.def("take_bugs", &take_bugs);
+  m.def("pass_names", [] { std::vector<std::string> names; for (const Pass& p : passes()) names.emplace_back(p.name); return names; });
   m.def("idle_arena_bytes", [] { return ArenaPool::get().idle_bytes(); });
 }
 

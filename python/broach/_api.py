@@ -14,7 +14,7 @@ from ._backend import Collected, _observers, reset_functions
 from ._explain import Explanation
 from ._front import CaptureError, compile_natively, compile_with_dynamo, describe, suspends
 from ._module import CompiledModule
-from ._options import OPTIONS, Options
+from ._options import OPTIONS, Options, check_arguments
 
 
 log = logging.getLogger("broach")
@@ -42,13 +42,14 @@ def compile(
 
     Raises ValueError or TypeError for bad options. What runs outside compiled code is counted and shown by `explain`.
     """
+    check_arguments(fullgraph=fullgraph, dynamic=dynamic, disable=disable)
+    checked = Options(options, mode)
     if model is None:
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable
         )
     if not callable(model):
-        raise TypeError(f"broach.compile: model must be callable, not {type(model).__name__}")
-    checked = Options(options, mode)
+        raise TypeError(f"broach.compile: model must be a module or another callable, not {model!r}")
     if disable:
         return model
     if why := suspends(model):
@@ -71,6 +72,8 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
 
     `fn` may be compiled already, or plain: then it is compiled for the explanation only.
     """
+    if not callable(fn):
+        raise TypeError(f"broach.explain: fn must be a module or another callable, not {fn!r}")
     explanation = Explanation.of(fn, args, kwargs, _compiled, _observers, compile)
     if why := suspends(fn):
         explanation.front, explanation.capture_reasons = "eager", [why]

@@ -166,7 +166,7 @@ void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
   for (size_t i = 0; i < step.starts.size(); ++i) buffers[i] = static_cast<std::byte*>(buffers[i]) + step.starts[i];
   for (size_t i = 0; i < step.symbols.size(); ++i) symbols[i] = frame.symbols[step.symbols[i]];
   std::copy(step.numbers.begin(), step.numbers.end(), symbols + step.symbols.size());
-  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw std::out_of_range("index out of range in self");
+  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw IndexError("index out of range in self");
 }
 
 namespace {
@@ -204,7 +204,7 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
     tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
     sizes = sizes.subspan(2 * rank);
   }
-  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw std::out_of_range("index out of range in self");
+  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw IndexError("index out of range in self");
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame) const {

@@ -314,14 +314,10 @@ class Functionalizer {
       if (t.dtype == DType::opaque && !t.shape.empty() && !(t.shape[0] == SymInt(0))) return std::nullopt;
     size_t before = b_.graph().nodes().size();
     auto [own, tensors] = with_values(args);
-    std::optional<std::vector<Value>> out;
-    try {
+    auto out = where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable {
       OpCall call(b_, schema, std::move(own), std::move(tensors), expected);
-      out = entry->lower(call);
-    } catch (const std::exception&) {
-      // Arguments the lowering was not written for: the host's library knows better.
-      return std::nullopt;
-    }
+      return entry->lower(call);
+    });
     if (!out || out->size() < op.results.size()) return std::nullopt;
     for (size_t i = 0; i < op.results.size(); ++i)
       if (op.results[i] != kNoTensor && (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape))) return std::nullopt;
@@ -445,16 +441,14 @@ class Functionalizer {
     Value stand_in = scratch.input(value(base).type());
     auto [own, tensors] = with_values(op.args, [&](TensorId id) { return id == base ? stand_in : Value(); });
     OpCall call(scratch, op.schema, std::move(own), std::move(tensors), result_types(op));
-    try {
+    return where_handled(op.schema, [&]() -> std::optional<Chains> {
       if (const OpEntry* entry = OpTable::get().find(op.schema))
         if (auto out = entry->lower(call))
           if (auto chains = primitive_steps(call, *out, stand_in)) return chains;
       if (const ViewLowering* lowering = OpTable::get().find_view(op.schema))
         if (auto view = (*lowering)(call)) return Chains{{{Op::copy, {}, std::move(view)}}};
-    } catch (const std::exception&) {
-      // Arguments the entry was not written for.
-    }
-    return std::nullopt;
+      return std::nullopt;
+    });
   }
 
   static std::optional<Chains> primitive_steps(const OpCall& call, const std::vector<Value>& out, Value stand_in) {
@@ -565,15 +559,13 @@ class Functionalizer {
     if (!entry || !options_.lower) return std::nullopt;
     size_t before = b_.graph().nodes().size();
     auto [own, tensors] = with_values(args);
-    try {
+    return where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
       OpCall call(b_, schema, std::move(own), std::move(tensors), {info(target).type});
       auto out = entry->lower(call);
       if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
       Value v = b_.cast((*out)[0], info(target).type.dtype);
       return supported_since(before) ? std::optional(v) : std::nullopt;
-    } catch (const std::exception&) {
-      return std::nullopt;
-    }
+    });
   }
 
   // ---- results ----

@@ -528,7 +528,7 @@ class OneDnnContraction : public CompiledContraction {
       }
       if (measures) find_candidates(b, desc);
     }
-    if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (!b.primitive) unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
     return b;
   }
