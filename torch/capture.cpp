@@ -486,6 +486,7 @@ bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
 
 Arg Capture::arg_of(c10::IValue& v) {
   auto real = [&](const at::Tensor& t) {
+    differentiates_ = differentiates_ || (t.defined() && t.requires_grad() && at::GradMode::is_enabled());
     const at::Tensor* inside = symbolic_ ? real_tensor(t) : nullptr;
     return inside ? *inside : t;
   };
@@ -632,7 +633,7 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   if (is_input) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && failure_.empty(), false;
+    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && wrap_node && failure_.empty(), false;
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   add_read(std::move(r));
@@ -653,18 +654,23 @@ TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type t
   return id;
 }
 
-// `torch.equal`: whether all elements are, unless it compares a tensor with itself, which may hold NaN.
+// `torch.equal`: whether all elements are. A tensor is equal to itself unless it holds NaN.
 bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op) {
-  if (!speculative_ || refuses_read() || op.schema != "aten::equal") return false;
+  if (refuses_read() || op.schema != "aten::equal") return false;
   const auto *a = std::get_if<Arg::Tensor>(&op.args.at(0).value), *b = std::get_if<Arg::Tensor>(&op.args.at(1).value);
   if (!a || !b) return false;
-  const TraceTensor &x = trace_.tensors[static_cast<size_t>(a->id)], &y = trace_.tensors[static_cast<size_t>(b->id)];
-  if (x.storage == y.storage || !(x.type == y.type)) return false;
-  Type truth{DType::b1, x.type.shape, x.type.device};
+  const Type &x = trace_.tensors[static_cast<size_t>(a->id)].type, &y = trace_.tensors[static_cast<size_t>(b->id)].type;
+  if (!same_sizes(x.shape, y.shape)) return true;  // which is guarded: no element is looked at
+  if (!speculative_ || x.dtype != y.dtype) return false;
+  Type truth{DType::b1, x.shape, x.device};
   TensorId each = add_computed("aten::eq.Tensor", {{*a}, {*b}}, truth);
   truth.shape.clear();
   add_read({-1, add_computed("aten::all", {{Arg::Tensor{each}}}, truth), stack.back().toBool(), op.line});
   return true;
+}
+
+bool Capture::same_sizes(const Shape& a, const Shape& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [this](const SymInt& x, const SymInt& y) { return trace_.symbols->equal(x, y); });
 }
 
 bool Capture::read_elements(const at::Tensor& t) {

@@ -75,7 +75,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype))});
+      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype)), lifted_[i - given_].requires_grad()});
       for (const Shape* s : {&t.type.shape, &t.strides})
         for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
       continue;
@@ -123,7 +123,7 @@ bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::s
     c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
     bool same = t.dtype() == g.dtype && sizes.size() == g.rank;
     for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
-    if (!same || (grad && t.requires_grad())) {
+    if (!same || (grad && t.requires_grad() && !g.required_grad)) {
       if (why) *why = cat("input ", given_ + i, same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
       return false;
     }

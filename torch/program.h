@@ -70,6 +70,8 @@ class CompiledProgram {
   std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, Binding& binding, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
+  // The tensors that it holds itself.
+  const std::vector<at::Tensor>& lifted() const { return lifted_; }
 
  private:
   std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
@@ -90,6 +92,7 @@ class CompiledProgram {
     caffe2::TypeMeta dtype;
     uint32_t rank;
     int64_t itemsize;
+    bool required_grad;  // and autograd did not look at it
   };
 
   Program program_;
