@@ -43,6 +43,13 @@ void mark(const Tensor& t) {
   else at::_lazy_clone(t.detach());
 }
 
+// Of `count` references to a tensor or a storage, those that are not its Python object's.
+template <class Impl>
+size_t references(const Impl& impl, size_t count) {
+  if constexpr (requires { impl.pyobj_slot()->load_pyobj(); }) return count - (impl.pyobj_slot()->load_pyobj() ? 1 : 0);
+  else return count;
+}
+
 inline DType dtype_of(c10::ScalarType t) {
   auto code = static_cast<int8_t>(t);
   bool known = (code >= 0 && code <= 11) || code == 15;

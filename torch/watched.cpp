@@ -41,8 +41,6 @@ bool is_torchs_own(const c10::StorageImpl& s) {
   return allocated || c10::impl::cow::is_cow_data_ptr(p);
 }
 
-size_t holders(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().use_count(); }
-
 }  // namespace
 
 Digest digest_of(const at::Tensor& t) { return digest_in_pieces(address_of(t), bytes_of(t)); }
@@ -59,7 +57,7 @@ Watches::Memory& Watches::memory_of(const at::Tensor& t) {
   }
   const c10::StorageImpl* s = storage_of(t);
   auto it = memories_.find(s);
-  if (it == memories_.end()) it = memories_.emplace(s, Memory{t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl(), holders(t)}).first;
+  if (it == memories_.end()) it = memories_.emplace(s, Memory{t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl(), Holders(t).storage}).first;
   return it->second;
 }
 
@@ -107,9 +105,11 @@ Holders Watches::most_holders(const at::Tensor& t, Memory& memory) const {
   const c10::StorageImpl& s = *storage_of(t);
   if (!is_torchs_own(s)) return {};
   if (memory.tensors.size() > kMostTensors) memory.tensors.clear();  // of which most are gone
-  size_t own = programs(t), first = memory.tensors.emplace(t.unsafeGetTensorImpl(), t.use_count() - own).first->second;
-  // A file that was loaded cannot be resized either.
-  return {s.resizable() ? memory.holders : 1, first + own};
+  Holders most(t);
+  size_t own = programs(t);
+  most.tensor = own + memory.tensors.emplace(t.unsafeGetTensorImpl(), most.tensor - own).first->second;
+  most.storage = s.resizable() ? memory.holders : 1;  // a file that was loaded cannot be resized either
+  return most;
 }
 
 Holders Watches::most_holders(const at::Tensor& t) {

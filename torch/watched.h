@@ -26,11 +26,19 @@ namespace broach {
 
 inline const c10::StorageImpl* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
-// Up to how many holders a tensor and its storage may have for that nobody foreign is among them. No storage: never.
+// Who holds a tensor and its storage besides their own Python objects; or up to how many there may be for that nobody foreign is
+// among them (no storage: never).
 struct Holders {
   size_t storage = 0, tensor = 0;
-  // What gradients need holds a tensor too; and one that needs gradients is given to nobody.
-  bool allow(const at::Tensor& t) const { return t.unsafeGetTensorImpl()->unsafe_storage().use_count() <= storage && (t.requires_grad() || t.use_count() <= tensor); }
+
+  Holders() = default;
+  explicit Holders(const at::Tensor& t)
+      : storage(references(*storage_of(t), t.unsafeGetTensorImpl()->unsafe_storage().use_count())), tensor(references(*t.unsafeGetTensorImpl(), t.use_count())) {}
+  // What computes gradients holds a tensor too; and DLPack takes none that needs them.
+  bool allow(const at::Tensor& t) const {
+    Holders now(t);
+    return now.storage <= storage && (t.requires_grad() || now.tensor <= tensor);
+  }
 };
 Digest digest_of(const at::Tensor& t);  // of the memory from its first to its last element
 
@@ -69,7 +77,7 @@ class Watches {
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     size_t holders = 0;  // when it was first marked
-    std::map<const c10::TensorImpl*, size_t> tensors = {};  // likewise, without programs
+    std::map<const c10::TensorImpl*, size_t> tensors = {};  // their holders then, without programs
     std::vector<std::weak_ptr<Watch>> watches = {};
   };
   Memory& memory_of(const at::Tensor& t);

@@ -331,6 +331,32 @@ def test_packed_again_once_numpy_lets_go():
     _agrees(compiled(x, w), fn(x, w))
 
 
+@needs_packing
+@torch.no_grad()
+def test_a_file_that_was_loaded_is_packed():
+    file = io.BytesIO()
+    torch.save(torch.randn(64, 64), file)
+    file.seek(0)
+    w = torch.load(file)
+    _, compiled, x = _compiled("product")
+    assert _until_packed(compiled, lambda: compiled(x, w))
+
+
+@needs_packing
+@torch.no_grad()
+def test_what_python_knows_is_no_foreign_holder():
+    """A storage's Python object, a dict of the model's state: packing comes back after a write."""
+    model = nn.Linear(64, 64, bias=False)
+    _, compiled, x = _compiled("product")
+    compiled(x, model.weight), compiled(x, model.weight)
+    torch.save(model.state_dict(), io.BytesIO())
+    storage = model.weight.untyped_storage()
+    model.weight.fill_(2)
+    _agrees(compiled(x, model.weight), x @ model.weight)
+    assert _until_packed(compiled, lambda: compiled(x, model.weight))
+    assert storage.nbytes() == model.weight.nbytes
+
+
 @torch.no_grad()
 def test_threads():
     """Some call, some take pointers; between rounds somebody writes."""
