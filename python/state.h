@@ -132,7 +132,7 @@ class State {
   void watch_builtins(PyCodeObject* code, PyObject* globals);
   int node_of(Kind kind, PyObject* o, int parent, const std::string& label);
   void has_seen(PyObject* o);
-  void problem(int parent, const std::string& label, const std::string& what);
+  void problem(PyObject* o, int parent, const std::string& label, const std::string& what);
   int add(Kind kind, PyObject* o, int parent, std::string label);
   void fill(int node);
   void children(int node);
@@ -167,6 +167,7 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<std::string> problems_;
+  bool in_library_ = false;  // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;
 };

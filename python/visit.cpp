@@ -1,6 +1,8 @@
 // What a program's values lead to: everything reachable that can change becomes a node of the state, and what cannot be looked
 // into is a problem.
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
 
@@ -84,8 +86,9 @@ void State::visit_queued() {
   }
 }
 
-void State::problem(int parent, const std::string& label, const std::string& what) {
+void State::problem(PyObject* o, int parent, const std::string& label, const std::string& what) {
   if (parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch) return;  // torch's own affair: the program has its Python methods only
+  if (in_library_) return void(known_.erase(o));  // whose calls of C functions are judged; the program may still come to it by itself
   problems_.push_back(cat(parent >= 0 ? path(parent) : "", label, what));
 }
 
@@ -143,6 +146,7 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
   if (PyModule_Check(o)) return visit_module(o, nullptr);
+  if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o))) return problems_.push_back("a number that stands for another is kept in globals or objects that are not watched yet");
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
@@ -218,8 +222,8 @@ void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const st
   }
   has_seen(o);
   if (is_stateless_type(native)) return;
-  if (is_c_iterator(o)) return problem(parent, label, " is an iterator from outside the program");
-  problem(parent, label, cat(" is an object of the type ", type, ", whose state cannot be watched"));
+  if (is_c_iterator(o)) return problem(o, parent, label, " is an iterator from outside the program");
+  problem(o, parent, label, cat(" is an object of the type ", type, ", whose state cannot be watched"));
 }
 
 void State::visit_referents(PyObject* o, int parent, const std::string& label) {
@@ -233,11 +237,12 @@ void State::visit_cache(PyObject* wrapper, int parent, const std::string& label)
   has_seen(wrapper);
   Ref wrapped = Ref::steal(PyObject_GetAttrString(wrapper, "__wrapped__"));
   if (!wrapped) PyErr_Clear();
+  PyObject* o = wrapper;
   if (wrapped && PyFunction_Check(wrapped.get()))
     if (owner_of_file(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(wrapped.get()))->co_filename) != Owner::user) return;
   auto parts = referents_of(wrapper);
   auto function = std::find(parts.begin(), parts.end(), wrapped.get());  // behind the dict
-  if (!wrapped || function == parts.begin() || function == parts.end() || !PyDict_CheckExact(function[-1])) return problem(parent, label, " is a cache whose entries cannot be found");
+  if (!wrapped || function == parts.begin() || function == parts.end() || !PyDict_CheckExact(function[-1])) return problem(o, parent, label, " is a cache whose entries cannot be found");
   PyObject* cache = function[-1];
   for (auto each = parts.begin(); each != function; ++each)
     if (*each != cache && !PyType_Check(*each)) visit(*each, parent, label);
@@ -311,7 +316,7 @@ void State::visit_type(PyTypeObject* type, int parent, const std::string& label)
   if (known_.contains(o)) return;
   has_seen(o);
   PyTypeObject* native = native_base(type);
-  if (!may_be_made(native)) return problem(parent, label, cat(" names the type ", native->tp_name, ", whose instances cannot be watched"));
+  if (!may_be_made(native)) return problem(o, parent, label, cat(" names the type ", native->tp_name, ", whose instances cannot be watched"));
   if (type == native || !type->tp_mro) return;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) visit_class_dict(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i)));
   fill(add(Kind::mro, o, parent, type->tp_name));
@@ -425,7 +430,9 @@ void State::watch_imports(PyCodeObject* code, PyObject* globals) {
 
 void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) {
   auto* c = reinterpret_cast<PyObject*>(code);
-  bool torchs = owner_of_file(code->co_filename) == Owner::torch;
+  Owner whose = owner_of_file(code->co_filename);
+  bool torchs = whose == Owner::torch;
+  in_library_ = whose == Owner::library;
   bool fresh = entered_.insert(code).second;
   if (fresh) {
     if (!torchs) codes_.insert(code);
@@ -434,7 +441,7 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
-    if (owner_of_file(code->co_filename) == Owner::user && names_both(code, "sys", "modules")) problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
+    if (whose == Owner::user && names_both(code, "sys", "modules")) problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
     std::vector<PyObject*> modules;  // more may come
     for (const auto& [module, names] : modules_)
       if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);
@@ -448,6 +455,7 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
   // A function that the program made itself has only what the program gave it.
   if (f && !torchs && !known_.contains(f) && (!made_here_.contains(code) || candidates_.contains(f))) visit(f, -1, "");
   visit_queued();
+  in_library_ = false;
 }
 
 void State::watch_answer(PyObject* function) {

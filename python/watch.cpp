@@ -148,9 +148,9 @@ void Watch::on_call(PyFrameObject* frame) {
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
   // One that nobody sees, or saw before, is shown no more by a run that does not warn.
-  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning");
-  if (file.find("/asyncio/") != file.npos) effect(frame, "runs a loop of asyncio");
-  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log");
+  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning", true);
+  if (file.find("/asyncio/") != file.npos) effect(frame, "runs a loop of asyncio", true);
+  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log", true);
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
@@ -243,9 +243,9 @@ void Watch::step_aside(PyFrameObject* frame, const std::string& function) {
   PyEval_SetProfile(before_, before_argument_.get());
 }
 
-void Watch::effect(PyFrameObject* frame, const std::string& what) {
+void Watch::effect(PyFrameObject* frame, const std::string& what, bool first) {
   std::string text = cat(what, " at ", users_place(frame));
-  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.push_back(std::move(text));
+  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.insert(first ? effects_.begin() : effects_.end(), std::move(text));
   ends_ = ends_ || symbols_;
 }
 

@@ -50,7 +50,8 @@ class Watch {
   };
   const Verdict& judge(PyObject* function);
   void step_aside(PyFrameObject* frame, const std::string& function);
-  void effect(PyFrameObject* frame, const std::string& what);
+  // `first`: it decides what runs the program instead.
+  void effect(PyFrameObject* frame, const std::string& what, bool first = false);
   void abandon(PyFrameObject* frame);
   int end_program();
 

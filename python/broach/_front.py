@@ -23,8 +23,7 @@ log = logging.getLogger("broach")
 EAGER = (
     " is caught", "_random.Random", "Random.", "numpy's random", "the native type ", "a tensor of the class ", ", a deque",
     "shows a warning", "writes to a log", "calls builtins.id", "calls builtins.hash", "calls functools._lru_cache_wrapper",
-    "the identity of a tensor", "whose state cannot be watched", "run_backward", "a loop of asyncio", "calls sys.", "calls Tensor.numpy",
-    "calls Tensor.__array__", "calls torch._VariableFunctionsClass.from_numpy", "calls torch.from_numpy",
+    "the identity of a tensor", "whose state cannot be watched", "run_backward", "a loop of asyncio", "calls sys.",
 )  # fmt: skip
 
 

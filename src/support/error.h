@@ -17,10 +17,11 @@ class Unsupported : public Error {
 };
 
 // Arithmetic on sizes or on the program's integers leaves 64 bits, or divides by zero: with other values it may not.
-class OutOfRange : public Error {
+class OutOfRange : public Unsupported {
  public:
-  using Error::Error;
+  using Unsupported::Unsupported;
 };
+
 
 // Integers go past the stream's locale: its facets may be another C++ library's where several live in one process.
 template <class T>
