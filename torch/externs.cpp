@@ -7,6 +7,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include "compat.h"
+#include "join.h"
 #include "support/error.h"
 
 namespace broach {
@@ -175,7 +176,10 @@ class AtenCall : public ExternRunner {
 
 }  // namespace
 
-std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule) { return std::make_unique<AtenCall>(step, schedule); }
+std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule) {
+  if (auto join = make_join(step, schedule)) return join;
+  return std::make_unique<AtenCall>(step, schedule);
+}
 
 void release_extern_result(Frame& frame, int buffer) { static_cast<HostState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor(); }
 

@@ -438,7 +438,8 @@ class Functionalizer {
   // The steps that make each result of the base, found by lowering the op on a stand-in for it; nothing if that gives no views.
   std::optional<Chains> view_steps(const TraceOp& op, TensorId base) {
     GraphBuilder scratch(b_.graph());
-    Value stand_in = scratch.input(value(base).type());
+    const Value known = state(base).value;  // at whatever version: only its type counts
+    Value stand_in = scratch.input((known ? known : value(base)).type());
     auto [own, tensors] = with_values(op.args, [&](TensorId id) { return id == base ? stand_in : Value(); });
     OpCall call(scratch, op.schema, std::move(own), std::move(tensors), result_types(op));
     return where_handled(op.schema, [&]() -> std::optional<Chains> {
@@ -498,6 +499,7 @@ class Functionalizer {
       }
     }
     auto values = functional_results(op).value_or(std::vector<Value>());
+    if (values.empty() && writes_meet(op)) unsupported(op.schema, ": it writes several tensors, one of which lies in another that it uses");
     if (values.empty()) values = call_extern(op, op.schema, op.args, op.mutated);
     size_t fresh = op.results.size();
     for (size_t i = 0; i < op.mutated.size(); ++i) write(op.mutated[i], values[fresh + i]);
@@ -505,6 +507,19 @@ class Functionalizer {
     for (TensorId& r : rest.results)
       if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) != op.mutated.end()) r = kNoTensor;
     define(rest, values);
+  }
+
+  // Each operand of a call of the host's library has memory of its own: one that is written would not be seen in another.
+  bool writes_meet(const TraceOp& op) const {
+    if (op.mutated.size() < 2) return false;
+    std::map<int32_t, TensorId> written;
+    bool meet = false;
+    for (TensorId id : op.mutated) meet |= !written.emplace(info(id).storage, id).second;
+    for_each_tensor(op.args, [&](TensorId id) {
+      auto it = written.find(info(id).storage);
+      meet |= it != written.end() && it->second != id;
+    });
+    return meet;
   }
 
   // Operations whose arguments are those of another that gives the operands' new elements as its last results.

@@ -209,11 +209,12 @@ def test_lists_written_in_place_run_no_host_operation(name):
 
 
 def test_lists_whose_tensors_meet_are_written_in_order():
-    def program(a, b):
+    def adds(a, b):
         torch._foreach_add_([a, b], [b, a])
-        torch._foreach_mul_([a[:2], a[1:]], [a[1:], a[:2]])
 
-    check(program, (r(3), r(3)))
+    check(adds, (r(3), r(3)))
+    for program in (lambda a, b: torch._foreach_mul_([a[:2], a[1:]], [b[:2], b[1:]]), lambda a, b: torch._foreach_mul_([a[:2], b[:2]], [b[1:], a[1:]])):
+        check(program, (r(3), r(3)), compiled=broach.compile(program))
 
 
 # ---- recurrent layers ----
