@@ -6,7 +6,7 @@
 
 #include "passes/freeze.h"
 #include "passes/passes.h"
-#include "support/error.h"
+#include "support/bug.h"
 
 namespace broach {
 

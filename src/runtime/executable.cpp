@@ -155,7 +155,7 @@ void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
   int64_t* symbols = many_symbols.empty() ? few_symbols : many_symbols.data();
   for (size_t i = 0; i < step.buffers.size(); ++i) buffers[i] = frame.data[static_cast<size_t>(step.buffers[i])];
   for (size_t i = 0; i < step.symbols.size(); ++i) symbols[i] = frame.symbols[step.symbols[i]];
-  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw std::out_of_range("index out of range in self");
+  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw IndexError("index out of range in self");
 }
 
 namespace {
@@ -193,7 +193,7 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
     tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
     sizes = sizes.subspan(2 * rank);
   }
-  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw std::out_of_range("index out of range in self");
+  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw IndexError("index out of range in self");
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame) const {

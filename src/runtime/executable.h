@@ -7,6 +7,7 @@
 #include <mutex>
 #include <shared_mutex>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,13 @@ class ExternRunner {
 };
 // Makes the runner of a step. May be null in an executable without externs.
 using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
+
+// An index among the program's data lies outside of its tensor. A type of its own, so that whoever expects it takes no error of
+// another container for it.
+class IndexError : public std::out_of_range {
+ public:
+  using std::out_of_range::out_of_range;
+};
 
 struct ExecutableStats {
   int kernels = 0, distinct_kernels = 0, contractions = 0, routines = 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "support/error.h"
+#include "support/bug.h"
 
 namespace broach {
 
@@ -685,6 +685,7 @@ std::string text_of(const Place& p) {
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& outputs,
                        const ScheduleOptions& options) {
   auto separated = std::make_shared<const Graph>(find_updates(separate_outputs(*graph, outputs), outputs));
+  if (verifies()) separated->verify();
   return Scheduler(std::move(separated), input_strides, outputs, options).run();
 }
 

@@ -252,14 +252,10 @@ class Functionalizer {
       if (t.dtype == DType::opaque && !t.shape.empty() && !(t.shape[0] == SymInt(0))) return std::nullopt;
     size_t before = b_.graph().nodes().size();
     auto values = values_of(args);
-    std::optional<std::vector<Value>> out;
-    try {
+    auto out = where_handled(schema, [&] {
       OpCall call(b_, schema, args, std::move(values), expected);
-      out = entry->lower(call);
-    } catch (const std::exception&) {
-      // Arguments the lowering was not written for: the host's library knows better.
-      return std::nullopt;
-    }
+      return entry->lower(call);
+    });
     if (!out || out->size() < op.results.size()) return std::nullopt;
     for (size_t i = 0; i < op.results.size(); ++i)
       if (op.results[i] != kNoTensor && (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape))) return std::nullopt;
@@ -384,16 +380,14 @@ class Functionalizer {
     Value stand_in = scratch.input(value(base).type());
     values[static_cast<size_t>(base)] = stand_in;
     OpCall call(scratch, op.schema, op.args, std::move(values), result_types(op));
-    try {
+    return where_handled(op.schema, [&]() -> std::optional<Chains> {
       if (const OpEntry* entry = OpTable::get().find(op.schema))
         if (auto out = entry->lower(call))
           if (auto chains = primitive_steps(call, *out, stand_in)) return chains;
       if (const ViewLowering* lowering = OpTable::get().find_view(op.schema))
         if (auto view = (*lowering)(call)) return Chains{{{Op::copy, {}, std::move(view)}}};
-    } catch (const std::exception&) {
-      // Arguments the entry was not written for.
-    }
-    return std::nullopt;
+      return std::nullopt;
+    });
   }
 
   static std::optional<Chains> primitive_steps(const OpCall& call, const std::vector<Value>& out, Value stand_in) {
@@ -481,15 +475,13 @@ class Functionalizer {
     if (!entry || !options_.lower) return std::nullopt;
     size_t before = b_.graph().nodes().size();
     auto values = values_of(args);
-    try {
+    return where_handled(schema, [&]() -> std::optional<Value> {
       OpCall call(b_, schema, args, std::move(values), {info(target).type});
       auto out = entry->lower(call);
       if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
       Value v = b_.cast((*out)[0], info(target).type.dtype);
       return supported_since(before) ? std::optional(v) : std::nullopt;
-    } catch (const std::exception&) {
-      return std::nullopt;
-    }
+    });
   }
 
   // ---- results ----
