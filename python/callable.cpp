@@ -363,7 +363,7 @@ PyObject* run(Pending& p) {
   try {
     py::gil_scoped_release release;
     results = p.version->function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
-  } catch (const std::out_of_range& e) {
+  } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());
     return nullptr;

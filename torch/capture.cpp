@@ -266,7 +266,7 @@ std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::Op
       else sizes.push_back(v.isTensor() && v.toTensor().defined() ? v.toTensor().sizes().vec() : std::vector<int64_t>());
     }
     return sizes;
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // a custom operator's meta kernel throws what it likes
     return std::nullopt;  // it has no such kernel, or does not bear these sizes
   }
 }

@@ -13,6 +13,7 @@
 #include "capture.h"
 #include "compat.h"
 #include "products.h"
+#include "support/bug.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "symbolic.h"
@@ -235,7 +236,9 @@ std::optional<Function::Recorded> Function::record_symbolic(const CallInputs& ca
     if (!out.capture->has_escaped()) return out;
     log_info("sizes stay numbers: the program keeps a tensor that it computed");
     out.capture->roll_back();
-  } catch (const std::exception& e) {
+  } catch (const Bug&) {
+    throw;
+  } catch (const std::exception& e) {  // whatever the program throws where it does not bear symbols
     log_info("sizes stay numbers: ", e.what());
   }
   return std::nullopt;
@@ -296,8 +299,12 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
       auto next = std::make_shared<Entries>(*entries);
       next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program), symbolic && stand_ins_ == StandIns::given});
       entries_.store(std::move(next), std::memory_order_release);
-    } catch (const Error& e) {
+    } catch (const Unsupported& e) {
       why = e.what();
+    } catch (const Bug&) {
+      throw;
+    } catch (const std::exception& e) {  // eager has given the answer
+      report_bug("the compilation of a program", why = e.what(), "the program runs eagerly instead");
     }
   }
   if (symbolic && !why.empty()) {

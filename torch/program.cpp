@@ -222,7 +222,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInp
   std::optional<std::vector<at::Tensor>> fresh;
   try {
     fresh = execute(inputs, symbols);
-  } catch (const std::out_of_range&) {
+  } catch (const IndexError&) {
     return other_way();  // that eager might not have taken: a run that finds no other raises it
   }
   if (!fresh) return other_way();
