@@ -526,7 +526,7 @@ class OneDnnContraction : public CompiledContraction {
       }
       if (measures) find_candidates(b, desc);
     }
-    if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (!b.primitive) unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
     return b;
   }
@@ -595,7 +595,15 @@ class OneDnnContraction : public CompiledContraction {
 
 }  // namespace
 
-bool has_contractions(DType dtype) { return onednn::available() && onednn_type(dtype).has_value(); }
+bool has_contractions(DType dtype) {
+  if (!onednn::available() || !onednn_type(dtype)) return false;
+  // A processor without instructions for bf16 gets no primitive for it.
+  static const bool has_bf16 = [] {
+    onednn::Operand square{.dims = {16, 16}, .dtype = onednn::DType::bf16};
+    return Primitive::create(onednn::MatmulDesc{square, square, square}) != nullptr;
+  }();
+  return dtype != DType::bf16 || has_bf16;
+}
 
 std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings) {
   if (!has_contractions(step.result.type.dtype)) return nullptr;
