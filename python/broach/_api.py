@@ -13,7 +13,7 @@ from ._backend import Collected, _observers, reset_functions
 from ._explain import Explanation
 from ._front import compile_natively, compile_with_dynamo
 from ._module import CompiledModule
-from ._options import OPTIONS, Options
+from ._options import OPTIONS, Options, check_arguments
 
 
 # What each compiled callable consists of so far, for `explain`.
@@ -39,13 +39,14 @@ def compile(
 
     Raises ValueError or TypeError for bad options. What runs outside compiled code is counted and shown by `explain`.
     """
+    check_arguments(fullgraph=fullgraph, dynamic=dynamic, disable=disable)
+    checked = Options(options, mode)
     if model is None:
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable
         )
     if not callable(model):
-        raise TypeError(f"broach.compile: model must be callable, not {type(model).__name__}")
-    checked = Options(options, mode)
+        raise TypeError(f"broach.compile: model must be a module or another callable, not {model!r}")
     if disable:
         return model
     if checked.get("capture", OPTIONS["capture"].default) != "dynamo":
@@ -63,6 +64,8 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
 
     `fn` may be compiled already, or plain: then it is compiled for the explanation only.
     """
+    if not callable(fn):
+        raise TypeError(f"broach.explain: fn must be a module or another callable, not {fn!r}")
     return Explanation.of(fn, args, kwargs, _compiled, _observers, compile)
 
 
