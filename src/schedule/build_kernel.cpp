@@ -274,8 +274,10 @@ class KernelBuilder {
 
   Index reshaped(const Shape& from, const Shape& to, const Index& index) const {
     Ranges r = ranges();
-    // Only the groups of dimensions that really change are linearised.
+    // Without elements no position is read, and none could be divided by the sizes.
+    if (std::find(to.begin(), to.end(), SymInt(0)) != to.end()) return Index(to.size());
     Index out(to.size());
+    // Only the groups of dimensions that really change are linearised.
     size_t i = 0, j = 0;
     while (i < from.size() || j < to.size()) {
       if (i < from.size() && j < to.size() && from[i] == to[j]) {

@@ -48,6 +48,16 @@ TEST_CASE("codegen: a repeated dimension of no elements") {
   CHECK((results[0].bytes.empty() && results[1].bytes.empty()));
 }
 
+TEST_CASE("codegen: reshapes of no elements") {
+  const std::vector<std::pair<Shape, Shape>> cases{{{0}, {1, 0}}, {{1, 0}, {0}}, {{0}, {0, 0}}, {{5, 0, 5}, {1, 5, 0, 5}}, {{5, 0, 5}, {5, 0}}, {{2, 0, 3}, {0, 7}}, {{1, 1, 0, 1}, {1, 1, 0, 1, 1, 1}}};
+  for (const auto& [from, to] : cases) {
+    GraphBuilder b;
+    Graph g = b.finish({b.unary(Op::neg, b.reshape(b.input({DType::f32, from, {}}), to))});
+    auto results = run_compiled(g, {HostTensor{g.inputs()[0].type(), {}}});
+    CHECK(results[0].bytes.empty());
+  }
+}
+
 TEST_CASE("random graphs, fused") {
   for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false}, {});
 }

@@ -596,7 +596,15 @@ class OneDnnContraction : public CompiledContraction {
 
 }  // namespace
 
-bool has_contractions(DType dtype) { return onednn::available() && onednn_type(dtype).has_value(); }
+bool has_contractions(DType dtype) {
+  if (!onednn::available() || !onednn_type(dtype)) return false;
+  // A processor without instructions for bf16 gets no primitive for it.
+  static const bool has_bf16 = [] {
+    onednn::Operand square{.dims = {16, 16}, .dtype = onednn::DType::bf16};
+    return Primitive::create(onednn::MatmulDesc{square, square, square}) != nullptr;
+  }();
+  return dtype != DType::bf16 || has_bf16;
+}
 
 std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings) {
   if (!has_contractions(step.result.type.dtype)) return nullptr;
