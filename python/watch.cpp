@@ -177,6 +177,13 @@ void Watch::set_line(PyFrameObject* frame, PyCodeObject* code) {
   Function::set_line(place(frame));
 }
 
+// Of a tensor's methods, whether the recording bears what this one tells the program.
+static bool answers_for(std::string_view name, PyObject* function) {
+  constexpr std::string_view tensors = "Tensor.";
+  if (!name.starts_with(tensors) || !Capture::current()) return true;
+  return Capture::current()->asks(THPVariable_Unpack(cpython::self_of(function)), name.substr(tensors.size()));
+}
+
 void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   using Kind = Verdict::Kind;
   if (!PyCFunction_Check(function)) return;
@@ -190,6 +197,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
     if (v.torch) effect(frame, cat("an error in ", v.name, " is caught"));
     return;
   }
+  if (!answers_for(v.name, function)) return effect(frame, cat("calls ", v.name));
   if (v.kind == Kind::pure) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function);
   if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;

@@ -105,6 +105,7 @@ class Function {
   Results capture_and_compile(const CallInputs& call, const Modes& modes);
   Results give_up(const CallInputs& call, const std::string& why);
   Results run_eager(const CallInputs& call, const std::string& why);
+  Results run_failed(const CallInputs& call, const FailedRun& failed);
   void note_eager(const std::string& why);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
   void note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes);
