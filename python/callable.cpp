@@ -331,6 +331,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Ref result;
   if (state) {
     Recorded recorded(p, *state);
+    Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
     result = Ref::steal(call(program, arguments));
     recorded.finish();
     if (result && Function::is_capturing_symbols()) recorded.must_not_tell_numbers();

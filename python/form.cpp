@@ -32,10 +32,20 @@ PyObject* number_of(const char* type, const c10::SymNode& node) {
 
 bool is_instance(PyObject* o, PyObject* type) { return PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(type)); }
 
-bool is_parameter(PyObject* o) {
+PyTypeObject* parameter_type() {
   static PyObject* type = imported("torch.nn", "Parameter");
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+bool is_parameter(PyObject* o) {
   static PyObject* buffer = imported("torch.nn", "Buffer");
-  return reinterpret_cast<PyObject*>(Py_TYPE(o)) == type || reinterpret_cast<PyObject*>(Py_TYPE(o)) == buffer;
+  return Py_TYPE(o) == parameter_type() || reinterpret_cast<PyObject*>(Py_TYPE(o)) == buffer;
+}
+
+// One that the program made is made in every call.
+PyObject* new_parameter(const Part& p, PyObject* tensor) {
+  Ref data = Ref::steal(tensor);
+  return PyObject_CallMethod(THPVariableClass, "_make_subclass", "OOO", parameter_type(), data.get(), p.requires_grad ? Py_True : Py_False);
 }
 
 bool is_plain_tensor(PyObject* o) { return reinterpret_cast<PyObject*>(Py_TYPE(o)) == THPVariableClass || is_parameter(o); }
@@ -128,6 +138,7 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   p.requires_grad = t.requires_grad();
   p.type = Py_TYPE(o);
   if (PyObject* attributes = rules.results || !fresh ? nullptr : attributes_of(o)) p.keep = Ref::steal(PyDict_Copy(attributes));
+  p.parameter = rules.results && Py_TYPE(o) == parameter_type();
   if (fresh) leaves.tensors.push_back(t);
   parts_.push_back(std::move(p));
   return true;
@@ -374,7 +385,11 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
   const Part& p = parts_[at++];
   switch (p.kind) {
     case Kind::tensor:
-    case Kind::same: return with_attributes(Ref::steal(THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)])), p.keep.get());
+    case Kind::same: {
+      Ref tensor = Ref::steal(THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]));
+      if (tensor && p.parameter && Py_TYPE(tensor.get()) != parameter_type()) return new_parameter(p, tensor.release());
+      return with_attributes(std::move(tensor), p.keep.get());
+    }
     case Kind::integer: {
       const c10::SymInt& s = leaves.program_ints[static_cast<size_t>(p.index)];
       if (!s.is_heap_allocated()) return PyLong_FromLongLong(s.as_int_unchecked());

@@ -39,6 +39,7 @@ struct Part {
   Kind kind;
   bool requires_grad = false;
   bool frozen = false;           // set: a frozenset
+  bool parameter = false;        // tensor, in results: an nn.Parameter
   int index = -1;
   uint32_t items = 0, attributes = 0;
   PyTypeObject* type = nullptr;  // kept alive by `value` or by `keep`

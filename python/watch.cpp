@@ -212,6 +212,13 @@ void Watch::set_line(PyFrameObject* frame, PyCodeObject* code) {
   Function::set_line(place(frame));
 }
 
+// Of a tensor's methods, whether the recording bears what this one tells the program.
+static bool answers_for(std::string_view name, PyObject* function) {
+  constexpr std::string_view tensors = "Tensor.";
+  if (!name.starts_with(tensors) || !Capture::current()) return true;
+  return Capture::current()->asks(THPVariable_Unpack(cpython::self_of(function)), name.substr(tensors.size()));
+}
+
 void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   using Kind = Verdict::Kind;
   if (!PyCFunction_Check(function)) return;
@@ -228,6 +235,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
   if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
+  if (!answers_for(v.name, function)) return effect(frame, cat("calls ", v.name));
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function);
   if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;

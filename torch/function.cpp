@@ -1,9 +1,11 @@
 #include "function.h"
 
 #include <ATen/Context.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 #include <algorithm>
 #include <array>
@@ -55,6 +57,32 @@ static std::string too_large(const Trace& trace) {
 
 static bool needs_gradients(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
 
+// Strided tensors of the CPU with nothing special about them: as they are made outside of inference mode, and within.
+static std::array<c10::DispatchKeySet, 2> plain_keys() {
+  std::array<c10::DispatchKeySet, 2> keys;
+  for (bool inference : {false, true}) {
+    c10::InferenceMode mode(inference);
+    keys[inference] = at::detail::empty_cpu({0}, c10::kFloat).key_set();
+  }
+  return keys;
+}
+
+// Not every version of torch has names of dimensions.
+template <class T>
+static bool is_named(const T& t) {
+  if constexpr (requires { t.has_names(); }) return t.has_names();
+  else return false;
+}
+
+// No lazy conjugate, sparse or nested tensor, subclass that dispatches, batch of a transformation, or one of another device.
+static bool is_plain(const at::Tensor& t) {
+  static const auto keys = plain_keys();
+  if (!t.defined()) return false;
+  return !is_named(t) && (t.key_set() == keys[0] || t.key_set() == keys[1]);
+}
+
+constexpr const char* kForwardMode = "forward-mode differentiation is under way";
+
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules)
@@ -62,6 +90,9 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
 
 Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
+  for (const at::Tensor& t : call.tensors)
+    if (!is_plain(t)) return run_eager(call, cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one"));
+  if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
   Modes modes = Modes::now();
   if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients))
     return run_eager(call, kNeedsGradients);
@@ -77,6 +108,16 @@ Function::Results Function::run_eager(const CallInputs& call, const std::string&
   note_eager(why, lasts);
   std::vector<c10::SymFloat> floats(call.floats.begin(), call.floats.end());
   return eager_(call.tensors, c10::fromIntArrayRefSlow(call.ints), floats);
+}
+
+// The program itself raises eager's error, with what eager has done by then.
+Function::Results Function::run_failed(const CallInputs& call, const FailedRun& failed) {
+  Results results = run_eager(call, "");
+  std::string why = cat("a compiled run fails where eager does not: ", failed.what());
+  log_warning(why);
+  std::lock_guard lock(stats_mutex_);
+  if (std::find(stats_.eager_reasons.begin(), stats_.eager_reasons.end(), why) == stats_.eager_reasons.end()) stats_.eager_reasons.push_back(std::move(why));
+  return results;
 }
 
 Function::Results Function::give_up(const CallInputs& call, const std::string& why) {
@@ -149,13 +190,16 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     std::vector<Scalar>& observed = read[e.stand_ins];
     if (!(e.modes == modes) || !e.program->agrees(observed)) continue;
     std::vector<c10::SymInt> ints;
+    std::optional<std::vector<at::Tensor>> tensors;
     try {
       if (!e.program->accepts(call, binding, nullptr)) continue;
       if (!e.program->binds_sizes()) evaluate_ints(e, binding, ints);
+      tensors = e.program->run(call.tensors, binding, observed);
     } catch (const OutOfRange&) {
       continue;  // Python's integers have no end
+    } catch (const FailedRun& failed) {
+      return run_failed(call, failed);
     }
-    auto tensors = e.program->run(call.tensors, binding, observed);
     if (!tensors) {
       ++other_ways_;
       continue;
@@ -427,7 +471,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   if (why.empty()) {
     try {
       const Capture& capture = *recorded->capture;
-      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), constant_inputs_, options_under(options_, modes));
+      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), capture.facts(), constant_inputs_, options_under(options_, modes));
       auto next = std::make_shared<Entries>(*entries);
       next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program), symbolic && stand_ins_ == StandIns::given});
       entries_.store(std::move(next), std::memory_order_release);

@@ -131,6 +131,7 @@ class Function {
   HostState host_state(const Recorded& recorded, const CallInputs& call, std::string& why);
   void note_fixed_sizes(const Capture& capture);
   Results run_eager(const CallInputs& call, const std::string& why, bool lasts = true);
+  Results run_failed(const CallInputs& call, const FailedRun& failed);
   void note_eager(const std::string& why, bool lasts = true);
   static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);

@@ -125,7 +125,7 @@ PURE = frozenset(
         __float__ __complex__ __index__ __len__ __getitem__ __setitem__ __contains__ __iter__ bfloat16 bool byte cdouble cfloat
         char double float half int long short ndimension nelement new new_tensor type dim __deepcopy__ __dir__ __getattribute__
         has_names is_coalesced get_device is_same_size element_size size stride storage_offset numel is_contiguous is_complex
-        is_floating_point is_signed is_conj is_neg is_inference requires_grad_ detach detach_ cpu to
+        is_floating_point is_signed is_conj is_neg is_inference _is_view requires_grad_ detach detach_ cpu to
         """,
         "Tensor.",
     )
@@ -157,7 +157,7 @@ IMPURE = frozenset(
         """
         numpy tolist data_ptr const_data_ptr untyped_storage _typed_storage storage _storage __array__ __dlpack__ retain_grad backward
         map_ map2_ apply_ share_memory_ is_shared set_ resize_ resize_as_ _cdata __reduce_ex__ _view_func _view_func_unsafe
-        _rev_view_func_unsafe _is_view _use_count _fix_weakref register_hook
+        _rev_view_func_unsafe _use_count _fix_weakref register_hook
         """,
         "Tensor.",
     )

@@ -342,12 +342,17 @@ class Functionalizer {
   std::vector<Value> call_extern(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args, const std::vector<TensorId>& mutated) {
     auto call = std::make_shared<ExternCall>();
     call->schema = schema;
+    // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie.
+    const bool exact = op.effect || !schema.starts_with("aten::");
+    std::vector<Shape> operand_strides;
     std::vector<Value> inputs;
     std::map<TensorId, uint32_t> positions;
     auto position = [&](TensorId id) {
       auto [it, fresh] = positions.emplace(id, static_cast<uint32_t>(inputs.size()));
-      if (fresh) inputs.push_back(value(id));
-      if (fresh && is_contiguous(info(id)) && may_be_strided(inputs.back())) call->contiguous.push_back(it->second);
+      if (!fresh) return it->second;
+      inputs.push_back(value(id));
+      if (exact) operand_strides.push_back(info(id).strides);
+      else if (is_contiguous(info(id)) && may_be_strided(inputs.back())) call->contiguous.push_back(it->second);
       return it->second;
     };
     for (const Arg& a : args) call->args.push_back(extern_arg(a, position));
@@ -367,6 +372,7 @@ class Functionalizer {
       call->results.push_back({DType::opaque, {SymInt(0)}, {}});
       call->result_strides.push_back({SymInt(1)});
     }
+    call->result_strides.insert(call->result_strides.end(), operand_strides.begin(), operand_strides.end());
     return b_.emit_all(Op::extern_call, std::move(inputs), {{Attr::call, std::shared_ptr<const ExternCall>(std::move(call))}});
   }
 
@@ -428,9 +434,20 @@ class Functionalizer {
   ViewStep window_of_root(const TraceOp& op, TensorId id) {
     const TraceTensor &t = info(id), &root = info(storage(id).root);
     if (t.type.dtype != root.type.dtype || t.conj != root.conj || t.neg != root.neg) unsupported("view ", op.schema);
+    if (!lies_within(t, root)) unsupported("view ", op.schema, " of memory outside of the tensor that was given");
     auto view = strided_view(b_.symbols(), {root.type.shape, root.strides, 0}, {t.type.shape, t.strides, t.offset - root.offset});
     if (!view) unsupported("view ", op.schema, " of memory with gaps");
     return {Op::take, {}, std::move(view)};
+  }
+
+  bool lies_within(const TraceTensor& t, const TraceTensor& root) {
+    SymInt first = t.offset - root.offset, last = first, end(1);
+    for (size_t d = 0; d < t.type.shape.size(); ++d) {
+      if (b_.symbols().hint(t.type.shape[d]) == 0) return true;
+      last = last + (t.type.shape[d] - 1) * t.strides[d];
+    }
+    for (size_t d = 0; d < root.type.shape.size(); ++d) end = end + (root.type.shape[d] - 1) * root.strides[d];
+    return b_.symbols().ask(0, Relation::le, first) && b_.symbols().ask(last, Relation::lt, end);
   }
 
   using Chains = std::vector<std::vector<ViewStep>>;

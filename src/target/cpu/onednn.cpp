@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <string_view>
 
@@ -372,6 +373,8 @@ dnnl_fpmath_mode_t onednn_math(MathMode mode) {
 dnnl_status_t append(dnnl_post_ops_t ops, const PostOp& op, const dnnl_memory_desc* operand) {
   const Library& lib = library();
   if (op.kind == PostOp::sum) return lib.post_ops_append_sum(ops, op.alpha, 0, dnnl_data_type_undef);
+  // The library's relu makes -0.0 of what is negative where it computes x * 0.
+  if (op.kind == PostOp::relu && op.alpha == 0) return lib.post_ops_append_eltwise(ops, dnnl_eltwise_clip, 0, std::numeric_limits<float>::infinity());
   if (op.binary()) return lib.post_ops_append_binary(ops, algorithm(op.kind), operand);
   return lib.post_ops_append_eltwise(ops, algorithm(op.kind), op.alpha, op.beta);
 }
