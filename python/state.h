@@ -76,6 +76,7 @@ class State {
   // Tensors that were written since `stamp`, by name.
   std::vector<std::string> written() const;
   size_t size() const { return nodes_.size(); }
+  bool has_entered(PyCodeObject* code) const { return entered_.contains(code); }
   const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
 
   int traverse(visitproc visit, void* arg) const;

@@ -151,7 +151,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
   // What a class of the program's adds to one written in C.
-  if (Py_TYPE(o) != native && problems_.empty()) visit_instance(o, parent, label, known_.at(o) < 0 ? -2 : known_.at(o));
+  auto seen = known_.find(o);
+  if (Py_TYPE(o) != native && seen != known_.end()) visit_instance(o, parent, label, seen->second < 0 ? -2 : seen->second);
 }
 
 // A bound method written in C. That of a container may change it without a trace; any other's calls are judged by their names.
@@ -197,7 +198,7 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
   if (native == &PyCell_Type) return node(Kind::cell);
   if (PyContextVar_CheckExact(o)) return node(Kind::context);
   if (PyWeakref_CheckRef(o)) {
-    weak_.emplace_back(o, cat(parent >= 0 ? path(parent) : "", label));
+    if (!in_library_) weak_.emplace_back(o, cat(parent >= 0 ? path(parent) : "", label));
     return node(Kind::weak);
   }
   if (type == "collections.deque") return node(Kind::sequence);

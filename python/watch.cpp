@@ -64,6 +64,15 @@ bool is_builtin_value(PyObject* o) {
   return false;
 }
 
+// Whether an import statement that found no module runs this code: it will find one the next time.
+bool is_importing(PyFrameObject* frame) {
+  for (Ref f = Ref::borrow(reinterpret_cast<PyObject*>(frame)); f; f = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(f.get()))))) {
+    Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(f.get()))));
+    if (text_of(reinterpret_cast<PyCodeObject*>(code.get())->co_filename).starts_with("<frozen importlib.")) return true;
+  }
+  return false;
+}
+
 // Says whether a class was registered with an abstract one since.
 PyObject* registrations() {
   static PyObject* token = [] {
@@ -141,6 +150,7 @@ void Watch::on_call(PyFrameObject* frame) {
   if (whose == Owner::own) return;
   if (whose == Owner::torch) on_torch_call(frame, code);
   else if (whose == Owner::library) on_library_call(frame, code);
+  if (!state_.has_entered(code) && is_importing(frame)) return effect(frame, "imports a module");
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
 }
@@ -196,7 +206,7 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
                                                                                                : cat(module, ".", qualified);
   v.torch = tensors || (of_object ? owner_of_type(Py_TYPE(self)) == Owner::torch : owner_of_module(v.name) == Owner::torch);
   const NativeFunctions& f = known();
-  bool pure = f.pure.contains(v.name) || (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) || (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
+  bool pure = f.pure.contains(v.name) || qualified.ends_with(".__class_getitem__") || (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) || (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
   // Settings that torch's own code asks for.
   bool setting = v.torch && (method->ml_flags & METH_NOARGS) && !of_object && is_question(method->ml_name);
   if (setting && !pure && !is_within(f.impure, v.name)) v.kind = Kind::answer;

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -150,7 +151,15 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   }
   trace_.resolve();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
+  auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (other_mode(outputs[i]) && std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) == trace_.inputs.end() && !is_view_of_input(trace_.outputs[i])) fail_with("a result is made in another inference mode than the call's");
   count_versions();
+}
+
+bool Capture::is_view_of_input(TensorId id) const {
+  auto storage = [&](TensorId t) { return trace_.tensors[static_cast<size_t>(t)].storage; };
+  return id != kNoTensor && std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) { return storage(i) == storage(id); });
 }
 
 // What the program decided by numbers that are known only while it runs is compared like what it read, in the order of both.

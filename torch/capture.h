@@ -155,6 +155,7 @@ class Capture {
   at::Tensor seen_by_program(const at::Tensor& real);
   void add_symbols(const SymbolicSizes& sizes);
   void save_before_write(TensorId id);
+  bool is_view_of_input(TensorId id) const;
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
   bool refuses_read() const;

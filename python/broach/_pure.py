@@ -84,6 +84,7 @@ PURE = frozenset(
     | _names("type.__prepare__ dict.fromkeys str.maketrans float.fromhex bytes.fromhex int.from_bytes itertools.chain.from_iterable")
     | _names("object.__new__ tuple.__new__ dict.__new__ list.__new__ int.__new__ float.__new__ str.__new__ object.__init_subclass__")
     | _names("object.__reduce_ex__ object.__reduce__ object.__format__ object.__sizeof__ object.__dir__ object.__subclasshook__")
+    | _names("GenericAlias.__new__ types.GenericAlias.__new__ types.GenericAlias.__mro_entries__")
     | _names("BaseException.with_traceback BaseException.add_note")
     | _names("__reduce__ __setstate__", "functools.partial.")
     | _names("isoformat replace total_seconds date time timestamp weekday isoweekday toordinal", "datetime.datetime.")
