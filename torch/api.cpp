@@ -219,7 +219,8 @@ class Compiled::State {
       return results_of(program(target.get(), given));
     };
     std::vector<bool> constant(view ? view->distinct.size() : 0, true);
-    Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise, /*unwatched_state=*/true, /*warns=*/true};
+    bool own_code = is_function_ || !first_foreign_module(view->tree).empty();  // libtorch's layers keep nothing
+    Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise, /*unwatched_state=*/own_code, /*warns=*/true};
     v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, rules);
     return v;
   }

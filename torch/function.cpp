@@ -363,7 +363,10 @@ size_t hash_of(const CallInputs& call, const std::vector<bool>& constant) {
 }
 
 // The results may hide it: a loss that is detached.
-bool trains(const Capture& capture) { return capture.differentiates() && std::any_of(capture.lifted().begin(), capture.lifted().end(), needs_gradients); }
+bool trains(const Capture& capture) {
+  auto any = [](const std::vector<at::Tensor>& list) { return std::any_of(list.begin(), list.end(), needs_gradients); };
+  return capture.differentiates() && (any(capture.lifted()) || any(capture.inputs()));
+}
 
 }  // namespace
 
@@ -389,13 +392,14 @@ Function::HostState Function::host_state(const Recorded& recorded, const CallInp
   };
   // What it keeps the first time may be a cache that it finds filled from then on.
   if (!recorded.kept.empty()) return unclear(2, cat("the program keeps ", recorded.kept, ": a replay would leave there what the first run found"));
-  if (capture.writes_inputs()) {
-    if (capture.differentiates() && std::any_of(capture.lifted().begin(), capture.lifted().end(), needs_gradients)) return why = "the program trains: it writes to tensors that it holds and computes gradients", HostState::found;
+  if (!writes_alike_ && capture.writes_inputs()) {
+    if (trains(capture)) return why = "the program trains: it writes to tensors that it holds and computes gradients", HostState::found;
     Run run{capture.trace().str(), sizes_of(call)};
     for (const at::Tensor& t : capture.lifted()) run.text += cat("\n", static_cast<const void*>(t.unsafeGetTensorImpl()));
     auto before = std::exchange(unconfirmed_, std::move(run));
     if (!before || !(before->sizes == unconfirmed_->sizes)) return unclear(kMostUnclear, "the program writes to tensors that it is given or holds, and the sizes of its inputs change all the time");
     if (before->text != unconfirmed_->text) return why = "the program writes to tensors that it is given or holds, and did so otherwise in two runs: it depends on state of its host code", HostState::found;
+    writes_alike_ = true;
   }
   unclear_runs_ = 0;
   return HostState::none;
@@ -533,6 +537,7 @@ void Function::reset() {
   specialise_ = specialise_numbers_ = false;
   stand_ins_ = StandIns::unused;
   unconfirmed_.reset();
+  writes_alike_ = false;
   unclear_runs_ = captures_in_a_row_ = 0;
   met_.clear();
   hopeless_ = false;

@@ -156,6 +156,7 @@ class Function {
     CallSizes sizes;
   };
   std::optional<Run> unconfirmed_;    // the last recording of a program that writes to its inputs; under compile_mutex_
+  bool writes_alike_ = false;         // two runs of it have shown so; under compile_mutex_
   int unclear_runs_ = 0;              // in a row, that did not tell whether there is host state
   int captures_in_a_row_ = 0;         // between which no compiled version ran; under compile_mutex_
   int64_t compiled_calls_before_ = 0; // at the last capture
