@@ -6,6 +6,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import run  # noqa: E402
+from known import KNOWN  # noqa: E402
 
 
 PROGRAMS = run.programs()
@@ -17,7 +18,11 @@ def prepared(request):
     run.prepare([program for program in PROGRAMS if program[2] in chosen])
 
 
-@pytest.mark.parametrize("source", [pytest.param(source, id=f"{subject}-{name}") for subject, name, source in PROGRAMS])
+def _marks(name):
+    return [pytest.mark.xfail(reason=KNOWN[name], strict=False)] if name in KNOWN else []
+
+
+@pytest.mark.parametrize("source", [pytest.param(source, id=f"{subject}-{name}", marks=_marks(name)) for subject, name, source in PROGRAMS])
 def test_answers_as_eager(source):
     eager, got = run.value(source, "eager"), run.value(source, "broach")
     assert eager[0] not in ("raised", "crash", "timeout"), f"eager itself: {run.shown(eager)}"
