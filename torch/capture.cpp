@@ -383,6 +383,7 @@ ExternArg::Opaque opaque(const c10::IValue& v) { return {std::make_shared<const 
 
 Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
   auto hidden = symbolic_ && symbol_in_number ? symbol_in_number(t) : std::nullopt;
+  if (!hidden && t.scalar_type() == c10::kUInt64) return fail_with("an integer beyond 64 bits with a sign"), Arg{Arg::Number{}};
   if (!hidden) return {Arg::Number{scalar_of(t.item())}};
   Arg number{Arg::Number{}};
   if (hidden->isSymInt()) {
