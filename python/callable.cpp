@@ -46,6 +46,7 @@ std::shared_ptr<ResultForm> new_result_form() {
 }
 
 struct Callable;
+class Recorded;
 
 // A call under way on this thread.
 struct Pending {
@@ -59,6 +60,7 @@ struct Pending {
   bool final = false;        // no other attempt will fare better
   bool again = false;        // the next attempt knows more: where the program keeps what it computes
   bool copies = false;       // the arguments are copies: the program's own places are not to be touched
+  int runs = 0;              // of the program, for this call
 };
 thread_local Pending* pending = nullptr;
 
@@ -68,14 +70,18 @@ struct Version {
       : function([this](at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); }, constant, options) {}
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
-  Ref run_again(Pending& p, const Arguments& arguments);
-  Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
+  Ref run_again(Pending& p, const Arguments& arguments, const Recorded& first);
+  Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
 
-  // An argument may be a tensor that the program also reaches by itself: then it must be that one, as it was when captured.
-  bool holds_the_same_tensors(at::TensorList inputs) const;
+  // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
+  // captured.
+  bool holds_the_same(const Leaves& leaves) const;
+  void note_own(const Leaves& leaves);
 
   ArgumentsForm form;
-  std::vector<const c10::TensorImpl*> programs_own;  // for each input, null unless it was one of the state's
+  bool noted_own = false;
+  std::vector<const c10::TensorImpl*> own_tensors;  // for each input, null unless it was one of the state's
+  std::vector<const PyObject*> own_containers;      // likewise
   uint64_t ambient = 0;
   std::unique_ptr<State> state;  // null: nothing but the arguments counts
   Function function;
@@ -118,6 +124,7 @@ void watch_torch(State& state) {
     if (o) state.watch(o.get(), cat(module, ".", name));
     else PyErr_Clear();
   }
+  state.watch(THPVariableClass, "torch.Tensor");
   Ref os = Ref::steal(PyImport_ImportModule("os"));
   Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
   Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
@@ -151,6 +158,7 @@ class Recorded {
   }
 
   std::string verdict() {
+    state_.find_weakly_held();
     if (!state_.problems().empty()) {
       p_.final = true;
       return state_.problems().front();
@@ -168,7 +176,7 @@ class Recorded {
     std::vector<StatePlace> found;
     for (const State::Change& c : changes) {
       auto place = state_.place_of(c);
-      if (!place) return cat("writes ", c.path);
+      if (!place) return cat("writes ", c.path, state_.is_deque(c) ? ", a deque" : "");
       if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
     }
     auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
@@ -205,8 +213,12 @@ class Recorded {
     return "";
   }
 
+  // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
+  bool has_only_asked() const { return asked_ && watch_effects_.empty(); }
+
   void finish() {
     watch_effects_ = watch_->effects();
+    asked_ = watch_->asked_whether_compiling();
     stop();
   }
 
@@ -219,6 +231,7 @@ class Recorded {
   std::optional<StandingNumbers> numbers_;
   std::optional<Watch> watch_;
   std::vector<std::string> watch_effects_;
+  bool asked_ = false;
 };
 
 // No other attempt will fare better.
@@ -231,21 +244,31 @@ bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
 }
 
-bool Version::holds_the_same_tensors(at::TensorList inputs) const {
-  for (size_t i = 0; i < programs_own.size(); ++i) {
-    auto* t = inputs[i].unsafeGetTensorImpl();
-    if (t != programs_own[i] && (programs_own[i] || state->holds_tensor(t))) return false;
+bool Version::holds_the_same(const Leaves& leaves) const {
+  for (size_t i = 0; i < own_tensors.size(); ++i) {
+    auto* t = leaves.tensors[i].unsafeGetTensorImpl();
+    if (t != own_tensors[i] && (own_tensors[i] || state->holds_tensor(t))) return false;
+  }
+  for (size_t i = 0; i < own_containers.size(); ++i) {
+    PyObject* o = leaves.containers[i];
+    if (o != own_containers[i] && (own_containers[i] || state->knows(o))) return false;
   }
   return true;
 }
 
+void Version::note_own(const Leaves& leaves) {
+  noted_own = true;
+  for (const at::Tensor& t : leaves.tensors) own_tensors.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
+  for (size_t i = 0; i < form.containers(); ++i) own_containers.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
+}
+
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
 // gets another one, and the next capture does without. Throws what it raises.
-Ref Version::run_again(Pending& p, const Arguments& arguments) {
+Ref Version::run_again(Pending& p, const Arguments& arguments, const Recorded& first) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   bool& says = p.callable->data->says_compiling;
-  if (!type || !says || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
+  if (!type || !says || !first.has_only_asked() || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }
@@ -262,6 +285,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
   p.rejected.clear();  // of an attempt with symbols for sizes
+  if (p.runs++ > 0 && state && !state->restore()) throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
   p.final = false;
   p.again = false;
   bool own = !p.copies && !Function::is_capturing_symbols() && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
@@ -303,30 +327,31 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   }
   p.captured = true;
   std::vector<Shallow> before(containers.begin(), containers.end());
+  TensorAttributes attributes(inputs);
   Ref result;
   if (state) {
     Recorded recorded(p, *state);
+    Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
     result = Ref::steal(call(program, arguments));
     recorded.finish();
     if (result && Function::is_capturing_symbols()) recorded.must_not_tell_numbers();
-    if (!result) result = run_again(p, arguments);
+    if (!result) result = run_again(p, arguments, recorded);
     else p.rejected = recorded.verdict();
   } else {
     result = checked(call(program, arguments));
   }
-  Function::Results out = described(result.get(), before, containers, kept, p);
+  if (state && attributes.changed()) reject(p, "writes an attribute of a tensor that it is given");
+  Function::Results out = described(result.get(), inputs, before, containers, kept, p);
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
-  if (state && programs_own.empty())
-    for (const at::Tensor& t : p.leaves.tensors) programs_own.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
-  else if (state && !holds_the_same_tensors(p.leaves.tensors))
-    Function::reject_capture(p.rejected = "is given a tensor that it also reads by itself");
+  if (state && !noted_own) note_own(p.leaves);
+  else if (state && !holds_the_same(p.leaves)) Function::reject_capture(p.rejected = "is given a tensor or container that it also reads by itself");
   if (own) p.result = std::move(result);
   return out;
 }
 
 // The program's results, and what it wrote into its arguments, as tensors and integers with their form.
-Function::Results Version::described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
+Function::Results Version::described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
   Function::Results out;
   auto made = new_result_form();
   Form::Rules rules;
@@ -334,6 +359,7 @@ Function::Results Version::described(PyObject* result, const std::vector<Shallow
   rules.any_tensor = !state;
   if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
   rules.arguments = &containers;
+  rules.given = inputs;
   Leaves leaves;
   if (!made->form.add(result, rules, leaves)) {
     reject(p, cat("returns ", made->form.problem()));
@@ -363,7 +389,7 @@ PyObject* run(Pending& p) {
   try {
     py::gil_scoped_release release;
     results = p.version->function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
-  } catch (const std::out_of_range& e) {
+  } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());
     return nullptr;
@@ -587,7 +613,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
   for (size_t i = 0; i < d.versions.size(); ++i) {
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
-    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same_tensors(p.leaves.tensors)) continue;
+    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same(p.leaves)) continue;
     if (v->state && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
@@ -756,8 +782,11 @@ PyObject* make_type() {
 
 void add_callable_type(py::module_& m) {
   m.attr("Callable") = py::reinterpret_steal<py::object>(make_type());
-  m.def("set_library", [](std::string torch_folder, std::vector<std::string> folders, std::unordered_set<std::string> modules) { set_library(std::move(torch_folder), std::move(folders), std::move(modules)); });
-  m.def("set_pure_names", [](std::unordered_set<std::string> pure, std::unordered_set<std::string> impure) { set_pure_names({std::move(pure), std::move(impure)}); });
+  using Strings = std::unordered_set<std::string>;
+  m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) { set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)}); });
+  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators) { set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators)}); });
+  m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) { set_native_types({std::move(values), std::move(stateless), std::move(makers)}); });
+  m.def("set_unwatched", &set_unwatched);
 }
 
 }  // namespace broach

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cpython.h"
 #include "state.h"
@@ -31,10 +32,20 @@ PyObject* number_of(const char* type, const c10::SymNode& node) {
 
 bool is_instance(PyObject* o, PyObject* type) { return PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(type)); }
 
-bool is_parameter(PyObject* o) {
+PyTypeObject* parameter_type() {
   static PyObject* type = imported("torch.nn", "Parameter");
+  return reinterpret_cast<PyTypeObject*>(type);
+}
+
+bool is_parameter(PyObject* o) {
   static PyObject* buffer = imported("torch.nn", "Buffer");
-  return reinterpret_cast<PyObject*>(Py_TYPE(o)) == type || reinterpret_cast<PyObject*>(Py_TYPE(o)) == buffer;
+  return Py_TYPE(o) == parameter_type() || reinterpret_cast<PyObject*>(Py_TYPE(o)) == buffer;
+}
+
+// One that the program made is made in every call.
+PyObject* new_parameter(const Part& p, PyObject* tensor) {
+  Ref data = Ref::steal(tensor);
+  return PyObject_CallMethod(THPVariableClass, "_make_subclass", "OOO", parameter_type(), data.get(), p.requires_grad ? Py_True : Py_False);
 }
 
 bool is_plain_tensor(PyObject* o) { return reinterpret_cast<PyObject*>(Py_TYPE(o)) == THPVariableClass || is_parameter(o); }
@@ -50,18 +61,21 @@ bool by_identity(PyObject* o) {
   return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_instance(o, module) || is_enum_member(o) || is_instance(o, partial);
 }
 
-// The builtin type that lays out an instance of a Python class.
-PyTypeObject* layout_of(PyTypeObject* t) {
-  while (t->tp_base && PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE)) t = t->tp_base;
-  return t;
-}
-
 bool same_key(PyObject* a, PyObject* b) { return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b); }
 
 // Attributes that Python code gave a tensor; null if there are none.
 PyObject* attributes_of(PyObject* tensor) {
   PyObject** place = cpython::dict_place_if_any(tensor);
   return place && *place && PyDict_GET_SIZE(*place) ? *place : nullptr;
+}
+
+// Those of the recorded tensor, for one that stands for it.
+PyObject* with_attributes(Ref tensor, PyObject* attributes) {
+  if (!tensor || !attributes || attributes_of(tensor.get())) return tensor.release();
+  PyObject *k, *v;
+  for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &k, &v);)
+    if (PyObject_SetAttr(tensor.get(), k, v) < 0) return nullptr;
+  return tensor.release();
 }
 
 bool same_attributes(PyObject* before, PyObject* now) {
@@ -75,22 +89,56 @@ bool same_attributes(PyObject* before, PyObject* now) {
 
 bool has_instance_dict(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && cpython::dict_place(o); }
 
+// The items of a dict in the order in which a program meets them.
+class Items {
+ public:
+  explicit Items(PyObject* dict) : dict_(dict), keys_(PyODict_Check(dict) ? Ref::steal(PySequence_Tuple(dict)) : Ref()) {}
+  bool next(PyObject*& key, PyObject*& value) {
+    if (!keys_) return PyDict_Next(dict_, &at_, &key, &value);
+    if (at_ == PyTuple_GET_SIZE(keys_.get())) return false;
+    key = PyTuple_GET_ITEM(keys_.get(), at_++);
+    return (value = PyDict_GetItemWithError(dict_, key)) != nullptr;
+  }
+
+ private:
+  PyObject* dict_;
+  Ref keys_;
+  Py_ssize_t at_ = 0;
+};
+
+// No container is given twice; empty tuples and frozen sets are one object each.
+bool all_distinct(std::vector<PyObject*> containers) {
+  std::erase_if(containers, [](PyObject* o) { return (PyTuple_Check(o) || PyFrozenSet_Check(o)) && PyObject_Size(o) == 0; });
+  if (containers.size() < 2) return true;
+  std::sort(containers.begin(), containers.end());
+  return std::adjacent_find(containers.begin(), containers.end()) == containers.end();
+}
+
 }  // namespace
 
 bool Form::fail(PyObject* o) {
-  if (problem_.empty()) problem_ = cat("a value of type ", Py_TYPE(o)->tp_name);
+  if (!problem_.empty()) return false;
+  PyTypeObject* native = native_base(Py_TYPE(o));
+  problem_ = THPVariable_Check(o)                                         ? cat("a tensor of the class ", Py_TYPE(o)->tp_name)
+             : native == Py_TYPE(o) && native->tp_base == &PyBaseObject_Type ? cat("a value of the native type ", native->tp_name)
+                                                                          : cat("a value of type ", Py_TYPE(o)->tp_name);
   return false;
 }
 
 bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (!rules.any_tensor && !is_plain_tensor(o)) return fail(o);
   const at::Tensor& t = THPVariable_Unpack(o);
+  if (rules.results && attributes_of(o) && !(rules.was_there && rules.was_there(o)) && std::none_of(rules.given.begin(), rules.given.end(), [&](const at::Tensor& g) { return g.is_same(t); })) {
+    problem_ = "a tensor with attributes of its own";
+    return false;
+  }
   auto [it, fresh] = tensors_.emplace(t.unsafeGetTensorImpl(), static_cast<int>(leaves.tensors.size()));
   Part p{fresh ? Kind::tensor : Kind::same};
   p.index = it->second;
   p.requires_grad = t.requires_grad();
   p.type = Py_TYPE(o);
   if (PyObject* attributes = rules.results || !fresh ? nullptr : attributes_of(o)) p.keep = Ref::steal(PyDict_Copy(attributes));
+  p.parameter = rules.results && Py_TYPE(o) == parameter_type();
   if (fresh) leaves.tensors.push_back(t);
   parts_.push_back(std::move(p));
   return true;
@@ -98,6 +146,9 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
 
 // The node of one of torch's symbolic numbers.
 static c10::SymNode node_in(PyObject* number) { return py::handle(number).attr("node").cast<c10::SymNode>(); }
+
+// Larger ones are constants: sums and products of symbols must not wrap around, and torch keeps the least 64-bit integers apart.
+static bool fits_symbols(int64_t value) { return value > -(int64_t{1} << 31) && value < (int64_t{1} << 31); }
 
 // False if it is none that may differ from call to call.
 bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
@@ -110,12 +161,13 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
   bool integer = PyLong_CheckExact(o), floating = PyFloat_CheckExact(o);
   if (rules.results && !integer && !floating) {
     if (torch::is_symint(py::handle(o))) return leaves.program_ints.emplace_back(node_in(o)), add(Kind::integer, leaves.program_ints.size() - 1);
+    if (torch::is_symbool(py::handle(o))) return add(Kind::constant, 0), parts_.back().value = Ref::borrow(node_in(o)->bool_() ? Py_True : Py_False), true;
     if (torch::is_symfloat(py::handle(o))) return leaves.program_floats.emplace_back(node_in(o)), add(Kind::floating, leaves.program_floats.size() - 1);
   }
   if (integer && (rules.results || rules.numbers)) {
     int overflow = 0;
     int64_t value = PyLong_AsLongLongAndOverflow(o, &overflow);
-    if (overflow) return false;
+    if (overflow || !fits_symbols(value)) return false;
     if (rules.results) leaves.program_ints.emplace_back(value);
     else leaves.ints.push_back(value);
     return add(Kind::integer, (rules.results ? leaves.program_ints.size() : leaves.ints.size()) - 1);
@@ -167,6 +219,7 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
     return parts_.back();
   };
   if (PyTuple_Check(o)) {
+    if (has_instance_dict(o)) return add_keyed(o, Kind::tuple, rules, leaves);
     container(Kind::tuple).items = static_cast<uint32_t>(PyTuple_GET_SIZE(o));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
       if (!add(PyTuple_GET_ITEM(o, i), rules, leaves)) return false;
@@ -193,11 +246,11 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
     return add(s->start, rules, leaves) && add(s->stop, rules, leaves) && add(s->step, rules, leaves);
   }
   if (PyDict_Check(o)) {
-    PyTypeObject* layout = layout_of(Py_TYPE(o));
+    PyTypeObject* layout = native_base(Py_TYPE(o));
     if (layout != &PyDict_Type && layout != &PyODict_Type) return fail(o);  // defaultdict, Counter: with state of their own
     return add_keyed(o, Kind::dict, rules, leaves);
   }
-  if (!by_identity(o) && PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && layout_of(Py_TYPE(o)) == &PyBaseObject_Type) return add_keyed(o, Kind::object, rules, leaves);
+  if (!by_identity(o) && native_base(Py_TYPE(o)) == &PyBaseObject_Type) return add_keyed(o, Kind::object, rules, leaves);
   return fail(o);
 }
 
@@ -214,9 +267,8 @@ bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves)
   std::vector<Ref> values;
   auto take = [&](PyObject* dict) {
     PyObject *k, *v;
-    Py_ssize_t position = 0;
     uint32_t n = 0;
-    while (PyDict_Next(dict, &position, &k, &v)) {
+    for (Items all(dict); all.next(k, v);) {
       if (!is_atom(k) && !PyTuple_Check(k) && !by_identity(k)) return fail(k), n;
       PyList_Append(keys.get(), k);
       values.push_back(Ref::borrow(v));
@@ -225,6 +277,10 @@ bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves)
     return n;
   };
   uint32_t items = kind == Kind::dict ? take(o) : 0, attributes = 0;
+  if (kind == Kind::tuple) {
+    items = static_cast<uint32_t>(PyTuple_GET_SIZE(o));
+    for (uint32_t i = 0; i < items; ++i) values.push_back(Ref::borrow(PyTuple_GET_ITEM(o, i)));
+  }
   if (has_instance_dict(o)) attributes = take(*cpython::dict_place(o));
   if (!problem_.empty()) return false;
   Part& p = parts_[at];
@@ -249,8 +305,6 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
     case Kind::tensor: {
       if (Py_TYPE(o) != p.type) return false;
       const at::Tensor& t = THPVariable_Unpack(o);
-      for (const at::Tensor& before : leaves.tensors)
-        if (before.is_same(t)) return false;
       if (t.requires_grad() != p.requires_grad || !same_attributes(p.keep.get(), attributes_of(o))) return false;
       leaves.tensors.push_back(t);
       return true;
@@ -260,7 +314,7 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       if (!PyLong_CheckExact(o)) return false;
       int overflow = 0;
       leaves.ints.push_back(PyLong_AsLongLongAndOverflow(o, &overflow));
-      return !overflow;
+      return !overflow && fits_symbols(leaves.ints.back());
     }
     case Kind::floating:
       if (!PyFloat_CheckExact(o)) return false;
@@ -273,6 +327,13 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       leaves.containers.push_back(o);
       for (uint32_t i = 0; i < p.items; ++i)
         if (!match(at, PyTuple_GET_ITEM(o, i), leaves)) return false;
+      if (p.value) {
+        PyObject *k, *v, *dict = *cpython::dict_place(o);
+        if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(p.attributes)) return false;
+        Py_ssize_t position = 0;
+        for (Py_ssize_t key = 0; PyDict_Next(dict, &position, &k, &v); ++key)
+          if (!same_key(PyTuple_GET_ITEM(p.value.get(), key), k) || !match(at, v, leaves)) return false;
+      }
       return true;
     case Kind::list:
       if (Py_TYPE(o) != p.type || PyList_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
@@ -301,8 +362,7 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       auto agree = [&](PyObject* dict, uint32_t n) {
         if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(n)) return false;
         PyObject *k, *v;
-        Py_ssize_t position = 0;
-        while (PyDict_Next(dict, &position, &k, &v))
+        for (Items all(dict); all.next(k, v);)
           if (!same_key(PyTuple_GET_ITEM(p.value.get(), key++), k) || !match(at, v, leaves)) return false;
         return true;
       };
@@ -325,7 +385,11 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
   const Part& p = parts_[at++];
   switch (p.kind) {
     case Kind::tensor:
-    case Kind::same: return THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]);
+    case Kind::same: {
+      Ref tensor = Ref::steal(THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]));
+      if (tensor && p.parameter && Py_TYPE(tensor.get()) != parameter_type()) return new_parameter(p, tensor.release());
+      return with_attributes(std::move(tensor), p.keep.get());
+    }
     case Kind::integer: {
       const c10::SymInt& s = leaves.program_ints[static_cast<size_t>(p.index)];
       if (!s.is_heap_allocated()) return PyLong_FromLongLong(s.as_int_unchecked());
@@ -350,9 +414,14 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
       }
       if (p.type == &PyTuple_Type) return leaves.made[place] = tuple.release();
       Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
-      // A named tuple's own constructor takes its fields one by one; a struct sequence's takes them all.
-      bool named = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) && p.type->tp_base == &PyTuple_Type && p.type->tp_dictoffset == 0 && PyObject_HasAttrString(reinterpret_cast<PyObject*>(p.type), "_fields");
-      return leaves.made[place] = named ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr);
+      // As unpickling does: a class's own constructor does not run. A struct sequence is made of all its fields.
+      bool of_python = native_base(p.type) == &PyTuple_Type;
+      Ref made = Ref::steal(of_python ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr));
+      for (uint32_t i = 0; made && i < p.attributes; ++i) {
+        Ref v = Ref::steal(build(at, leaves));
+        if (!v || PyDict_SetItem(*cpython::dict_place(made.get()), PyTuple_GET_ITEM(p.value.get(), i), v.get()) < 0) return nullptr;
+      }
+      return leaves.made[place] = made.release();
     }
     case Kind::list: {
       Ref list = Ref::steal(PyList_New(p.items));
@@ -393,7 +462,7 @@ PyObject* Form::build_keyed(const Part& p, size_t& at, const Leaves& leaves) con
   } else {
     // As unpickling does: the class's own constructor does not run, its attributes are set.
     static PyObject* none = PyTuple_New(0);
-    newfunc make = p.kind == Kind::object ? PyBaseObject_Type.tp_new : layout_of(p.type)->tp_new;
+    newfunc make = p.kind == Kind::object ? PyBaseObject_Type.tp_new : native_base(p.type)->tp_new;
     made = Ref::steal(make(p.type, none, nullptr));
   }
   if (!made) return nullptr;
@@ -433,13 +502,48 @@ int Form::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
+TensorAttributes::TensorAttributes(at::TensorList tensors) {
+  for (const at::Tensor& t : tensors) {
+    Ref o = Ref::steal(THPVariable_Wrap(t));
+    PyObject* attributes = attributes_of(o.get());
+    before_.emplace_back(std::move(o), attributes ? Ref::steal(PyDict_Copy(attributes)) : Ref());
+  }
+}
+
+bool TensorAttributes::changed() const {
+  return std::any_of(before_.begin(), before_.end(), [](const auto& b) { return !same_attributes(b.second.get(), attributes_of(b.first.get())); });
+}
+
 // ---- arguments ----
+
+// Whether no tensor is there twice: a call that gives one tensor in two places is another version.
+static bool are_distinct(const std::vector<at::Tensor>& tensors) {
+  constexpr size_t kFew = 16;
+  if (tensors.size() <= kFew) {
+    for (size_t i = 1; i < tensors.size(); ++i)
+      for (size_t k = 0; k < i; ++k)
+        if (tensors[i].is_same(tensors[k])) return false;
+    return true;
+  }
+  thread_local std::vector<const void*> table;  // open addressing, at most half full
+  size_t size = 2 * kFew;
+  while (size < 2 * tensors.size()) size *= 2;
+  table.assign(size, nullptr);
+  for (const at::Tensor& t : tensors) {
+    const void* impl = t.unsafeGetTensorImpl();
+    size_t at = (reinterpret_cast<uintptr_t>(impl) >> 4) * 0x9e3779b97f4a7c15ull >> 32;
+    while (table[at &= size - 1] && table[at] != impl) ++at;
+    if (std::exchange(table[at], impl)) return false;
+  }
+  return true;
+}
 
 bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& leaves) {
   positional_ = a.positional;
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.add(a.values[i], rules, leaves)) return false;
+  containers_ = leaves.containers.size();
   Form::Rules with_numbers = rules;  // counters change from call to call
   with_numbers.numbers = true;
   for (const StatePlace& p : places_)
@@ -454,9 +558,10 @@ bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
   size_t at = 0;
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.match(at, a.values[i], leaves)) return false;
+  if (!all_distinct(leaves.containers)) return false;
   for (const StatePlace& p : places_)
     if (!form_.match(at, p.value(), leaves)) return false;
-  return true;
+  return are_distinct(leaves.tensors);
 }
 
 int ArgumentsForm::traverse(visitproc visit, void* arg) const {

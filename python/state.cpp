@@ -13,25 +13,6 @@ namespace broach {
 
 namespace {
 
-constexpr size_t kMostNodes = 200000;
-
-struct Library {
-  std::string torch_folder;
-  std::vector<std::string> folders;
-  std::unordered_set<std::string> modules;
-};
-Library& library() {
-  static Library l;
-  return l;
-}
-
-std::string_view text_of(PyObject* s) {
-  Py_ssize_t n = 0;
-  const char* c = s && PyUnicode_Check(s) ? PyUnicode_AsUTF8AndSize(s, &n) : nullptr;
-  if (!c) PyErr_Clear();
-  return c ? std::string_view(c, static_cast<size_t>(n)) : std::string_view();
-}
-
 std::string short_repr(PyObject* o) {
   if (!o) return "nothing";
   if (!is_atom(o) || PyType_Check(o)) return cat("a ", Py_TYPE(o)->tp_name);
@@ -41,37 +22,11 @@ std::string short_repr(PyObject* o) {
   return s.size() > 60 ? s.substr(0, 57) + "..." : s;
 }
 
-bool is_heap(PyTypeObject* t) { return PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE); }
-
-// torch.nn.Module, once it is imported.
-PyTypeObject* module_type() {
-  static PyTypeObject* type = [] {
-    Ref m = Ref::steal(PyImport_ImportModule("torch.nn"));
-    return reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(m.get(), "Module"));
-  }();
-  return type;
-}
-
-bool starts_with_dunder(std::string_view s) { return s.size() > 4 && s.starts_with("__") && s.ends_with("__"); }
-
-// Fields of every nn.Module that only saving, loading and gradients read.
-bool is_bookkeeping(std::string_view field) {
-  static const std::unordered_set<std::string_view> names = {
-      "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
-      "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called", "_is_full_backward_hook"};
-  return names.contains(field);
-}
-
 // What the interpreter itself adds to a class when it is asked for it.
 bool is_interpreters_own(std::string_view key) {
-  static const std::unordered_set<std::string_view> names = {"__annotations__", "__doc__", "__abstractmethods__", "_abc_impl", "__annotations_cache__",
+  static const std::unordered_set<std::string_view> names = {"__annotations__", "_abc_impl", "__annotations_cache__",
                                                              "__annotate_func__", "__static_attributes__", "__firstlineno__", "__weakref__", "__dict__", "__qualname__"};
   return names.contains(key);
-}
-
-bool is_c_iterator(PyObject* o) {
-  PyTypeObject* t = Py_TYPE(o);
-  return PyGen_Check(o) || PyCoro_CheckExact(o) || (!is_heap(t) && t->tp_iternext && t->tp_iter == PyObject_SelfIter);
 }
 
 int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
@@ -84,40 +39,9 @@ PyObject* contextvar_value(PyObject* var) {
 
 }  // namespace
 
-void set_library(std::string torch_folder, std::vector<std::string> folders, std::unordered_set<std::string> modules) {
-  library() = {std::move(torch_folder), std::move(folders), std::move(modules)};
-}
-
-Owner owner_of_file(PyObject* filename) {
-  std::string_view f = text_of(filename);
-  if (f.starts_with(library().torch_folder)) return Owner::torch;
-  if (f.starts_with("<frozen ")) return Owner::library;
-  // Installed packages lie below the standard library's folder, and are the user's.
-  if (f.find("site-packages") != f.npos || f.find("dist-packages") != f.npos) return Owner::user;
-  for (const std::string& folder : library().folders)
-    if (f.starts_with(folder)) return Owner::library;
-  return Owner::user;
-}
-
-Owner owner_of_module(std::string_view name) {
-  std::string_view root = name.substr(0, name.find('.'));
-  if (root == "torch") return Owner::torch;
-  return library().modules.contains(std::string(root)) ? Owner::library : Owner::user;
-}
-
-Owner owner_of_type(PyTypeObject* type) {
-  if (!is_heap(type)) {
-    std::string_view name = type->tp_name;
-    return name.find('.') == name.npos ? Owner::library : owner_of_module(name);
-  }
-  PyObject* dict = cpython::type_dict(type);
-  PyObject* module = dict ? PyDict_GetItemString(dict, "__module__") : nullptr;
-  return owner_of_module(text_of(module));
-}
-
 bool is_atom(PyObject* o) {
   return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o) || PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || o == Py_Ellipsis ||
-         PyType_Check(o) || PyCFunction_Check(o) || PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) || THPMemoryFormat_Check(o);
+         PyType_Check(o) || PyCFunction_Check(o) || PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) || THPMemoryFormat_Check(o) || is_numpy_scalar(Py_TYPE(o));
 }
 
 bool same_value(PyObject* a, PyObject* b) {
@@ -180,8 +104,12 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   n.object = Ref::borrow(o);
   n.parent = parent;
   n.label = std::move(label);
-  n.every_call = kind == Kind::set || kind == Kind::ordered || kind == Kind::sequence || kind == Kind::weak || kind == Kind::buffer;
-  bool dict = kind == Kind::dict || kind == Kind::names;
+  switch (kind) {
+    case Kind::set: case Kind::ordered: case Kind::sequence: case Kind::context: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
+    default: break;
+  }
+  n.of_torch = parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch;
+  bool dict = kind == Kind::dict || kind == Kind::names || kind == Kind::cache;
   if (dict && !cpython::kDictVersions) {
     if (cpython::watch_dict(o, &announce)) watchers().emplace(o, Watcher{this, id});
     else n.every_call = true;
@@ -203,7 +131,7 @@ std::optional<StatePlace> State::place_of(const Change& change) const {
   const Node& n = nodes_[static_cast<size_t>(change.node)];
   if (n.kind == Kind::list && PyList_CheckExact(n.object.get())) return StatePlace{StatePlace::Kind::whole, n.object, {}, path(change.node)};
   if (n.kind == Kind::cell) return StatePlace{StatePlace::Kind::cell, n.object, {}, change.path};
-  bool keyed = (n.kind == Kind::dict && !n.class_dict) || n.kind == Kind::names;
+  bool keyed = (n.kind == Kind::dict && !n.type) || n.kind == Kind::names;
   if (!keyed || !change.key) return std::nullopt;
   return StatePlace{StatePlace::Kind::item, n.object, change.key, change.path};
 }
@@ -213,161 +141,6 @@ void State::fill(int id) {
   if (!read(nodes_[static_cast<size_t>(id)], keys, values)) problems_.push_back(path(id) + " cannot be read");
   nodes_[static_cast<size_t>(id)].keys = std::move(keys);
   nodes_[static_cast<size_t>(id)].values = std::move(values);
-}
-
-void State::watch(PyObject* root, const std::string& name) {
-  visit(root, -1, name);
-  while (!queue_.empty()) {
-    int id = queue_.back();
-    queue_.pop_back();
-    children(id);
-  }
-}
-
-// What a node's values lead to.
-void State::children(int id) {
-  // By copy: visiting adds nodes.
-  auto keys = nodes_[static_cast<size_t>(id)].keys;
-  auto values = nodes_[static_cast<size_t>(id)].values;
-  Kind kind = nodes_[static_cast<size_t>(id)].kind;
-  bool module_dict = nodes_[static_cast<size_t>(id)].module_dict;
-  std::string_view label = nodes_[static_cast<size_t>(id)].label;
-  bool of_instance = kind == Kind::dict && label.empty();
-  for (size_t i = 0; i < values.size(); ++i) {
-    PyObject* v = values[i].get();
-    if (!v || is_atom(v)) {
-      if (v && PyType_Check(v)) visit(v, id, "");
-      continue;
-    }
-    std::string_view key = i < keys.size() ? text_of(keys[i].get()) : std::string_view();
-    if (module_dict && is_bookkeeping(key)) continue;
-    bool members = module_dict && (key == "_modules" || key == "_parameters" || key == "_buffers");
-    if (kind == Kind::function && i == 0) continue;  // its code
-    if (kind == Kind::instance && i < 2) continue;   // its type and dict are nodes of their own
-    std::string step = kind == Kind::cell || kind == Kind::instance ? (i < keys.size() && keys[i] ? cat(".", key) : std::string())
-                       : members                                     ? std::string()
-                       : of_instance                                 ? cat(".", key)
-                       : i < keys.size()                             ? (key.empty() ? "[...]" : cat("['", key, "']"))
-                                                                     : cat("[", i, "]");
-    if (kind == Kind::names) step = cat(" ", key);
-    visit(v, id, step);
-  }
-}
-
-void State::visit(PyObject* o, int parent, const std::string& label) {
-  if (!o || known_.contains(o)) return;
-  if (nodes_.size() > kMostNodes) {
-    if (problems_.empty()) problems_.push_back(cat("more than ", kMostNodes, " objects are reachable"));
-    return;
-  }
-  if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent);
-  if (is_atom(o)) return;
-  if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
-  auto node = [&](Kind kind) {
-    int id = add(kind, o, parent, label);
-    known_.emplace(o, id);
-    fill(id);
-    queue_.push_back(id);
-    return id;
-  };
-  auto seen = [&] {  // immutable itself: its elements are looked at now
-    known_.emplace(o, -1);
-    keep_.push_back(Ref::borrow(o));
-  };
-  if (PyTuple_Check(o)) {
-    seen();
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) visit(PyTuple_GET_ITEM(o, i), parent, cat(label, "[", i, "]"));
-    return;
-  }
-  if (PyFunction_Check(o)) return visit_function(o, parent, label);
-  if (PyMethod_Check(o)) {
-    seen();
-    visit(PyMethod_GET_SELF(o), parent, cat(label, ".__self__"));
-    return visit(PyMethod_GET_FUNCTION(o), parent, label);
-  }
-  if (PyCell_Check(o)) return void(node(Kind::cell));
-  if (PyModule_Check(o)) {
-    seen();
-    PyObject* name = PyDict_GetItemString(PyModule_GetDict(o), "__name__");
-    if (owner_of_module(text_of(name)) != Owner::user) return;
-    modules_.push_back(o);
-    for (PyCodeObject* c : codes_) visit_module_names(o, c);
-    return;
-  }
-  if (PyDict_Check(o)) {
-    // An OrderedDict's order can change without its dict's knowing; a module's own are only ever appended to.
-    bool own = parent >= 0 && nodes_[static_cast<size_t>(parent)].module_dict && label.starts_with("._");
-    int id = node(PyODict_Check(o) && !own ? Kind::ordered : Kind::dict);
-    if (is_heap(Py_TYPE(o)) && owner_of_type(Py_TYPE(o)) == Owner::user) visit_instance(o, parent, label, id);
-    return;
-  }
-  if (PyList_Check(o)) {
-    int id = node(Kind::list);
-    if (is_heap(Py_TYPE(o))) visit_instance(o, parent, label, id);
-    return;
-  }
-  if (PyAnySet_Check(o)) {
-    if (!PyFrozenSet_Check(o)) return void(node(Kind::set));
-    return seen();
-  }
-  if (PyWeakref_Check(o)) return void(node(Kind::weak));
-  if (PyContextVar_CheckExact(o)) return void(node(Kind::weak));
-  std::string_view type = Py_TYPE(o)->tp_name;
-  if (type == "collections.deque") return void(node(Kind::sequence));
-  if (type == "functools.partial") {
-    seen();
-    for (const char* field : {"func", "args", "keywords"}) {
-      Ref v = Ref::steal(PyObject_GetAttrString(o, field));
-      if (v) visit(v.get(), parent, cat(label, ".", field));
-      else PyErr_Clear();
-    }
-    return;
-  }
-  if (is_c_iterator(o)) {
-    seen();
-    problems_.push_back(cat((parent >= 0 ? path(parent) : ""), label, " is an iterator from outside the program"));
-    return;
-  }
-  if (is_heap(Py_TYPE(o))) {
-    Owner owner = owner_of_type(Py_TYPE(o));
-    if (owner == Owner::library && type != "Namespace") return seen();  // loggers, locks, enum's machinery
-    return visit_instance(o, parent, label, -1);
-  }
-  if (PyObject_CheckBuffer(o)) return void(node(Kind::buffer));
-  Owner owner = owner_of_type(Py_TYPE(o));
-  // A type written in C whose instances have attributes too: SimpleNamespace, what functools.lru_cache makes.
-  if (PyObject** place = cpython::dict_place_if_any(o); place && *place) return visit_instance(o, parent, label, -1);
-  seen();
-  bool numpy = type.starts_with("numpy.") && !type.starts_with("numpy.random");
-  if ((owner == Owner::user && !numpy) || type.starts_with("numpy.random")) problems_.push_back(cat((parent >= 0 ? path(parent) : ""), label, " is an object of the foreign type ", type));
-}
-
-void State::visit_function(PyObject* f, int parent, const std::string& label) {
-  auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(f));
-  if (owner_of_file(code->co_filename) != Owner::user) {
-    known_.emplace(f, -1);
-    keep_.push_back(Ref::borrow(f));
-    // A library's wrapper (functools.wraps, no_grad) may hold a user's function.
-    if (PyObject* closure = PyFunction_GET_CLOSURE(f))
-      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i)
-        if (PyObject* v = PyCell_GET(PyTuple_GET_ITEM(closure, i)); v && (PyFunction_Check(v) || PyMethod_Check(v))) visit(v, parent, label);
-    return;
-  }
-  int id = add(Kind::function, f, parent, cat(label.empty() ? "" : label, "<", text_of(code->co_name), ">"));
-  known_.emplace(f, id);
-  fill(id);
-  if (PyObject* closure = PyFunction_GET_CLOSURE(f))
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i) {
-      PyObject* cell = PyTuple_GET_ITEM(closure, i);
-      if (known_.contains(cell)) continue;  // left out, too
-      int c = add(Kind::cell, cell, id, cat(", closure variable ", text_of(PyTuple_GET_ITEM(cpython::free_names(code).get(), i))));
-      known_.emplace(cell, c);
-      fill(c);
-      queue_.push_back(c);
-    }
-  if (PyObject* defaults = PyFunction_GET_DEFAULTS(f)) visit(defaults, id, " default ");
-  if (PyObject* defaults = PyFunction_GET_KW_DEFAULTS(f)) visit(defaults, id, " keyword default ");
-  if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
 }
 
 std::vector<at::Tensor> State::tensors() const {
@@ -384,121 +157,15 @@ std::vector<std::string> State::written() const {
   return out;
 }
 
-// Its elements are the trace's business; attributes that Python code gave it are state.
-void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
-  const at::Tensor& t = THPVariable_Unpack(o);
-  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t)});
-  int id = add(Kind::instance, o, parent, label);
-  known_.emplace(o, id);
-  Node& n = nodes_.back();
-  n.place = cpython::dict_place_if_any(o);
-  fill(id);
-  if (!n.place || !*n.place || known_.contains(*n.place)) return;
-  int d = add(Kind::dict, *n.place, id, "");
-  known_.emplace(nodes_[static_cast<size_t>(d)].object.get(), d);
-  fill(d);
-  queue_.push_back(d);
-}
-
-void State::visit_type(PyTypeObject* type, int parent) {
-  auto* o = reinterpret_cast<PyObject*>(type);
-  if (known_.contains(o)) return;
-  known_.emplace(o, -1);
-  keep_.push_back(Ref::borrow(o));
-  if (!is_heap(type) || !type->tp_mro) return;
-  bool users = false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) {
-    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i));
-    if (!is_heap(base) || owner_of_type(base) != Owner::user) continue;
-    users = true;
-    PyObject* dict = cpython::type_dict(base);
-    if (!dict || known_.contains(dict)) continue;
-    int id = add(Kind::dict, dict, -1, base->tp_name);
-    keep_.push_back(Ref::borrow(reinterpret_cast<PyObject*>(base)));
-    known_.emplace(dict, id);
-    nodes_[static_cast<size_t>(id)].class_dict = true;
-    fill(id);
-    auto keys = nodes_[static_cast<size_t>(id)].keys;
-    auto values = nodes_[static_cast<size_t>(id)].values;
-    for (size_t k = 0; k < keys.size(); ++k) {
-      PyObject* v = values[k].get();
-      std::string_view key = text_of(keys[k].get());
-      if (PyFunction_Check(v)) candidates_.insert(v);
-      else if (!starts_with_dunder(key) && !is_atom(v)) visit(v, id, cat(".", key));
-    }
-  }
-  if (!users) return;
-  int id = add(Kind::mro, o, parent, type->tp_name);
-  fill(id);
-}
-
-void State::visit_instance(PyObject* o, int parent, const std::string& label, int self_node) {
-  int id = add(Kind::instance, o, parent, label);
-  if (self_node < 0) known_.emplace(o, id);
-  Node* n = &nodes_.back();
-  PyTypeObject* type = Py_TYPE(o);
-  n->place = cpython::dict_place(o);
-  n->slots = cpython::slots_of(type);
-  fill(id);
-  n = &nodes_[static_cast<size_t>(id)];
-  if (n->place && *n->place && !known_.contains(*n->place)) {
-    PyObject* dict = *n->place;
-    int d = add(Kind::dict, dict, id, "");
-    known_.emplace(dict, d);
-    nodes_[static_cast<size_t>(d)].module_dict = PyType_IsSubtype(type, module_type());
-    fill(d);
-    queue_.push_back(d);
-  }
-  if (!nodes_[static_cast<size_t>(id)].slots.empty()) queue_.push_back(id);
-  visit_type(type, id);
-}
-
-// Globals that a piece of code may load: those that it names. A name that is not there now could come later.
-void State::watch_names(PyObject* dict, PyCodeObject* code, const std::string& label) {
-  auto [it, fresh] = names_.emplace(dict, -1);
-  if (fresh) it->second = add(Kind::names, dict, -1, label);
-  int id = it->second;
-  PyObject* names = cpython::names_of(code);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
-    PyObject* name = PyTuple_GET_ITEM(names, i);
-    if (!named_.emplace(dict, name).second) continue;  // names are interned
-    if (!left_out_.empty() && is_left_out(dict, name)) continue;
-    PyObject* value = PyDict_GetItemWithError(dict, name);
-    nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
-    nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
-    if (value) visit(value, id, cat(" ", text_of(name)));
-  }
-}
-
-void State::visit_module_names(PyObject* module, PyCodeObject* code) {
-  PyObject* dict = PyModule_GetDict(module);
-  watch_names(dict, code, cat("module ", text_of(PyDict_GetItemString(dict, "__name__")), ","));
-}
-
-void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) {
-  auto* c = reinterpret_cast<PyObject*>(code);
-  if (codes_.insert(code).second) {
-    keep_.push_back(Ref::borrow(c));
-    PyObject* constants = cpython::constants_of(code);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
-      if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
-    watch_names(globals, code, cat("module ", text_of(PyDict_GetItemString(globals, "__name__")), ", global"));
-    auto modules = modules_;
-    for (PyObject* m : modules) visit_module_names(m, code);
-  } else if (!names_.contains(globals)) {
-    watch_names(globals, code, "another module's globals,");
-  }
-  auto* f = reinterpret_cast<PyObject*>(function);
-  // A function that the program made itself has only what the program gave it.
-  if (f && !known_.contains(f) && (!made_here_.contains(code) || candidates_.contains(f))) visit(f, -1, "");
-  while (!queue_.empty()) {
-    int id = queue_.back();
-    queue_.pop_back();
-    children(id);
-  }
-}
-
 // ---- reading and comparing ----
+
+static void read_all(PyObject* dict, std::vector<Ref>& keys, std::vector<Ref>& values) {
+  PyObject *k, *v;
+  for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &k, &v);) {
+    keys.push_back(Ref::borrow(k));
+    values.push_back(Ref::borrow(v));
+  }
+}
 
 bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const {
   PyObject* o = n.object.get();
@@ -508,11 +175,18 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       PyObject *k, *v;
       Py_ssize_t at = 0;
       while (PyDict_Next(o, &at, &k, &v)) {
-        if (n.class_dict && is_interpreters_own(text_of(k))) continue;
+        if (n.type && is_interpreters_own(text_of(k))) continue;
+        if (n.unwatched && n.unwatched->contains(std::string(text_of(k)))) continue;
         if (!left_out_.empty() && is_left_out(o, k)) continue;
         keys.push_back(Ref::borrow(k));
         value(v);
       }
+      return true;
+    }
+    case Kind::cache: {
+      if (n.keys.empty()) return read_all(o, keys, values), true;
+      keys = n.keys;
+      for (const Ref& k : keys) value(PyDict_GetItemWithError(o, k.get()));
       return true;
     }
     case Kind::ordered: {
@@ -547,7 +221,7 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     case Kind::cell: value(PyCell_GET(o)); return true;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict}) value(v);
+      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc}) value(v);
       return true;
     }
     case Kind::instance:
@@ -556,10 +230,19 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       for (Py_ssize_t offset : n.slots) value(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset));
       return true;
     case Kind::mro: value(reinterpret_cast<PyTypeObject*>(o)->tp_mro); return true;
-    case Kind::weak:
-      if (PyContextVar_CheckExact(o)) values.push_back(Ref::steal(contextvar_value(o)));
-      else value(PyWeakref_GET_OBJECT(o));
+    case Kind::weak: value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True); return true;
+    case Kind::context:
+      values.push_back(Ref::steal(contextvar_value(o)));
       return true;
+    case Kind::fields:
+      for (const char* field : {"func", "args", "keywords"}) {
+        values.push_back(Ref::steal(PyObject_GetAttrString(o, field)));
+        if (!values.back()) return PyErr_Clear(), false;
+      }
+      return true;
+    case Kind::answer:
+      values.push_back(Ref::steal(PyObject_CallNoArgs(o)));
+      return values.back() || (PyErr_Clear(), false);
     case Kind::buffer: {
       Ref bytes = Ref::steal(PyBytes_FromObject(o));
       if (!bytes) return PyErr_Clear(), false;
@@ -588,6 +271,83 @@ bool State::same(Node& n, bool take, std::string* why) const {
     n.values = std::move(values);
   }
   return fine;
+}
+
+namespace {
+
+// Makes a dict hold these items, in their order; those of keys that are none of a state's stay.
+bool put_back_items(PyObject* dict, const std::vector<Ref>& keys, const std::vector<Ref>& values) {
+  bool ordered = PyODict_Check(dict);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    PyObject *k = keys[i].get(), *v = values[i].get();
+    if (PyObject* now = PyDict_GetItemWithError(dict, k); now && (ordered ? PyODict_DelItem(dict, k) : PyDict_DelItem(dict, k)) < 0) return false;
+    if (v && (ordered ? PyODict_SetItem(dict, k, v) : PyDict_SetItem(dict, k, v)) < 0) return false;
+  }
+  return true;
+}
+
+Ref list_of(const std::vector<Ref>& values) {
+  Ref list = Ref::steal(PyList_New(static_cast<Py_ssize_t>(values.size())));
+  for (size_t i = 0; i < values.size(); ++i) PyList_SET_ITEM(list.get(), i, Ref(values[i]).release());
+  return list;
+}
+
+bool call_method(PyObject* o, const char* name, PyObject* argument) {
+  return static_cast<bool>(Ref::steal(argument ? PyObject_CallMethod(o, name, "O", argument) : PyObject_CallMethod(o, name, nullptr)));
+}
+
+}  // namespace
+
+bool State::put_back(const Node& n) {
+  PyObject* o = n.object.get();
+  switch (n.kind) {
+    case Kind::dict:
+      if (n.type) {
+        for (size_t i = 0; i < n.keys.size(); ++i)
+          if (PyObject* now = PyDict_GetItemWithError(o, n.keys[i].get()); now != n.values[i].get() && PyObject_SetAttr(n.type.get(), n.keys[i].get(), n.values[i].get()) < 0) return false;
+        return true;
+      }
+      [[fallthrough]];
+    case Kind::ordered: {
+      std::vector<Ref> now, ignored;
+      Ref all = Ref::steal(PySequence_List(o));
+      for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(all.get()); ++i) {
+        PyObject* k = PyList_GET_ITEM(all.get(), i);
+        bool kept = std::any_of(n.keys.begin(), n.keys.end(), [&](const Ref& key) { return same_value(key.get(), k); });
+        if (!kept && !(n.unwatched && n.unwatched->contains(std::string(text_of(k)))) && PyDict_DelItem(o, k) < 0) return false;
+      }
+      return all && put_back_items(o, n.keys, n.values);
+    }
+    case Kind::names:
+      for (size_t i = 0; i < n.keys.size(); ++i) {
+        PyObject *k = n.keys[i].get(), *now = PyDict_GetItemWithError(o, k), *v = n.values[i].get();
+        if (now != v && (v ? PyDict_SetItem(o, k, v) : PyDict_DelItem(o, k)) < 0) return false;
+      }
+      return true;
+    case Kind::cache: return true;  // a result that was computed once more is a hit
+    case Kind::list: return PyList_SetSlice(o, 0, PyList_GET_SIZE(o), list_of(n.values).get()) == 0;
+    case Kind::set: return call_method(o, "clear", nullptr) && call_method(o, "update", list_of(n.values).get());
+    case Kind::sequence: return call_method(o, "clear", nullptr) && call_method(o, "extend", list_of(n.values).get());
+    case Kind::cell: return PyCell_Set(o, n.values[0].get()) == 0;
+    case Kind::instance:
+      for (size_t i = 0; i < n.slots.size(); ++i) {
+        auto* slot = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + n.slots[i]);
+        Ref old = Ref::steal(std::exchange(*slot, Ref(n.values[i + 2]).release()));
+      }
+      return Py_TYPE(o) == reinterpret_cast<PyTypeObject*>(n.values[0].get());
+    default: return false;
+  }
+}
+
+bool State::restore() const {
+  PyObject *type, *value, *trace;  // of a program that raised
+  PyErr_Fetch(&type, &value, &trace);
+  bool whole = true;
+  for (const Node& n : nodes_)
+    if (!same(const_cast<Node&>(n), false, nullptr) && !put_back(n)) whole = false;
+  PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+  return whole;
 }
 
 std::vector<State::Change> State::changes() const {
@@ -626,6 +386,7 @@ void State::add_words(Node& n) {
   switch (n.kind) {
     case Kind::dict:
     case Kind::names:
+    case Kind::cache:
       if (const uint64_t* version = cpython::version_word(o)) word(version);
       break;
     case Kind::list: {
@@ -638,7 +399,7 @@ void State::add_words(Node& n) {
     case Kind::cell: word(&reinterpret_cast<PyCellObject*>(o)->ob_ref); break;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject** field : {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict}) word(field);
+      for (PyObject** field : {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict, &f->func_name, &f->func_qualname, &f->func_doc}) word(field);
       break;
     }
     case Kind::instance:
@@ -658,6 +419,10 @@ void State::stamp() {
   every_call_.clear();
   for (size_t id = 0; id < nodes_.size(); ++id) {
     Node& n = nodes_[id];
+    if (n.kind == Kind::cache) {  // what it found in its place from now on is a hit
+      n.keys.clear();
+      fill(static_cast<int>(id));
+    }
     // Dicts are compared by version: several nodes of one dict need one word.
     add_words(n);
     if (n.every_call) every_call_.push_back(static_cast<int>(id));
@@ -711,9 +476,14 @@ std::string State::path(const Node& n, size_t i) const {
     case Kind::dict:
     case Kind::ordered: return n.label.empty() || n.parent < 0 ? cat(base, ".", key) : cat(base, "[", i < n.keys.size() ? short_repr(n.keys[i].get()) : "", "]");
     case Kind::names: return cat(base, " ", key);
+    case Kind::cache: return base + ", a cached result";
+    case Kind::fields: return base + (i == 0 ? ".func" : i == 1 ? ".args" : ".keywords");
     case Kind::list:
     case Kind::sequence: return cat(base, "[", i, "]");
-    case Kind::function: return cat(base, i == 0 ? ".__code__" : i == 1 ? ".__defaults__" : i == 2 ? ".__kwdefaults__" : ".__dict__");
+    case Kind::function: {
+      static constexpr const char* fields[] = {".__code__", ".__defaults__", ".__kwdefaults__", ".__dict__", ".__name__", ".__qualname__", ".__doc__"};
+      return cat(base, fields[i]);
+    }
     case Kind::instance: return i == 0 ? base + ".__class__" : i == 1 ? base + ".__dict__" : cat(base, ", slot ", i - 2);
     default: return base;
   }

@@ -9,6 +9,7 @@
 #include "cpython.h"
 #include "places.h"
 #include "reference.h"
+#include "types.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -22,14 +23,6 @@
 #include <vector>
 
 namespace broach {
-
-// Whose code or class something is: only users' state is watched.
-enum class Owner { user, torch, library };
-Owner owner_of_file(PyObject* filename);
-Owner owner_of_module(std::string_view name);
-Owner owner_of_type(PyTypeObject* type);
-// Folders and module names that are not the user's; set once by the package.
-void set_library(std::string torch_folder, std::vector<std::string> library_folders, std::unordered_set<std::string> library_modules);
 
 // Whether a value can never change: numbers, strings, types of elements and the like, and tuples of them are not included.
 bool is_atom(PyObject* o);
@@ -46,8 +39,13 @@ class State {
   // Leaves a place out of the state; before anything is watched.
   void leave_out(const StatePlace& place);
   void watch(PyObject* root, const std::string& name);
-  // To be called before a user's code runs: watches the globals that it names, its closure and its defaults.
+  // To be called before a program's code runs: watches the globals, builtins and imported modules that it names, its closure and
+  // its defaults. Of torch's code it watches what the names stand for, and not what that consists of.
   void enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function);
+  // A function without arguments whose answer is part of the state (how many threads there are).
+  void watch_answer(PyObject* function);
+  // Globals of a library's module that C code reads.
+  void watch_globals(const char* module, std::initializer_list<const char*> names);
 
   // One value that differs from the snapshot. `key` is null where there is none.
   struct Change {
@@ -59,11 +57,16 @@ class State {
   std::vector<Change> changes() const;
   // Where the program may have written a changed value to; nothing if a write there cannot be repeated.
   std::optional<StatePlace> place_of(const Change& change) const;
+  bool is_deque(const Change& change) const { return nodes_[static_cast<size_t>(change.node)].kind == Kind::sequence; }
   // Takes the present as the snapshot's.
   void stamp();
+  // Puts back what was written since. False where something cannot be.
+  bool restore() const;
   // Whether what was read is as it was: where nothing was touched since, no value is compared.
   bool holds(std::string* why);
 
+  // To be called once everything was visited.
+  void find_weakly_held();
   // What was met that cannot be watched; empty if the snapshot is complete.
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> describe() const;
@@ -73,6 +76,7 @@ class State {
   // Tensors that were written since `stamp`, by name.
   std::vector<std::string> written() const;
   size_t size() const { return nodes_.size(); }
+  bool has_entered(PyCodeObject* code) const { return entered_.contains(code); }
   const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
 
   int traverse(visitproc visit, void* arg) const;
@@ -82,14 +86,18 @@ class State {
   }
 
  private:
-  enum class Kind { dict, names, ordered, list, set, sequence, cell, function, instance, mro, weak, buffer };
+  // names: of a dict, some keys only; cache: of functools.lru_cache, likewise those that it had; fields: attributes written in C;
+  // answer: what a function gives.
+  enum class Kind { dict, names, cache, ordered, list, set, sequence, cell, function, instance, mro, context, weak, buffer, fields, answer };
   struct Node {
     Kind kind;
     Ref object;
     int parent;
     std::string label;
     bool module_dict = false;  // the instance dict of an nn.Module
-    bool class_dict = false;
+    bool of_torch = false;     // part of an object of torch's that is no module
+    Ref type;                  // whose class dict it is
+    const std::unordered_set<std::string>* unwatched = nullptr;
     std::vector<Ref> keys, values;
     std::vector<Py_ssize_t> slots;   // instance: offsets of the slots
     PyObject** place = nullptr;      // instance: where its dict is
@@ -101,13 +109,31 @@ class State {
     uint64_t expected;
   };
 
+  // What a value leads to: visit.cpp.
   void visit(PyObject* value, int parent, const std::string& label);
-  void visit_type(PyTypeObject* type, int parent);
+  bool visit_builtin(PyObject* o, PyTypeObject* native, int parent, const std::string& label);
+  void visit_builtin_method(PyObject* o, int parent, const std::string& label);
+  void visit_native(PyObject* o, PyTypeObject* native, int parent, const std::string& label);
+  void visit_type(PyTypeObject* type, int parent, const std::string& label);
+  void visit_class_dict(PyTypeObject* type);
+  void visit_class_value(PyObject* value, int parent, const std::string& label);
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
   void visit_tensor(PyObject* t, int parent, const std::string& label);
   void visit_function(PyObject* f, int parent, const std::string& label);
+  void visit_module(PyObject* module, PyObject* name);
+  static bool may_name(PyCodeObject* code, PyObject* name);
   void visit_module_names(PyObject* module, PyCodeObject* code);
-  void watch_names(PyObject* dict, PyCodeObject* code, const std::string& label);
+  void visit_cache(PyObject* wrapper, int parent, const std::string& label);
+  void visit_referents(PyObject* o, int parent, const std::string& label);
+  void visit_queued();
+  // Whether a name that is not there could come later, and how far a value is looked into.
+  enum class Names { all, found, shallow };
+  void watch_names(PyObject* dict, PyObject* names, const std::string& label, Names which);
+  void watch_imports(PyCodeObject* code, PyObject* globals);
+  void watch_builtins(PyCodeObject* code, PyObject* globals);
+  int node_of(Kind kind, PyObject* o, int parent, const std::string& label);
+  void has_seen(PyObject* o);
+  void problem(PyObject* o, int parent, const std::string& label, const std::string& what);
   int add(Kind kind, PyObject* o, int parent, std::string label);
   void fill(int node);
   void children(int node);
@@ -115,6 +141,7 @@ class State {
   bool same(Node& n, bool take, std::string* why) const;
   void add_words(Node& n);
   bool take_words(const Node& n);
+  static bool put_back(const Node& n);
   bool is_left_out(PyObject* owner, PyObject* key) const;
   std::string path(int node) const;
   std::string path(const Node& n, size_t position) const;
@@ -122,24 +149,26 @@ class State {
   std::vector<Node> nodes_;
   std::vector<int> queue_;
   std::unordered_map<PyObject*, int> known_;      // by object; instance dicts and class dicts too
-  std::unordered_map<PyObject*, int> names_;      // by dict of globals
+  std::unordered_map<PyObject*, int> names_;      // by dict of globals, or of modules
   struct PairHash {
     size_t operator()(const std::pair<PyObject*, PyObject*>& p) const { return std::hash<PyObject*>()(p.first) * 31 + std::hash<PyObject*>()(p.second); }
   };
   std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
   std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
-  std::unordered_set<PyCodeObject*> codes_, made_here_;
-  std::vector<PyObject*> modules_;
+  std::unordered_set<PyCodeObject*> codes_, entered_, made_here_;  // without and with torch's
+  std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them
   struct Held {
     at::Tensor tensor;
     std::string path;
     int64_t version;
   };
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
+  std::vector<std::pair<PyObject*, std::string>> weak_;
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<std::string> problems_;
+  bool in_library_ = false;  // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;
 };

@@ -9,14 +9,25 @@
 #include "cpython.h"
 #include "function.h"
 #include "support/error.h"
+#include "while_capturing.h"
 
 namespace broach {
 
 namespace {
 
-PureNames& names() {
-  static PureNames n;
-  return n;
+NativeFunctions& known() {
+  static NativeFunctions f;
+  return f;
+}
+
+// A name, or that of a module or type that it belongs to.
+bool is_within(const std::unordered_set<std::string>& set, std::string name) {
+  for (;;) {
+    if (set.contains(name)) return true;
+    size_t dot = name.rfind('.');
+    if (dot == name.npos) return false;
+    name.resize(dot);
+  }
 }
 
 std::string attribute(PyObject* o, const char* name) {
@@ -44,8 +55,37 @@ std::string users_place(PyFrameObject* frame) {
   return place(frame);
 }
 
-bool is_container(PyObject* o) {
-  return PyList_Check(o) || PyDict_Check(o) || PyTuple_Check(o) || PyUnicode_Check(o) || PyLong_Check(o) || PyFloat_Check(o) || PyBytes_Check(o) || PyAnySet_Check(o) || PySlice_Check(o) || PyRange_Check(o);
+// Python's own containers, numbers and texts: their methods change nothing but themselves, which is found by comparing.
+bool is_builtin_value(PyObject* o) {
+  PyTypeObject* t = native_base(Py_TYPE(o));
+  for (PyTypeObject* known : {&PyList_Type, &PyDict_Type, &PyODict_Type, &PyTuple_Type, &PyUnicode_Type, &PyLong_Type, &PyBool_Type, &PyFloat_Type, &PyComplex_Type, &PyBytes_Type, &PyByteArray_Type, &PySet_Type,
+                              &PyFrozenSet_Type, &PySlice_Type, &PyRange_Type})
+    if (t == known) return true;
+  return false;
+}
+
+// Whether an import statement that found no module runs this code: it will find one the next time.
+bool is_importing(PyFrameObject* frame) {
+  for (Ref f = Ref::borrow(reinterpret_cast<PyObject*>(frame)); f; f = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(f.get()))))) {
+    Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(f.get()))));
+    if (text_of(reinterpret_cast<PyCodeObject*>(code.get())->co_filename).starts_with("<frozen importlib.")) return true;
+  }
+  return false;
+}
+
+// Says whether a class was registered with an abstract one since.
+PyObject* registrations() {
+  static PyObject* token = [] {
+    Ref m = Ref::steal(PyImport_ImportModule("_abc"));
+    return PyObject_GetAttrString(m.get(), "get_cache_token");
+  }();
+  return token;
+}
+
+bool is_question(std::string_view function) {
+  for (std::string_view start : {"get_", "_get_", "is_", "_is_", "has_", "_has_"})
+    if (function.starts_with(start)) return true;
+  return false;
 }
 
 // What every object has: __reduce_ex__, __dir__, __format__ and the like.
@@ -57,9 +97,9 @@ bool is_object_method(const PyMethodDef* method) {
 
 }  // namespace
 
-void set_pure_names(PureNames n) { names() = std::move(n); }
+void set_native_functions(NativeFunctions f) { known() = std::move(f); }
 
-Watch::Watch(State& state) : state_(state) {
+Watch::Watch(State& state) : state_(state), symbols_(Function::is_capturing_symbols()) {
   auto before = cpython::current_profiler();
   before_ = before.function;
   before_argument_ = Ref::steal(before.argument);
@@ -67,19 +107,31 @@ Watch::Watch(State& state) : state_(state) {
   PyEval_SetProfile(&on_event, self.get());
 }
 
-Watch::~Watch() { PyEval_SetProfile(before_, before_argument_.get()); }
+Watch::~Watch() {
+  if (cpython::current_profiler_function() == &on_event) PyEval_SetProfile(before_, before_argument_.get());
+}
 
 int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
   if (c10::impl::tls_is_dispatch_key_excluded(kCaptureKey)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
+  if (w->abandoned_) return 0;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   if (what == PyTrace_CALL) w->on_call(frame);
   else if (what == PyTrace_C_CALL) w->on_builtin(frame, argument, false);
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
-  return 0;
+  // A run on stand-ins ends before it has an effect.
+  return w->ends_ && (what == PyTrace_CALL || what == PyTrace_C_CALL) ? w->end_program() : 0;
+}
+
+// By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.
+int Watch::end_program() {
+  static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
+  ends_ = false;
+  PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others" : effects_.back().c_str());
+  return -1;
 }
 
 Owner Watch::owner(PyCodeObject* code) {
@@ -95,87 +147,124 @@ void Watch::on_call(PyFrameObject* frame) {
   Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   auto* code = reinterpret_cast<PyCodeObject*>(held.get());
   Owner whose = owner(code);
-  if (whose == Owner::torch) return on_torch_call(frame, code);
-  if (whose != Owner::user) return;
+  if (whose == Owner::own) return;
+  if (whose == Owner::torch) on_torch_call(frame, code);
+  else if (whose == Owner::library) on_library_call(frame, code);
+  if (!state_.has_entered(code) && is_importing(frame)) return effect(frame, "imports a module");
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
+}
+
+void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
+  std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
+  // One that nobody sees, or saw before, is shown no more by a run that does not warn.
+  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning", true);
+  if (file.find("/asyncio/") != file.npos) effect(frame, "runs a loop of asyncio", true);
+  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log", true);
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (!torch_codes_.insert(code).second) return;
+  std::string_view function = text_of(code->co_name);
+  if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) effect(frame, "asks for the identity of a tensor");
+  asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" || function == "is_torchdynamo_compiling";
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+  if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper") return abandon(frame);
+  if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
 }
 
+// What torch.compile compiles, eager's higher-order operators among it, is not made for running under a capture, and may compute
+// without operations. Dynamo takes it for a part of the program.
+void Watch::abandon(PyFrameObject* frame) {
+  abandoned_ = true;
+  effects_.clear();
+  ends_ = !Function::abandon_capture(cat("calls a function that torch.compile compiles at ", users_place(frame)));
+  Compiling::end();
+}
+
 const Watch::Verdict& Watch::judge(PyObject* function) {
+  using Kind = Verdict::Kind;
   PyMethodDef* method = cpython::method_of(function);
   auto it = verdicts_.find(method);
-  if (it == verdicts_.end()) {
-    Verdict v{false, false, ""};
-    keep_.push_back(Ref::borrow(function));
-    PyObject* self = cpython::self_of(function);
-    std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
-    // A class method says where it is from by its class.
-    if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch) module = attribute(self, "__module__");
-    const auto& n = names();
-    auto listed = [&](const std::unordered_set<std::string>& set) {
-      for (std::string key = v.name;;) {
-        if (set.contains(key)) return true;
-        size_t dot = key.rfind('.');
-        if (dot == key.npos) return false;
-        key.resize(dot);
-      }
-    };
-    if (self && THPVariable_Check(self)) {
-      v.name = cat("Tensor.", method->ml_name);
-      v.torch = true;
-      v.pure = !listed(n.impure);
-    } else if (self && !PyModule_Check(self) && !PyType_Check(self) && module.empty()) {
-      v.name = cat(Py_TYPE(self)->tp_name, ".", method->ml_name);
-      v.torch = owner_of_type(Py_TYPE(self)) == Owner::torch;
-      v.pure = is_container(self) || is_object_method(method) || (listed(n.pure) && !listed(n.impure));
-    } else {
-      v.name = module.empty() ? qualified : cat(module, ".", qualified);
-      v.torch = owner_of_module(module) == Owner::torch;
-      v.pure = listed(n.pure) && !listed(n.impure);
-    }
-    it = verdicts_.emplace(method, std::move(v)).first;
-  }
-  return it->second;
+  if (it != verdicts_.end()) return it->second;
+  Verdict v{Kind::unknown, false, ""};
+  keep_.push_back(Ref::borrow(function));
+  PyObject* self = cpython::self_of(function);
+  std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
+  // A class method says where it is from by its class.
+  if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch) module = attribute(self, "__module__");
+  bool of_object = self && !PyModule_Check(self) && !PyType_Check(self) && module.empty();
+  bool tensors = self && THPVariable_Check(self);
+  v.name = tensors     ? cat("Tensor.", method->ml_name)
+           : of_object ? cat(native_base(Py_TYPE(self))->tp_name, ".", method->ml_name)
+           : module.empty() || (module == "builtins" && qualified.find('.') != qualified.npos) ? qualified
+                                                                                               : cat(module, ".", qualified);
+  v.torch = tensors || (of_object ? owner_of_type(Py_TYPE(self)) == Owner::torch : owner_of_module(v.name) == Owner::torch);
+  const NativeFunctions& f = known();
+  bool pure = f.pure.contains(v.name) || qualified.ends_with(".__class_getitem__") || (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) || (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
+  // Settings that torch's own code asks for.
+  bool setting = v.torch && (method->ml_flags & METH_NOARGS) && !of_object && is_question(method->ml_name);
+  if (setting && !pure && !is_within(f.impure, v.name)) v.kind = Kind::answer;
+  else v.kind = is_within(f.impure, v.name) ? Kind::impure : f.answers.contains(v.name) ? Kind::answer : pure ? Kind::pure : Kind::unknown;
+  return verdicts_.emplace(method, std::move(v)).first->second;
+}
+
+void Watch::set_line(PyFrameObject* frame, PyCodeObject* code) {
+  int line = PyFrame_GetLineNumber(frame);
+  if (code == line_code_ && line == line_) return;
+  line_code_ = code;
+  line_ = line;
+  Function::set_line(place(frame));
+}
+
+// Of a tensor's methods, whether the recording bears what this one tells the program.
+static bool answers_for(std::string_view name, PyObject* function) {
+  constexpr std::string_view tensors = "Tensor.";
+  if (!name.starts_with(tensors) || !Capture::current()) return true;
+  return Capture::current()->asks(THPVariable_Unpack(cpython::self_of(function)), name.substr(tensors.size()));
 }
 
 void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
+  using Kind = Verdict::Kind;
   if (!PyCFunction_Check(function)) return;
   Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   auto* code = reinterpret_cast<PyCodeObject*>(held.get());
   Owner whose = owner(code);
-  if (!raised && whose == Owner::user) {
-    int line = PyFrame_GetLineNumber(frame);
-    if (code != line_code_ || line != line_) {
-      line_code_ = code;
-      line_ = line;
-      Function::set_line(place(frame));
-    }
-  }
+  if (whose == Owner::own) return;
+  if (!raised && whose == Owner::user) set_line(frame, code);
   const Verdict& v = judge(function);
   if (raised) {
     if (v.torch) effect(frame, cat("an error in ", v.name, " is caught"));
     return;
   }
-  if (v.pure) return;
+  if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
+  if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
+  if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
+  if (!answers_for(v.name, function)) return effect(frame, cat("calls ", v.name));
+  if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
+  if (v.kind == Kind::answer) return state_.watch_answer(function);
   if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
-  if (whose == Owner::torch && !names().impure.contains(v.name)) return;
+  if (whose == Owner::torch && v.kind == Kind::unknown) return;
   effect(frame, cat("calls ", v.name));
 }
 
-void Watch::effect(PyFrameObject* frame, const std::string& what) {
+// A program that asks for the profile function, or sets one, is to find what would be there without a capture.
+void Watch::step_aside(PyFrameObject* frame, const std::string& function) {
+  effect(frame, cat("calls ", function));
+  abandoned_ = true;
+  PyEval_SetProfile(before_, before_argument_.get());
+}
+
+void Watch::effect(PyFrameObject* frame, const std::string& what, bool first) {
   std::string text = cat(what, " at ", users_place(frame));
-  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.push_back(std::move(text));
+  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.insert(first ? effects_.begin() : effects_.end(), std::move(text));
+  ends_ = ends_ || symbols_;
 }
 
 }  // namespace broach

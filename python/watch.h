@@ -12,12 +12,15 @@
 
 namespace broach {
 
-// Which functions written in C change nothing and depend on their arguments only. Names are "module.function" and
-// "Type.method"; a module's or type's name alone stands for all of it.
-struct PureNames {
-  std::unordered_set<std::string> pure, impure;
+// What is known of functions written in C, each by its own name: "module.function" or "Type.method".
+struct NativeFunctions {
+  std::unordered_set<std::string> pure;       // change nothing but their arguments, and depend on these only
+  std::unordered_set<std::string> answers;    // depend on something besides, which can be asked again: it is compared on each call
+  std::unordered_set<std::string> impure;     // whoever calls them; the name of a module or type stands for all of it
+  std::unordered_set<std::string> of_libraries;  // called by Python's own library and torch, whose use of them leaves nothing behind
+  std::unordered_set<std::string> operators;  // of torch: each call is an operation that is recorded
 };
-void set_pure_names(PureNames names);
+void set_native_functions(NativeFunctions functions);
 
 // For its lifetime the thread's calls are watched. Needs the GIL.
 class Watch {
@@ -29,30 +32,42 @@ class Watch {
 
   // Why a trace cannot stand for the run; empty if it can.
   const std::vector<std::string>& effects() const { return effects_; }
+  // Whether the program has asked whether it is compiled.
+  bool asked_whether_compiling() const { return asked_; }
 
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
+  void on_library_call(PyFrameObject* frame, PyCodeObject* code);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
+  void set_line(PyFrameObject* frame, PyCodeObject* code);
   Owner owner(PyCodeObject* code);
   struct Verdict {
-    bool pure, torch;
+    enum class Kind { pure, answer, unknown, impure } kind;
+    bool torch;
     std::string name;
   };
   const Verdict& judge(PyObject* function);
-  void effect(PyFrameObject* frame, const std::string& what);
+  void step_aside(PyFrameObject* frame, const std::string& function);
+  // `first`: it decides what runs the program instead.
+  void effect(PyFrameObject* frame, const std::string& what, bool first = false);
+  void abandon(PyFrameObject* frame);
+  int end_program();
 
   State& state_;
   std::unordered_map<PyCodeObject*, Owner> owners_;
   std::unordered_map<PyMethodDef*, Verdict> verdicts_;
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<std::string> effects_;
+  bool asked_ = false;
+  const bool symbols_;  // a run on stand-ins, which ends before it has an effect
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;
   Ref before_argument_;
   PyCodeObject* line_code_ = nullptr;
   int line_ = 0;
+  bool abandoned_ = false, ends_ = false;  // the capture; the program, by an error
 };
 
 }  // namespace broach

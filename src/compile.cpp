@@ -1,11 +1,14 @@
 #include "compile.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 
 #include "passes/freeze.h"
 #include "passes/passes.h"
+#include "schedule/failures.h"
+#include "support/bug.h"
 #include "support/error.h"
 
 namespace broach {
@@ -43,6 +46,16 @@ std::vector<Shape> input_strides(const Graph& graph, std::vector<Shape> given, c
   return given;
 }
 
+// These inputs' new elements become outputs, which whoever runs the program copies once nothing can fail any more.
+void write_at_the_end(const std::vector<int>& inputs, Program& program, std::vector<OutputRequest>& requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const int m = requests[i].into_input;
+    if (std::find(inputs.begin(), inputs.end(), m) == inputs.end()) continue;
+    program.commits.push_back({m, static_cast<int>(i)});
+    requests[i] = {program.input_strides[static_cast<size_t>(m)], -1};
+  }
+}
+
 std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
   std::vector<OutputRequest> requests;
   for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
@@ -63,11 +76,16 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   auto graph = std::make_shared<const Graph>(run_passes(*out.program.graph, options.disabled_passes, &out.seconds, observe));
   watch.skip();
 
-  auto build = [&](std::shared_ptr<const Graph> g, const std::vector<OutputRequest>& requests, const std::vector<Shape>& carried = {}) {
+  auto build = [&](std::shared_ptr<const Graph> g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
     auto strides = input_strides(*g, out.program.input_strides, carried);
     out.graph_text += g->str();
     watch.skip();
-    Schedule schedule = make_schedule(std::move(g), strides, requests, {options.settings.strict, options.fuse});
+    auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse}); };
+    Schedule schedule = scheduled();
+    if (auto early = written_too_early(schedule, requests); !early.empty()) {
+      write_at_the_end(early, out.program, requests);
+      schedule = scheduled();
+    }
     watch.lap("schedule");
     out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });

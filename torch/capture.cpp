@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -13,6 +14,8 @@
 #include <array>
 
 #include "compat.h"
+#include "composites.h"
+#include "operations.h"
 #include "ops/lower.h"
 #include "support/error.h"
 #include "support/log.h"
@@ -49,7 +52,12 @@ bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
 
-constexpr const char* kLazyInput = "an input is a lazy conjugate or negative of another tensor";
+// Not every version of torch has names of dimensions.
+template <class T>
+bool is_named(const T& t) {
+  if constexpr (requires { t.has_names(); }) return t.has_names();
+  else return false;
+}
 
 std::string full_name(const c10::OperatorHandle& op) {
   const auto& n = op.operator_name();
@@ -58,7 +66,7 @@ std::string full_name(const c10::OperatorHandle& op) {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Capture* c = Capture::current();
-  if (c) return c->record(op, stack);
+  if (c && !c->is_abandoned()) return c->record(op, stack);
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   op.callBoxed(stack);
 }
@@ -79,16 +87,20 @@ Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* siz
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
     trace_.inputs.push_back(known ? id_of(t) : add_tensor(t));
     if (known) fail_with("one tensor is given twice");
-    if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
+    if (t.is_conj() || t.is_neg()) fail_with("an input is a lazy conjugate or negative of another tensor");
   }
-  for (const at::Tensor& t : inputs) needed_gradients_.push_back(t.requires_grad());
-  if (!symbolic_) return;
-  trace_.symbols = sizes->symbols;
-  for (size_t i = 0; i < inputs.size(); ++i) {
+  if (symbolic_) add_symbols(*sizes);
+  for (size_t i = 0; i < inputs.size(); ++i) add_facts(inputs[i], inputs_[i]);
+}
+
+// The program is given what stands for the inputs.
+void Capture::add_symbols(const SymbolicSizes& sizes) {
+  trace_.symbols = sizes.symbols;
+  for (size_t i = 0; i < given_.size(); ++i) {
     TraceTensor& t = trace_.tensors[static_cast<size_t>(trace_.inputs[i])];
-    t.type.shape = sizes->sizes[i];
-    t.strides = sizes->strides[i];
-    inputs_[i] = seen_by_program(inputs[i]);
+    t.type.shape = sizes.sizes[i];
+    t.strides = sizes.strides[i];
+    inputs_[i] = seen_by_program(given_[i]);
   }
   auto generator = at::detail::getDefaultCPUGenerator();
   std::lock_guard lock(generator.mutex());
@@ -119,16 +131,18 @@ class WithoutAutocastCache {
 
 void Capture::run(const std::function<void()>& program) {
   WithoutAutocastCache fresh;
+  OperationsUnderWay operations;
+  keep_generator();
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
   c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
   program();
 }
 
 void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers) {
-  for (at::Tensor& t : outputs) {
-    if (const at::Tensor* real = real_tensor(t)) t = *real;
-    trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
-  }
+  for (at::Tensor& t : outputs) trace_.outputs.push_back(id_of_output(t));
+  for (const at::Tensor& t : unplaced_)
+    if (!has_place(t)) fail_with("the program reads a tensor that is in none of the places where a later call would look for it");
+  if (draws_) check_generator();
   for (HostFloats::Id n : numbers) trace_.outputs.push_back(tensor_of(n));
   add_decisions();
   for (auto [number, tensor] : numbers_) {
@@ -137,10 +151,15 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   }
   trace_.resolve();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
-  // The program wrote to stand-ins, whose versions are their own.
-  if (!symbolic_ || !failure_.empty()) return;
-  for (auto& [real, before] : saved_)
-    if (!real.is_inference()) real.unsafeGetTensorImpl()->bump_version();
+  auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (other_mode(outputs[i]) && std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) == trace_.inputs.end() && !is_view_of_input(trace_.outputs[i])) fail_with("a result is made in another inference mode than the call's");
+  count_versions();
+}
+
+bool Capture::is_view_of_input(TensorId id) const {
+  auto storage = [&](TensorId t) { return trace_.tensors[static_cast<size_t>(t)].storage; };
+  return id != kNoTensor && std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) { return storage(i) == storage(id); });
 }
 
 // What the program decided by numbers that are known only while it runs is compared like what it read, in the order of both.
@@ -224,6 +243,7 @@ void Capture::roll_back() {
 
 bool Capture::has_escaped() {
   inputs_.clear();
+  made_for_.clear();
   return std::any_of(seen_as_.begin(), seen_as_.end(), [](const auto& s) { return s.second.use_count() > 0; });
 }
 
@@ -266,7 +286,7 @@ std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::Op
       else sizes.push_back(v.isTensor() && v.toTensor().defined() ? v.toTensor().sizes().vec() : std::vector<int64_t>());
     }
     return sizes;
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // a custom operator's meta kernel throws what it likes
     return std::nullopt;  // it has no such kernel, or does not bear these sizes
   }
 }
@@ -286,6 +306,15 @@ void Capture::add_sizes(const c10::OperatorHandle& op, size_t first_new, const T
   }
   for (size_t i = 0; i < out.results.size(); ++i)
     if (out.results[i] != kNoTensor) trace_.tensors[static_cast<size_t>(out.results[i])] = (*symbolic)[i];
+  for (size_t i = first_new; i < trace_.tensors.size(); ++i) guard_signs(trace_.tensors[i].type.shape);
+}
+
+// A size that is computed of others is one only while it is not negative; where eager gives less than one element it raises, or goes
+// another way.
+void Capture::guard_signs(const Shape& shape) {
+  for (const SymInt& n : shape)
+    if (!n.is_constant() && trace_.symbols->hint(n) > 0) trace_.symbols->ask(0, Relation::lt, n);
+    else if (!n.is_constant()) trace_.symbols->specialize(n);
 }
 
 void Capture::fail_with(const std::string& why) {
@@ -299,6 +328,13 @@ void Capture::reject(std::string why) {
   fail_with(why);
 }
 
+void Capture::abandon(std::string why) {
+  reject(std::move(why));
+  abandoned_ = true;
+  if (symbolic_) return;
+  for (c10::DispatchKey key : {kCaptureKey, kCompositeKey}) c10::impl::tls_set_dispatch_key_included(key, false);
+}
+
 void Capture::set_line(std::string line) {
   std::lock_guard lock(mutex_);
   if (trace_.lines.empty() || trace_.lines.back() != line) trace_.lines.push_back(std::move(line));
@@ -310,7 +346,7 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
   tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
-  bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch();
+  bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch() && !is_named(t);
   if (!plain) {
     fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString()));
     info.type = {DType::opaque, {SymInt(0)}, device_of(t.device())};
@@ -332,58 +368,6 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   return id;
 }
 
-// Torch hands the program a copy of the tensor that `view.dtype` made, which no operation reports: the two lie alike in one
-// storage, and the first is gone.
-TensorId Capture::twin_of(TensorId id) const {
-  const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
-  for (auto op = trace_.ops.rbegin(); op != trace_.ops.rend(); ++op) {
-    if (op->schema != "aten::view.dtype") continue;
-    const TraceTensor& made = trace_.tensors[static_cast<size_t>(op->results[0])];
-    if (made.storage == t.storage && made.type == t.type && made.strides == t.strides && made.offset == t.offset) return op->results[0];
-  }
-  return kNoTensor;
-}
-
-TensorId Capture::id_of(const at::Tensor& t) {
-  auto it = tensors_.find(t.unsafeGetTensorImpl());
-  if (it != tensors_.end()) return it->second.id;
-  TensorId id = add_tensor(t), twin = twin_of(id);
-  if (twin != kNoTensor) {
-    TraceOp alias;
-    alias.schema = "aten::alias";
-    alias.args.push_back({Arg::Tensor{twin}});
-    alias.results.push_back(id);
-    alias.is_view = true;
-    trace_.ops.push_back(std::move(alias));
-    return id;
-  }
-  if (t.is_conj() || t.is_neg()) fail_with(kLazyInput);
-  if (add_unreported_view(id)) return id;
-  trace_.inputs.push_back(id);
-  lifted_.push_back(t);
-  needed_gradients_.push_back(t.requires_grad());
-  return id;
-}
-
-// A window into memory that the program allocated, made without an operation (`Tensor.data`).
-bool Capture::add_unreported_view(TensorId id) {
-  const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
-  auto shares = [&](TensorId other) { return other != id && trace_.tensors[static_cast<size_t>(other)].storage == t.storage; };
-  if (std::any_of(trace_.inputs.begin(), trace_.inputs.end(), shares)) return false;
-  TensorId base = kNoTensor;
-  for (TensorId other = 0; other < id; ++other)
-    if (shares(other)) base = other;
-  if (base == kNoTensor) return false;
-  if (symbolic_ || trace_.tensors[static_cast<size_t>(base)].type.dtype != t.type.dtype) fail_with("a view of a computed tensor is made without an operation");
-  TraceOp view;
-  view.schema = "aten::as_strided";
-  view.args = {{Arg::Tensor{base}}, {t.type.shape}, {t.strides}, {t.offset}};
-  view.results.push_back(id);
-  view.is_view = true;
-  trace_.ops.push_back(std::move(view));
-  return true;
-}
-
 namespace {
 
 Scalar scalar_of(const c10::Scalar& s) {
@@ -399,6 +383,7 @@ ExternArg::Opaque opaque(const c10::IValue& v) { return {std::make_shared<const 
 
 Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
   auto hidden = symbolic_ && symbol_in_number ? symbol_in_number(t) : std::nullopt;
+  if (!hidden && t.scalar_type() == c10::kUInt64) return fail_with("an integer beyond 64 bits with a sign"), Arg{Arg::Number{}};
   if (!hidden) return {Arg::Number{scalar_of(t.item())}};
   Arg number{Arg::Number{}};
   if (hidden->isSymInt()) {
@@ -475,6 +460,7 @@ bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
 
 Arg Capture::arg_of(c10::IValue& v) {
   auto real = [&](const at::Tensor& t) {
+    differentiates_ = differentiates_ || (t.defined() && t.requires_grad() && at::GradMode::is_enabled());
     const at::Tensor* inside = symbolic_ ? real_tensor(t) : nullptr;
     return inside ? *inside : t;
   };
@@ -551,6 +537,12 @@ Arg Capture::arg_of(c10::IValue& v) {
   return {opaque(v)};
 }
 
+// Which read of an element no recording bears: the program's own, or one of an operation that it calls.
+static std::string unread(const c10::OperatorHandle& op) {
+  std::string reader = OperationsUnderWay::innermost();
+  return reader.empty() ? cat("a value is read on the host by ", full_name(op)) : cat("an element decides what ", reader, " does");
+}
+
 void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given) {
   size_t n = op.schema().returns().size(), first_new = trace_.tensors.size();
   auto add = [&](const at::Tensor& t) {
@@ -564,7 +556,7 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
       for (const at::Tensor& t : stack[i].toTensorVector()) add(t);
     else if (stack[i].isNone()) out.results.push_back(kNoTensor);
     else if (!is_metadata_read(op.schema().name()))
-      fail_with(cat("a value is read on the host by ", full_name(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+      fail_with(cat(unread(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
     else fix_sizes(out);
   }
   if (!symbolic_) return;
@@ -603,22 +595,24 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   if (!read) return false;
   auto input = std::find(trace_.inputs.begin(), trace_.inputs.end(), read->id);
   const TraceTensor& t = trace_.tensors[static_cast<size_t>(read->id)];
-  bool written = std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& before) {
-    return std::any_of(before.mutated.begin(), before.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == t.storage; });
-  });
-  if ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op)) return true;
+  if (is_constant(read->id)) return true;
+  const bool is_input = input != trace_.inputs.end() && !is_written(t.storage);
+  if (refuses_read() && !is_input) return false;
+  if (!refuses_read() && ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op))) return true;
   ValueRead r;
   r.value = scalar_of(stack.back().toScalar());
   r.line = op.line;
-  if (input != trace_.inputs.end() && !written) {
+  if (is_input) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && failure_.empty(), false;
+    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && wrap_node && failure_.empty(), false;
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   add_read(std::move(r));
   return true;
 }
+
+bool Capture::refuses_read() const { return refuses_reads_ && OperationsUnderWay::innermost().empty(); }
 
 // The result of an operation that the program did not call, in memory of its own.
 TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type type) {
@@ -632,25 +626,30 @@ TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type t
   return id;
 }
 
-// `torch.equal`: whether all elements are, unless it compares a tensor with itself, which may hold NaN.
+// `torch.equal`: whether all elements are. A tensor is equal to itself unless it holds NaN.
 bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op) {
-  if (!speculative_ || op.schema != "aten::equal") return false;
+  if (refuses_read() || op.schema != "aten::equal") return false;
   const auto *a = std::get_if<Arg::Tensor>(&op.args.at(0).value), *b = std::get_if<Arg::Tensor>(&op.args.at(1).value);
   if (!a || !b) return false;
-  const TraceTensor &x = trace_.tensors[static_cast<size_t>(a->id)], &y = trace_.tensors[static_cast<size_t>(b->id)];
-  if (x.storage == y.storage || !(x.type == y.type)) return false;
-  Type truth{DType::b1, x.type.shape, x.type.device};
+  const Type &x = trace_.tensors[static_cast<size_t>(a->id)].type, &y = trace_.tensors[static_cast<size_t>(b->id)].type;
+  if (!same_sizes(x.shape, y.shape)) return true;  // which is guarded: no element is looked at
+  if (!speculative_ || x.dtype != y.dtype) return false;
+  Type truth{DType::b1, x.shape, x.device};
   TensorId each = add_computed("aten::eq.Tensor", {{*a}, {*b}}, truth);
   truth.shape.clear();
   add_read({-1, add_computed("aten::all", {{Arg::Tensor{each}}}, truth), stack.back().toBool(), op.line});
   return true;
 }
 
+bool Capture::same_sizes(const Shape& a, const Shape& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [this](const SymInt& x, const SymInt& y) { return trace_.symbols->equal(x, y); });
+}
+
 bool Capture::read_elements(const at::Tensor& t) {
   constexpr int64_t kMost = 64;
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   std::lock_guard lock(mutex_);
-  if (!speculative_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
+  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
   TensorId id = id_of(t);
   TensorId copy = add_contiguous(id);
   at::Tensor flat = t.reshape({-1});
@@ -680,9 +679,8 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
-  // those that composites.cpp sends here with symbolic sizes.
-  bool recurrent = symbolic_ && std::any_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), [&](const char* layer) { return name == std::string("aten::") + layer; }) && !at::autocast::is_autocast_enabled(c10::kCPU);
-  if (!recurrent && !OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+  // those that composites.cpp sends here whole.
+  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_whole_layer(op, *stack)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
@@ -690,19 +688,27 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (name == "aten::detach_" && !stack->back().toTensor().requires_grad()) return;
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   if (takes_masks_apart(op, *stack)) return;
+  if (name == "aten::lift_fresh" && add_constant(stack->back().toTensor())) return;
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   const auto& schema = op.schema();
   size_t n = schema.arguments().size(), base = stack->size() - n;
   TraceOp out;
   out.schema = name;
+  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack);
+  std::vector<std::pair<at::Tensor, TensorId>> written;
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
+    if (draws) check_generator();
+    draws_ |= draws;
     for (size_t i = 0; i < n; ++i) {
       const auto& argument = schema.arguments()[i];
       out.args.push_back(arg_of((*stack)[base + i]));
       if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
-      if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) out.mutated.push_back(one->id);
+      if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) {
+        out.mutated.push_back(one->id);
+        written.emplace_back((*stack)[base + i].toTensor(), one->id);
+      }
       if (auto many = std::get_if<Arg::Tensors>(&out.args.back().value))
         for (TensorId id : many->ids)
           if (id != kNoTensor) out.mutated.push_back(id);
@@ -713,7 +719,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
           if (auto one = std::get_if<Arg::Tensor>(&out.args[i].value)) out.mutated.push_back(one->id);
     if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
-    out.effect = (op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack)) || !name.starts_with("aten::");
+    out.effect = draws || !name.starts_with("aten::");
+    if (name.starts_with("aten::as_strided") && !std::holds_alternative<std::monostate>(out.args.back().value)) fix_offset(trace_.tensors[static_cast<size_t>(std::get<Arg::Tensor>(out.args[0].value).id)].storage);
     if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
     if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) begin_data_sizes(out);
   }
@@ -727,6 +734,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     throw;
   }
   std::lock_guard lock(mutex_);
+  if (out.effect) keep_generator();
+  check_sizes(written, name);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);
   trace_.ops.push_back(std::move(out));

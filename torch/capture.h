@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -17,6 +18,15 @@
 #include "trace/trace.h"
 
 namespace broach {
+
+// What no operation shows of an input, and the program may have gone by.
+struct InputFacts {
+  c10::DispatchKeySet keys;               // among others, whether it is an inference tensor
+  bool is_leaf = true;
+  std::optional<bool> is_view;            // if the program asked
+  std::optional<int64_t> storage_offset;  // if something depends on it
+  int64_t version_steps = 0;              // by how much a call moves its version counter on
+};
 
 // One recording. The program runs for real: its results are eager's own, and an error in it is eager's own.
 //
@@ -50,22 +60,54 @@ class Capture {
   // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
   bool has_escaped();
 
+  // ---- what the program keeps (capture_kept.cpp) ----
+  // A tensor that the program computed, or took of its inputs, and that outlives it elsewhere than in its outputs: in words,
+  // empty if there is none. To be asked after `finish`, when the front has let go of all it made for the run.
+  std::string kept(const std::vector<at::Tensor>& outputs) const;
+  // Whether it writes to what it was given or reads by itself.
+  bool writes_inputs() const;
+  // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
+  bool differentiates() const { return differentiates_; }
+
   // What was recorded; meaningless if `failure` is set.
   const Trace& trace() const { return trace_; }
   // Tensors the program read without being given them: they became inputs behind the given ones.
   const std::vector<at::Tensor>& lifted() const { return lifted_; }
+  // Of each input, the lifted ones behind those given.
+  const std::vector<InputFacts>& facts() const { return facts_; }
   // Why the recording cannot stand for the program; empty if it can.
   const std::string& failure() const { return failure_; }
 
   // The program is about to read every element on the host, past the dispatcher. False if the recording does not bear it.
   bool read_elements(const at::Tensor& t);
+  // The program asks a tensor for something that no operation shows. False if the recording does not bear it.
+  bool asks(const at::Tensor& t, std::string_view what);
+  // How a front finds a tensor in a place where a later call finds the present one: gives it back, or one there that lies in the same
+  // memory, or nothing. One that the front's program does not have `in_hand` is torch's own: what it makes of the program's numbers.
+  // Without this, any tensor counts as found.
+  using FindPlace = std::function<at::Tensor(const at::Tensor&)>;
+  void set_places(FindPlace find, bool (*in_hand)(const at::Tensor&)) { find_ = std::move(find), in_hand_ = in_hand; }
   void set_line(std::string line);
   void reject(std::string why);
+  // Rejects it, and records nothing from here on: the rest of the program runs as it does without a capture. With symbols for sizes it
+  // cannot, since its tensors stand for others; whoever calls this must then end the program by an error.
+  void abandon(std::string why);
+  bool is_abandoned() const { return abandoned_; }
+  // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
+  void refuse_reads_of_the_program() { refuses_reads_ = true; }
   // Whether `failure` is a front's, which may try again or go on otherwise.
   bool is_rejected() const { return rejected_; }
 
   // Whether it failed because a computed fraction was read, or a size depends on data, which a capture with `stand_ins` might bear.
   bool wants_stand_ins() const { return wants_stand_ins_; }
+
+  // The program asked for the plain value of a size, which fixes it.
+  void note_plain_read(const SymInt& size);
+  // Which of the inputs' sizes these were.
+  struct InputSize {
+    int input, dim;
+  };
+  std::vector<InputSize> plain_reads() const;
 
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -76,8 +118,21 @@ class Capture {
  private:
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
-  TensorId twin_of(TensorId id) const;
-  bool add_unreported_view(TensorId id);
+  TensorId lift(const at::Tensor& t, TensorId id);
+  void add_facts(const at::Tensor& t, const at::Tensor& seen);
+  void add_alias(TensorId id, TensorId of);
+  bool has_place(const at::Tensor& t) const { return !find_ || !in_hand_(t) || find_(t).is_same(t); }
+  bool add_unreported_view(TensorId id, const at::Tensor& real);
+  TensorId id_of_output(at::Tensor& t);
+  // What the program makes of Python's numbers.
+  bool add_constant(const at::Tensor& t);
+  bool is_constant(TensorId id) const;
+  bool is_written(int32_t storage) const;
+  void fix_offset(int32_t storage);
+  void check_generator();
+  void keep_generator();
+  void check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name);
+  void count_versions();
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
   Arg arg_of(c10::IValue& v);
   Arg number_of(const at::Tensor& t, c10::IValue& v);
@@ -93,13 +148,18 @@ class Capture {
   SymInt late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t dim);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
+  void guard_signs(const Shape& shape);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
   std::optional<std::vector<std::vector<int64_t>>> ask_meta(const c10::OperatorHandle& op, const TraceOp& out, const torch::jit::Stack& given, const std::vector<int64_t>& values) const;
   void fix_sizes(const TraceOp& op);
   at::Tensor seen_by_program(const at::Tensor& real);
+  void add_symbols(const SymbolicSizes& sizes);
   void save_before_write(TensorId id);
+  bool is_view_of_input(TensorId id) const;
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
+  bool refuses_read() const;
+  bool same_sizes(const Shape& a, const Shape& b);  // guards keep the answer
   void add_read(ValueRead r);
   void add_decisions();
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
@@ -112,6 +172,14 @@ class Capture {
   std::mutex mutex_;  // the autograd engine records from its own threads
   Trace trace_;
   std::vector<at::Tensor> given_, inputs_, lifted_;
+  std::vector<InputFacts> facts_;
+  std::vector<int64_t> versions_;      // by input, as the program first sees it
+  std::vector<int32_t> constants_;     // storages that the program fills with Python's numbers
+  std::vector<at::Tensor> unplaced_;   // lifted ones that were in no known place then
+  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> made_for_;  // by what stands for it: it, and an alias among the results
+  FindPlace find_;
+  bool (*in_hand_)(const at::Tensor&) = nullptr;
+  at::Tensor generator_state_;         // of the default generator, where the program's operations left it; undefined before they draw
   std::string failure_;
   int32_t line_ = -1;
   std::vector<bool> needed_gradients_;  // by input, before the program ran
@@ -128,8 +196,10 @@ class Capture {
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false, rejected_ = false;
-  bool wants_stand_ins_ = false;
+  bool abandoned_ = false, refuses_reads_ = false;
+  bool wants_stand_ins_ = false, differentiates_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
+  std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;  // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before

@@ -1,5 +1,6 @@
 #include "externs.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -7,6 +8,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include "compat.h"
+#include "join.h"
 #include "support/error.h"
 
 namespace broach {
@@ -117,6 +119,26 @@ c10::IValue ExternOp::argument(size_t i, c10::ArrayRef<at::Tensor> operands, std
 
 namespace {
 
+// The same elements with these strides; where several of them would share memory that is no expanded dimension, as they are.
+at::Tensor with_strides(at::Tensor t, c10::IntArrayRef strides) {
+  bool same = true;
+  for (int64_t d = 0; d < t.dim(); ++d) same = same && (t.size(d) == 1 || t.stride(d) == strides[static_cast<size_t>(d)]);
+  if (same || t.numel() == 0) return t;
+  const auto sizes = t.sizes().vec();
+  for (int64_t d = 0; d < t.dim(); ++d)
+    if (strides[static_cast<size_t>(d)] == 0) t = t.narrow(d, 0, 1);
+  at::Tensor out = at::empty_strided(t.sizes(), strides, t.options());
+  if (at::has_internal_overlap(out) != at::MemOverlap::No) return t.expand(sizes);
+  return out.copy_(t).expand(sizes);
+}
+
+// Operands that must lie as eager's did are copied where they lie otherwise.
+void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands, std::span<const int64_t> symbols) {
+  for (int64_t i : call.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
+  const size_t first = call.results.size();
+  for (size_t i = 0; first + i < call.result_strides.size(); ++i) operands[i] = with_strides(std::move(operands[i]), evaluate(call.result_strides[first + i], symbols));
+}
+
 class AtenCall : public ExternRunner {
  public:
   AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.node->call()), op_(call_) {}
@@ -125,7 +147,7 @@ class AtenCall : public ExternRunner {
     auto& host = *static_cast<HostState*>(frame.host);
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
-    for (int64_t i : call_.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
+    arrange(call_, operands, frame.symbols);
     for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
     size_t next = 0;
     for (auto& v : op_.run(operands, frame.symbols)) {
@@ -175,7 +197,10 @@ class AtenCall : public ExternRunner {
 
 }  // namespace
 
-std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule) { return std::make_unique<AtenCall>(step, schedule); }
+std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule) {
+  if (auto join = make_join(step, schedule)) return join;
+  return std::make_unique<AtenCall>(step, schedule);
+}
 
 void release_extern_result(Frame& frame, int buffer) { static_cast<HostState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor(); }
 

@@ -10,9 +10,11 @@
 
 #include <algorithm>
 
+#include "capture.h"
 #include "compat.h"
 #include "externs.h"
 #include "ir/text.h"
+#include "schedule/failures.h"
 #include "segments.h"
 #include "support/error.h"
 #include "weights.h"
@@ -45,7 +47,7 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
 
 }  // namespace
 
-CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
+CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
   for (const at::Tensor& t : lifted_) held_.push_back(&t);
   const Target* target = cpu_target();
@@ -62,7 +64,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.schedule_text = std::move(compiled.schedule_text);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options.freeze);
+  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options);
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
   for (const ValueRead& r : trace.reads) {
     if (r.input >= 0) reads_.push_back(r);
@@ -75,24 +77,34 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype))});
+      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype)), lifted_[i - given_].requires_grad(), facts[i].keys});
       for (const Shape* s : {&t.type.shape, &t.strides})
         for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
       continue;
     }
-    guards_.push_back({dtype, c10::Device(c10::kCPU)});
+    guards_.push_back({c10::scalarTypeToTypeMeta(dtype), facts[i].keys, constant_inputs.size() > i && constant_inputs[i] ? std::nullopt : std::optional(facts[i].is_leaf)});
     sizes.push_back(t.type.shape);
     strides.push_back(t.strides);
   }
+  for (size_t i = 0; i < facts.size(); ++i) {
+    if (facts[i].is_view || facts[i].storage_offset) asked_.push_back({i, facts[i].is_view, facts[i].storage_offset});
+    if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
+  }
+  for (int m : program_.mutated_inputs)
+    if (std::none_of(program_.commits.begin(), program_.commits.end(), [m](const Program::Commit& c) { return c.input == m; })) written_in_place_.push_back(m);
   sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
   const Executable& executable = main_->executable();
+  can_fail_ = can_fail(executable.schedule()) || (prologue && can_fail(prologue->executable().schedule()));
   stats_.code = executable.stats();
   stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
   add_later_stats();
-  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
+  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
 }
 
-CompiledProgram::~CompiledProgram() = default;
+CompiledProgram::~CompiledProgram() {
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, -1);
+}
 
 void CompiledProgram::add_later_stats() {
   if (!later_) return;
@@ -118,14 +130,25 @@ bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::s
     const c10::TensorImpl& t = *lifted_[i].unsafeGetTensorImpl();
     const HeldGuard& g = held_guards_[i];
     c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
-    bool same = t.dtype() == g.dtype && sizes.size() == g.rank;
+    bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank;
     for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
-    if (!same || (grad && t.requires_grad())) {
+    if (!same || (grad && t.requires_grad() && !g.required_grad)) {
       if (why) *why = cat("input ", given_ + i, same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
       return false;
     }
     expected += 2 * g.rank;
     addresses[i] = address_of(t, g.itemsize);
+  }
+  return true;
+}
+
+bool CompiledProgram::was_asked_the_same(at::TensorList inputs, std::string* why) const {
+  for (const Asked& a : asked_) {
+    const at::Tensor& t = a.input < given_ ? inputs[a.input] : lifted_[a.input - given_];
+    const bool same_offset = !a.storage_offset || t.storage_offset() == *a.storage_offset;
+    if (same_offset && (!a.is_view || t.is_view() == *a.is_view)) continue;
+    if (why) *why = cat("input ", a.input, same_offset ? ": whether it is a view has changed" : cat(": its storage offset was ", *a.storage_offset, ", is ", t.storage_offset()));
+    return false;
   }
   return true;
 }
@@ -138,30 +161,48 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
   };
   if (inputs.size() != given_) return differs(inputs.size(), ": the number of inputs differs");
   for (size_t i = 0; i < given_; ++i) {
-    const at::Tensor& t = inputs[i];
+    const c10::TensorImpl& t = *inputs[i].unsafeGetTensorImpl();
     const InputGuard& g = guards_[i];
-    if (!t.defined() || t.layout() != c10::kStrided || t.is_conj() || t.is_neg() || t.unsafeGetTensorImpl()->is_python_dispatch()) return differs(i, " is no plain tensor");
-    if (t.scalar_type() != g.dtype) return differs(i, ": element type was ", c10::toString(g.dtype), ", is ", c10::toString(t.scalar_type()));
-    if (t.device() != g.device) return differs(i, ": device was ", g.device.str(), ", is ", t.device().str());
+    if (t.key_set() != g.keys) return differs(i, inputs[i].is_inference() ? " is an inference tensor now" : ": was another kind of tensor");
+    if (t.dtype() != g.dtype) return differs(i, ": element type was ", g.dtype.name(), ", is ", t.dtype().name());
+    if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf) return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
   }
   c10::SmallVector<Window, 16> windows;
   auto add_window = [&](const at::Tensor& t) { windows.push_back({t.sizes().data(), t.strides().data(), t.sizes().size()}); };
   std::for_each(inputs.begin(), inputs.end(), add_window);
   if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()}, binding.values, why) || !holds_the_same(binding.held, why)) return false;
+  if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
     if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
   }
-  // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
-  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).storage().unsafeGetStorageImpl(); };
-  for (int written : program_.mutated_inputs) {
-    auto m = static_cast<size_t>(written);
-    size_t others = m < given_ ? given_ + lifted_.size() : given_;
-    for (size_t i = 0; i < others; ++i)
-      if (i != m && memory(i) == memory(m)) return differs(i, " shares memory with input ", m, ", which is written");
-  }
+  if (auto shared = shared_with_written(inputs)) return differs(shared->first, " shares memory with input ", shared->second, ", which is written");
   return true;
+}
+
+// No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
+std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at::TensorList inputs) const {
+  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  const size_t all = given_ + lifted_.size();
+  constexpr size_t kFew = 4;
+  if (program_.mutated_inputs.size() <= kFew) {
+    for (int written : program_.mutated_inputs) {
+      const auto m = static_cast<size_t>(written);
+      for (size_t i = 0; i < (m < given_ ? all : given_); ++i)
+        if (i != m && memory(i) == memory(m)) return std::pair(i, m);
+    }
+    return std::nullopt;
+  }
+  std::vector<std::pair<const void*, size_t>> by_memory;
+  for (size_t i = 0; i < all; ++i) by_memory.emplace_back(memory(i), i);
+  std::sort(by_memory.begin(), by_memory.end());
+  for (int written : program_.mutated_inputs) {
+    const auto m = static_cast<size_t>(written);
+    for (auto it = std::lower_bound(by_memory.begin(), by_memory.end(), std::pair<const void*, size_t>(memory(m), 0)); it != by_memory.end() && it->first == memory(m); ++it)
+      if (it->second != m && (m < given_ || it->second < given_)) return std::pair(it->second, m);
+  }
+  return std::nullopt;
 }
 
 bool CompiledProgram::reads_numbers() const {
@@ -174,11 +215,9 @@ bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
 }
 
 std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& inputs, SymbolValues& symbols) const {
-  static const std::vector<int> none;
-  const auto& written = program_.speculative ? none : program_.mutated_inputs;
   std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols.sizes) : nullptr;
   if (weights) inputs.append(weights->frozen_inputs);
-  auto first = main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written);
+  auto first = main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written_in_place_);
   if (!later_) return first;
   return later_->run(inputs, std::move(first), sizes_, symbols.sizes);
 }
@@ -211,26 +250,66 @@ bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vecto
   return false;
 }
 
+namespace {
+
+// Where random numbers were, if the run may have to be forgotten.
+class RandomState {
+ public:
+  explicit RandomState(bool kept) {
+    if (kept) state_ = with_lock([](at::Generator& g) { return g.get_state(); });
+  }
+  void put_back() const {
+    if (state_.defined()) with_lock([this](at::Generator& g) { return g.set_state(state_), at::Tensor(); });
+  }
+
+ private:
+  template <class F>
+  static at::Tensor with_lock(const F& f) {
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    std::lock_guard lock(generator.mutex());
+    return f(generator);
+  }
+  at::Tensor state_;
+};
+
+}  // namespace
+
 // Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
 std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  at::Tensor state = draws_ ? generator.get_state() : at::Tensor();
-  auto other_way = [&] {
-    if (draws_) generator.set_state(state);
-    return std::nullopt;
-  };
+  RandomState random(draws_);
   std::optional<std::vector<at::Tensor>> fresh;
   try {
     fresh = execute(inputs, symbols);
-  } catch (const std::out_of_range&) {
-    return other_way();  // that eager might not have taken: a run that finds no other raises it
+  } catch (const IndexError&) {
+    return random.put_back(), std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
+  } catch (const c10::Error&) {
+    return random.put_back(), std::nullopt;
   }
-  if (!fresh) return other_way();
+  if (!fresh) return random.put_back(), std::nullopt;
   std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
-  if (!took_this_way(out, observed)) return other_way();
-  at::AutoDispatchBelowADInplaceOrView guard;
-  for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_((*fresh)[static_cast<size_t>(output)]);
+  if (!took_this_way(out, observed)) return random.put_back(), std::nullopt;
+  commit(inputs, *fresh);
   return out;
+}
+
+// An error of any step, also one that an operation of the program's own raises, is eager's to raise.
+std::vector<at::Tensor> CompiledProgram::run_directly(RunInputs& inputs, SymbolValues& symbols) const {
+  RandomState random(draws_ && can_fail_);
+  std::optional<std::vector<at::Tensor>> fresh;
+  try {
+    fresh = execute(inputs, symbols);
+  } catch (const std::exception& e) {
+    random.put_back();
+    throw FailedRun(e.what());
+  }
+  commit(inputs, *fresh);
+  return results(inputs, *fresh, symbols);
+}
+
+void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const {
+  if (program_.commits.empty()) return;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
 }
 
 std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, Binding& binding, std::vector<Scalar>& observed) const {
@@ -247,11 +326,11 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : execute(inputs, symbols);
+  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : run_directly(inputs, symbols);
   if (!out) return std::nullopt;
-  for (int m : program_.mutated_inputs)
-    if (const at::Tensor& t = *inputs.tensors[static_cast<size_t>(m)]; !t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-  return program_.speculative ? std::move(out) : results(inputs, *out, symbols);
+  for (auto [i, steps] : version_steps_)
+    for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
+  return out;
 }
 
 ProgramStats CompiledProgram::stats() const {

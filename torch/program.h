@@ -13,6 +13,7 @@
 #include "compile.h"
 #include "runner.h"
 #include "runtime/guards.h"
+#include "support/error.h"
 #include "trace/generalize.h"
 
 namespace broach {
@@ -32,6 +33,14 @@ struct ProgramStats {
 
 class Weights;
 class SegmentedRun;
+struct InputFacts;
+
+// A step of a run found that the call is an error. Nothing was written but what the program itself, run on the same inputs, writes
+// alike, and random numbers are where they were: it raises what eager raises.
+class FailedRun : public Error {
+ public:
+  using Error::Error;
+};
 
 // What a program is given on one call: tensors and Python numbers, the same count of each on every call.
 struct CallInputs {
@@ -49,43 +58,61 @@ struct Binding {
 class CompiledProgram {
  public:
   // `trace` must stand for a program without failures, `ints` and `floats` are the numbers it was given (a float that is no constant
-  // is absent). `lifted` are the tensors behind the trace's own inputs; `constant_inputs` says which inputs the caller passes
-  // unchanged call after call (parameters and buffers).
-  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
+  // is absent). `lifted` are the tensors behind the trace's own inputs, `facts` is about all of them; `constant_inputs` says which
+  // inputs the caller passes unchanged call after call (parameters and buffers).
+  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
   ~CompiledProgram();
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
   bool accepts(const CallInputs& call, Binding& binding, std::string* why) const;
   // Whether it stands for one of the ways only that data may lead a call.
   bool is_one_way() const { return program_.speculative; }
+  // Whether some of its sizes are known only once it runs.
+  bool binds_sizes() const { return later_ != nullptr; }
   // Whether it holds only for one value of a number that the program reads on the host.
   bool reads_numbers() const;
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
   bool agrees(const std::vector<Scalar>& observed) const;
-  // Inputs must be accepted. Throws what eager would throw for a bad index.
+  // Inputs must be accepted. Throws FailedRun if the call is an error, for a bad index for example.
   // Nothing if a value that the program read on the host is another one now, or sizes that depend on data do not fit: nothing is
   // written then, and `observed` has the values up to that one, if it got longer. The binding gets the sizes.
   std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, Binding& binding, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
+  // The tensors that it holds itself.
+  const std::vector<at::Tensor>& lifted() const { return lifted_; }
 
  private:
   std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
   std::optional<std::vector<at::Tensor>> run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
+  std::vector<at::Tensor> run_directly(RunInputs& inputs, SymbolValues& symbols) const;
+  void commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const;
   std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
+  bool was_asked_the_same(at::TensorList inputs, std::string* why) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
   void add_later_stats();
   bool holds_the_same(std::vector<const void*>& addresses, std::string* why) const;
+  // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
+  std::optional<std::pair<size_t, size_t>> shared_with_written(at::TensorList inputs) const;
 
   struct InputGuard {
-    c10::ScalarType dtype;
-    c10::Device device;
+    caffe2::TypeMeta dtype;
+    c10::DispatchKeySet keys;
+    std::optional<bool> is_leaf;  // of a parameter it always is
   };
   struct HeldGuard {
     caffe2::TypeMeta dtype;
     uint32_t rank;
     int64_t itemsize;
+    bool required_grad;  // and autograd did not look at it
+    c10::DispatchKeySet keys;
+  };
+  // Something that few programs ask an input.
+  struct Asked {
+    size_t input;
+    std::optional<bool> is_view;
+    std::optional<int64_t> storage_offset;
   };
 
   Program program_;
@@ -94,12 +121,16 @@ class CompiledProgram {
   size_t given_;  // inputs that the caller gives
   std::vector<InputGuard> guards_;
   std::vector<HeldGuard> held_guards_;
+  std::vector<Asked> asked_;
+  std::vector<std::pair<size_t, int64_t>> version_steps_;  // of inputs that eager writes
+  std::vector<int> written_in_place_;
   std::vector<int64_t> held_sizes_;  // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;      // of inputs
   std::vector<Scalar> read_values_;   // of what the program computes
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                // random numbers
+  bool can_fail_ = false;
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<const SegmentedRun> later_;  // where sizes depend on data: what follows the first segment

@@ -1,5 +1,6 @@
 #include "symbolic.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/core/SymNodeImpl.h>
 #include <c10/core/TensorImpl.h>
 
@@ -8,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "capture.h"
 #include "support/error.h"
 
 namespace broach {
@@ -125,7 +127,11 @@ class SizeNode : public c10::SymNodeImpl {
     return dense(sizes, strides, order);
   }
 
-  int64_t guard_int(const char*, int64_t) override { return is_float() ? static_cast<int64_t>(fixed_number()) : symbols_->specialize(value()); }
+  int64_t guard_int(const char*, int64_t) override {
+    if (is_float()) return static_cast<int64_t>(fixed_number());
+    if (Capture* c = Capture::current()) c->note_plain_read(value());
+    return symbols_->specialize(value());
+  }
   bool guard_bool(const char*, int64_t) override { return is_int() ? !symbols_->equal(value_, 0) : is_float() ? floats().ask(number_, Relation::ne, floats().constant(0)) : condition_(); }
   double guard_float(const char*, int64_t) override { return fixed_number(); }
   int64_t int_() override { return guard_int("", 0); }
@@ -217,6 +223,7 @@ class CaptureTensor : public c10::TensorImpl {
       : c10::TensorImpl(keys_of(real), real.dtype(), real.device()), real_(std::move(real)) {
     set_sizes_and_strides(sizes, strides, offset);
     set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
+    set_storage_access_should_throw();
   }
   const at::Tensor& real() const { return real_; }
 
@@ -239,6 +246,7 @@ class CaptureTensor : public c10::TensorImpl {
   static c10::DispatchKeySet keys_of(const at::Tensor& real) {
     auto above = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
     auto backend = real.key_set() & above;
+    if (real.is_inference()) return backend.add(c10::DispatchKey::AutocastCPU);
     return backend.add(c10::DispatchKey::ADInplaceOrView).add(c10::DispatchKey::AutocastCPU).add(c10::DispatchKey::AutogradCPU);
   }
   c10::IntArrayRef fixed(c10::SymIntArrayRef symbolic, c10::IntArrayRef plain) const {
@@ -248,11 +256,13 @@ class CaptureTensor : public c10::TensorImpl {
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool change) const {
     auto impl = c10::make_intrusive<CaptureTensor>(real_, sym_sizes(), sym_strides(), sym_storage_offset());
+    impl->first_ = first_ ? first_ : c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<CaptureTensor*>(this));
     copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), change);
     return impl;
   }
 
   at::Tensor real_;
+  c10::intrusive_ptr<c10::TensorImpl> first_;  // what this is a copy of: lives as long, so that one that outlives the program is found
 };
 
 std::vector<c10::SymInt> program_integers(const Shape& s, const std::shared_ptr<Symbols>& symbols) {
@@ -293,6 +303,8 @@ double recorded_value(const c10::SymNode& node) { return dynamic_cast<SizeNode&>
 c10::SymNode apply_function(size_t function, const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).apply(function); }
 
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols) {
+  // Which is whether a tensor made now is one.
+  c10::InferenceMode like_it(real.is_inference());
   auto s = program_integers(sizes, symbols), t = program_integers(strides, symbols);
   return at::detail::make_tensor<CaptureTensor>(real, view(s), view(t), program_integer(offset, symbols));
 }

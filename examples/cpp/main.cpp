@@ -58,5 +58,10 @@ int main() {
   Tensor a = torch::randn({1000, 1000}), b = torch::randn({1000, 1000});
   scaled(a, b);
   std::printf("\na function of two tensors, largest difference: %g\n", (scaled(a, b) - (torch::sigmoid(a) * b + a)).abs().max().item<double>());
+  // One that calls modules names them, so that train(), eval() and parameters put in another's place are noticed.
+  auto scores = broach::compile([&](const Tensor& x, double temperature) { return torch::softmax(mlp->forward(x) / temperature, 1); }, broach::uses(mlp), broach::Options().pure());
+  Tensor x = torch::randn({64, 512});
+  scores(x, 0.5);
+  std::printf("a function of a module and a number, largest difference: %g\n", (scores(x, 0.5) - torch::softmax(mlp->forward(x) / 0.5, 1)).abs().max().item<double>());
   std::printf("\n%s", scaled.explain().str().c_str());
 }

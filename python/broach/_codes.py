@@ -8,7 +8,7 @@ import functools
 import sys
 import types
 import weakref
-from typing import Callable
+from typing import Callable, TypeVar
 
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", "_grad"})
@@ -23,12 +23,15 @@ NO_STEPS = frozenset({"PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG", "NOP"})
 NO_NUMBERS = frozenset({"list", "tuple", "dict", "str", "set", "frozenset", "bytes", "slice", "range", "torch", "nn"})
 
 
-def _once(find: Callable[[types.CodeType], str]) -> Callable[[types.CodeType], str]:
+Answer = TypeVar("Answer")
+
+
+def _once(find: Callable[[types.CodeType], Answer]) -> Callable[[types.CodeType], Answer]:
     """Remembers the answer for each code object, as long as that lives."""
-    seen: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
+    seen: weakref.WeakKeyDictionary[types.CodeType, Answer] = weakref.WeakKeyDictionary()
 
     @functools.wraps(find)
-    def found(code: types.CodeType) -> str:
+    def found(code: types.CodeType) -> Answer:
         answer = seen.get(code)
         if answer is None:
             answer = seen[code] = find(code)
@@ -101,6 +104,39 @@ def _is_no_number(step: dis.Instruction) -> bool:
     """Whether the loaded value is a class that no number has: by the custom that classes, beside Python's own, are capitalised."""
     name = step.argval if isinstance(step.argval, str) else ""
     return step.opname == "LOAD_CONST" or (step.opname.startswith("LOAD_") and (name[:1].isupper() or name in NO_NUMBERS))
+
+
+_IMPORT = dis.opmap["IMPORT_NAME"]
+_NO_IMPORTS: tuple[str, ...] = ()
+
+
+@_once
+def _imports(code: types.CodeType) -> list[tuple[int, str, tuple[str, ...]]]:
+    """Level, name and what is taken of it, for each import statement."""
+    found = []
+    steps = list(dis.get_instructions(code))
+    for i, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            constants = [s.argval for s in steps[max(0, i - 4) : i] if s.opname.startswith("LOAD_CONST") or s.opname.startswith("LOAD_SMALL_INT")]
+            level, names = constants[-2], constants[-1]
+            found.append((level, step.argval, tuple(names or ())))
+    return found
+
+
+def imported(code: types.CodeType, module: dict) -> tuple[str, ...]:
+    """The full names of the modules that import statements of the code look up in `sys.modules`, in a module with these globals."""
+    if _IMPORT not in code.co_code[::2]:
+        return _NO_IMPORTS
+    names: dict[str, None] = {}
+    for level, name, taken in _imports(code):
+        if level:
+            package = module.get("__package__") or module.get("__name__", "").rpartition(".")[0]
+            base = package.rsplit(".", level - 1)[0]
+            name = f"{base}.{name}" if name else base
+        parts = name.split(".")
+        names.update({".".join(parts[: k + 1]): None for k in range(len(parts))})
+        names.update({f"{name}.{each}": None for each in taken})
+    return tuple(sys.intern(name) for name in names)
 
 
 def numpy_random_state() -> object:

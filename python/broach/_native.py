@@ -23,15 +23,17 @@ if "BROACH_ONEDNN_LIBRARY" not in os.environ:
 
 
 def _describe_libraries() -> None:
-    """Says whose code and state is not the user's: torch's, the standard library's and our own."""
-    folders = {os.path.dirname(__file__) + os.sep}
+    """Says whose code and state is not the user's, and what is known of what is written in C."""
+    folders = set()
     for name in ("stdlib", "platstdlib"):
         path = sysconfig.get_path(name)
         folders |= {path + os.sep, os.path.realpath(path) + os.sep}
-    modules = {*sys.stdlib_module_names, "builtins", "broach", "broach_ext", "numpy", "torchgen", "_pytest", "pluggy"}
+    modules = {*sys.stdlib_module_names, "builtins", "numpy", "torchgen", "_pytest", "pluggy"}
     modules.discard("__main__")
-    _C.set_library(os.path.dirname(torch.__file__) + os.sep, sorted(folders), modules)
-    _C.set_pure_names(set(_pure.PURE), set(_pure.IMPURE))
+    _C.set_library(os.path.dirname(__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep, sorted(folders), modules)
+    _C.set_native_functions(set(_pure.PURE), set(_pure.ANSWERS), set(_pure.impure()), set(_pure.OF_LIBRARIES), set(_pure.operators()))
+    _C.set_native_types(set(_pure.VALUES), set(_pure.STATELESS), set(_pure.MAKERS))
+    _C.set_unwatched(_pure.UNWATCHED)
 
 
 _describe_libraries()

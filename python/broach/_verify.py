@@ -60,7 +60,8 @@ class Trial:
         """Remembers what the trial wrote to the program's own tensors, and takes it back."""
         with torch.no_grad():
             for t, before, version in self.saved:
-                written = not torch.equal(t, before) if version < 0 else t._version != version
+                # Not every write moves the version on: that of running statistics does not.
+                written = (version >= 0 and t._version != version) or not torch.equal(t, before)
                 self.left.append(t.detach().clone() if written else None)
                 if written:
                     with torch.inference_mode(t.is_inference()):

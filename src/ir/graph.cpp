@@ -1,6 +1,7 @@
 #include "ir/graph.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -246,6 +247,12 @@ Shape without(const Shape& shape, const std::vector<int64_t>& dims) {
   return out;
 }
 
+// A type that is spelled only if the check it is given to fails.
+struct Shown {
+  const Type& type;
+  friend std::ostream& operator<<(std::ostream& out, const Shown& s) { return out << s.type.str(); }
+};
+
 struct Inference {
   Op op;
   std::span<const Value> in;
@@ -266,13 +273,13 @@ struct Inference {
   Type like(const Value& v, Shape shape) const { return {v.dtype(), std::move(shape), device()}; }
 
   void same(const Value& a, const Value& b, bool dtypes) const {
-    check(a.shape() == b.shape(), name_of(op), ": shapes differ: ", a.type().str(), " and ", b.type().str());
-    check(!dtypes || a.dtype() == b.dtype(), name_of(op), ": element types differ: ", a.type().str(), " and ", b.type().str());
+    check(a.shape() == b.shape(), name_of(op), ": shapes differ: ", Shown{a.type()}, " and ", Shown{b.type()});
+    check(!dtypes || a.dtype() == b.dtype(), name_of(op), ": element types differ: ", Shown{a.type()}, " and ", Shown{b.type()});
   }
 
   void distinct(const std::vector<int64_t>& dims, const Value& x) const {
     for (size_t i = 0; i < dims.size(); ++i) {
-      check(dims[i] >= 0 && dims[i] < x.rank(), name_of(op), ": ", x.type().str(), " has no dimension ", dims[i]);
+      check(dims[i] >= 0 && dims[i] < x.rank(), name_of(op), ": ", Shown{x.type()}, " has no dimension ", dims[i]);
       check(std::find(dims.begin(), dims.begin() + static_cast<int64_t>(i), dims[i]) == dims.begin() + static_cast<int64_t>(i),
             name_of(op), ": dimension ", dims[i], " is named twice");
     }
@@ -281,7 +288,7 @@ struct Inference {
   Type elementwise() const {
     OpKind k = kind_of(op);
     if (k == OpKind::ternary) {
-      check(in[0].dtype() == DType::b1, "where: the condition is ", in[0].type().str(), ", not b1");
+      check(in[0].dtype() == DType::b1, "where: the condition is ", Shown{in[0].type()}, ", not b1");
       same(in[0], in[1], false);
       same(in[1], in[2], true);
       return like(in[1], in[1].shape());
@@ -290,7 +297,7 @@ struct Inference {
     Type t = like(in[0], in[0].shape());
     if (k == OpKind::compare) t.dtype = DType::b1;
     if (k == OpKind::cast) t.dtype = get<DType>(Attr::dtype);
-    check(op != Op::bitcast || size_of(t.dtype) == size_of(in[0].dtype()), "bitcast: ", in[0].type().str(), " and ", name_of(t.dtype),
+    check(op != Op::bitcast || size_of(t.dtype) == size_of(in[0].dtype()), "bitcast: ", Shown{in[0].type()}, " and ", name_of(t.dtype),
           " differ in size");
     return t;
   }
@@ -300,35 +307,35 @@ struct Inference {
     switch (op) {
       case Op::reshape: {
         const auto& shape = get<Shape>(Attr::shape);
-        check(product(shape) == product(x), "reshape: ", in[0].type().str(), " has not the elements of ", like(in[0], shape).str());
+        check(product(shape) == product(x), "reshape: ", Shown{in[0].type()}, " has not the elements of ", Shown{like(in[0], shape)});
         return like(in[0], shape);
       }
       case Op::permute: {
         Shape out;
         const auto& dims = get<std::vector<int64_t>>(Attr::dims);
-        check(dims.size() == x.size(), "permute: ", dims.size(), " dimensions given for ", in[0].type().str());
+        check(dims.size() == x.size(), "permute: ", dims.size(), " dimensions given for ", Shown{in[0].type()});
         distinct(dims, in[0]);
         for (int64_t d : dims) out.push_back(x[static_cast<size_t>(d)]);
         return like(in[0], out);
       }
       case Op::expand: {
         const auto& shape = get<Shape>(Attr::shape);
-        check(shape.size() == x.size(), "expand: rank of ", in[0].type().str(), " differs from the result's");
+        check(shape.size() == x.size(), "expand: rank of ", Shown{in[0].type()}, " differs from the result's");
         for (size_t i = 0; i < x.size(); ++i)
-          check(x[i] == shape[i] || x[i] == SymInt(1), "expand: ", in[0].type().str(), " cannot become ", like(in[0], shape).str());
+          check(x[i] == shape[i] || x[i] == SymInt(1), "expand: ", Shown{in[0].type()}, " cannot become ", Shown{like(in[0], shape)});
         return like(in[0], shape);
       }
       case Op::slice: {
         const auto& shape = get<Shape>(Attr::shape);
         check(shape.size() == x.size() && get<Shape>(Attr::starts).size() == x.size() && get<std::vector<int64_t>>(Attr::steps).size() == x.size(),
-              "slice: the ranks of the attributes differ from ", in[0].type().str());
+              "slice: the ranks of the attributes differ from ", Shown{in[0].type()});
         return like(in[0], shape);
       }
       case Op::pad: {
         Shape out = x;
         const auto &low = get<Shape>(Attr::low), &high = get<Shape>(Attr::high);
         (void)get<Scalar>(Attr::value);
-        check(low.size() == x.size() && high.size() == x.size(), "pad: the ranks of the attributes differ from ", in[0].type().str());
+        check(low.size() == x.size() && high.size() == x.size(), "pad: the ranks of the attributes differ from ", Shown{in[0].type()});
         for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] + low[i] + high[i];
         return like(in[0], out);
       }
@@ -341,9 +348,9 @@ struct Inference {
     check(!in.empty() && dim < in[0].shape().size(), "cat: no operand, or no such dimension");
     Shape out = in[0].shape();
     for (size_t i = 1; i < in.size(); ++i) {
-      check(in[i].dtype() == in[0].dtype() && in[i].rank() == in[0].rank(), "cat: ", in[i].type().str(), " does not fit ", in[0].type().str());
+      check(in[i].dtype() == in[0].dtype() && in[i].rank() == in[0].rank(), "cat: ", Shown{in[i].type()}, " does not fit ", Shown{in[0].type()});
       for (size_t d = 0; d < out.size(); ++d)
-        check(d == dim || in[i].shape()[d] == out[d], "cat: ", in[i].type().str(), " does not fit ", in[0].type().str());
+        check(d == dim || in[i].shape()[d] == out[d], "cat: ", Shown{in[i].type()}, " does not fit ", Shown{in[0].type()});
       out[dim] = out[dim] + in[i].shape()[dim];
     }
     return like(in[0], out);
@@ -352,7 +359,7 @@ struct Inference {
   Type take() const {
     size_t dim = static_cast<size_t>(get<int64_t>(Attr::dim));
     const Shape& x = in[0].shape();
-    check(dim < x.size() && is_integral(in[1].dtype()), "take: bad dimension or index type ", in[1].type().str());
+    check(dim < x.size() && is_integral(in[1].dtype()), "take: bad dimension or index type ", Shown{in[1].type()});
     Shape out(x.begin(), x.begin() + static_cast<int64_t>(dim));
     out.insert(out.end(), in[1].shape().begin(), in[1].shape().end());
     out.insert(out.end(), x.begin() + static_cast<int64_t>(dim) + 1, x.end());
@@ -370,8 +377,8 @@ struct Inference {
     const Shape &a = in[0].shape(), &b = in[1].shape();
     size_t batch = static_cast<size_t>(get<int64_t>(Attr::batch));
     check(b.size() == batch + 2 && a.size() >= batch + 1 && a.back() == b[batch] && in[0].dtype() == in[1].dtype(),
-          "dot: ", in[0].type().str(), " and ", in[1].type().str(), " do not fit with ", batch, " batch dimensions");
-    for (size_t i = 0; i < batch; ++i) check(a[i] == b[i], "dot: batch sizes differ: ", in[0].type().str(), " and ", in[1].type().str());
+          "dot: ", Shown{in[0].type()}, " and ", Shown{in[1].type()}, " do not fit with ", batch, " batch dimensions");
+    for (size_t i = 0; i < batch; ++i) check(a[i] == b[i], "dot: batch sizes differ: ", Shown{in[0].type()}, " and ", Shown{in[1].type()});
     Shape out(a.begin(), a.end() - 1);
     out.push_back(b.back());
     return like(in[0], out);
@@ -386,12 +393,12 @@ struct Inference {
     bool transposed = get<int64_t>(Attr::transposed) != 0;
     int64_t groups = get<int64_t>(Attr::groups);
     const size_t spatial = stride.size();
-    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, "conv: ranks of ", in[0].type().str(), " and ", in[1].type().str());
+    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, "conv: ranks of ", Shown{in[0].type()}, " and ", Shown{in[1].type()});
     check(dilation.size() == spatial && padding.size() == spatial && extra.size() == spatial, "conv: the ranks of the attributes differ");
-    check(in[0].dtype() == in[1].dtype() && x[1] == (transposed ? w[0] : w[1] * SymInt(groups)), "conv: ", in[0].type().str(), " and ",
-          in[1].type().str(), " do not fit with ", groups, " groups");
+    check(in[0].dtype() == in[1].dtype() && x[1] == (transposed ? w[0] : w[1] * SymInt(groups)), "conv: ", Shown{in[0].type()}, " and ",
+          Shown{in[1].type()}, " do not fit with ", groups, " groups");
     Shape out{x[0], transposed ? w[1] * SymInt(groups) : w[0]};
-    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ", in.back().type().str());
+    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ", Shown{in.back().type()});
     for (size_t i = 0; i + 2 < x.size(); ++i) {
       SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
       out.push_back(transposed ? (x[i + 2] - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + kernel + extra[i]
@@ -404,15 +411,15 @@ struct Inference {
 
   Shape search_shape() const {
     const Shape &x = in[0].shape(), &values = in[1].shape();
-    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", in[1].type().str(), " in ",
-          in[0].type().str());
-    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d) check(x[d] == values[d], "search: ", in[1].type().str(), " in ", in[0].type().str());
+    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", Shown{in[1].type()}, " in ",
+          Shown{in[0].type()});
+    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d) check(x[d] == values[d], "search: ", Shown{in[1].type()}, " in ", Shown{in[0].type()});
     return values;
   }
 
   Type scatter() const {
     check(is_integral(in[1].dtype()) && in[1].shape() == in[2].shape() && in[1].rank() == in[0].rank() && in[0].dtype() == in[2].dtype(), name_of(op),
-          ": ", in[2].type().str(), " at ", in[1].type().str(), " does not fit ", in[0].type().str());
+          ": ", Shown{in[2].type()}, " at ", Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});
     return like(in[0], in[0].shape());
   }
 
@@ -420,11 +427,11 @@ struct Inference {
     check(in.size() == 3 || in.size() == 4, "attention: ", in.size(), " operands");
     const Shape &q = in[0].shape(), &k = in[1].shape(), &v = in[2].shape();
     check(q.size() == 4 && k.size() == 4 && v.size() == 4 && is_floating(in[0].dtype()) && in[0].dtype() == in[1].dtype() && in[0].dtype() == in[2].dtype(),
-          "attention of ", in[0].type().str(), ", ", in[1].type().str(), " and ", in[2].type().str());
+          "attention of ", Shown{in[0].type()}, ", ", Shown{in[1].type()}, " and ", Shown{in[2].type()});
     bool fits = q[3] == k[3] && k[2] == v[2];
     for (size_t d = 0; d < 2; ++d) fits = fits && q[d] == k[d] && q[d] == v[d];
-    check(fits, "attention: ", in[0].type().str(), ", ", in[1].type().str(), " and ", in[2].type().str(), " do not fit");
-    check(in.size() < 4 || in[3].type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ", in.back().type().str());
+    check(fits, "attention: ", Shown{in[0].type()}, ", ", Shown{in[1].type()}, " and ", Shown{in[2].type()}, " do not fit");
+    check(in.size() < 4 || in[3].type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ", Shown{in.back().type()});
     (void)get<Scalar>(Attr::scale), (void)get<int64_t>(Attr::causal);
     return {like(in[0], {q[0], q[1], q[2], v[3]}), {DType::f32, {q[0], q[1], q[2]}, device()}};
   }
@@ -433,7 +440,7 @@ struct Inference {
     if (op == Op::attention) return attention();
     if (op == Op::update) {
       check(in[0].dtype() == in[1].dtype() && in[0].rank() == in[1].rank() && get<Shape>(Attr::starts).size() == in[0].shape().size(), "update: ",
-            in[1].type().str(), " does not fit ", in[0].type().str());
+            Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});
       return {like(in[0], in[0].shape())};
     }
     if (op == Op::search) return (void)get<int64_t>(Attr::right), std::vector<Type>{{DType::i64, search_shape(), device()}};
@@ -481,7 +488,12 @@ struct AttrHash {
   size_t h = 0;
   void mix(size_t v) { h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2); }
   void operator()(int64_t v) { mix(std::hash<int64_t>()(v)); }
-  void operator()(const Scalar& s) { mix(std::hash<std::string>()(str(s))); mix(s.index()); }
+  void operator()(const Scalar& s) {
+    mix(s.index());
+    if (auto d = std::get_if<double>(&s)) mix(std::isnan(*d) ? 1 : std::bit_cast<uint64_t>(*d));
+    else if (is_complex(s)) mix(std::hash<std::string>()(str(s)));
+    else (*this)(as_int(s));
+  }
   void operator()(DType t) { mix(static_cast<size_t>(t)); }
   void operator()(const SymInt& s) { mix(s.hash()); }
   void operator()(const Shape& s) { for (const auto& d : s) mix(d.hash()); mix(s.size()); }
@@ -498,7 +510,12 @@ size_t hash_node(Op op, std::span<const Value> inputs, const Attrs& attrs) {
 }
 
 // -0.0 and 0.0 are different constants, NaN equals NaN.
-bool same_scalar(const Scalar& a, const Scalar& b) { return a.index() == b.index() && str(a) == str(b); }
+bool same_scalar(const Scalar& a, const Scalar& b) {
+  if (a.index() != b.index()) return false;
+  if (is_complex(a)) return str(a) == str(b);
+  auto x = std::get_if<double>(&a), y = std::get_if<double>(&b);
+  return x ? std::signbit(*x) == std::signbit(*y) && (*x == *y || (std::isnan(*x) && std::isnan(*y))) : a == b;
+}
 
 bool same_value(const AttrValue& a, const AttrValue& b) {
   if (a.index() != b.index()) return false;
@@ -782,7 +799,7 @@ void Graph::verify() const {
     check(nodes_[i].id == i, "node ", nodes_[i].id, " (", name_of(nodes_[i].op), ") is not where its id says");
     try {
       verify_node(nodes_[i], *this);
-    } catch (const std::exception& e) {
+    } catch (const Error& e) {
       fail("node %", i, " (", name_of(nodes_[i].op), "): ", e.what());
     }
   }

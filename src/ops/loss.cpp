@@ -96,13 +96,6 @@ Expr optional_product(OpCall& c, const Expr& x, size_t weight) {
   return c.is_tensor(weight) ? x * Expr{c.b, operand(c, weight, x.dtype())} : x;
 }
 
-// The logarithms are bounded, so that a certain and wrong prediction has a finite loss.
-Expr binary_cross_entropy(OpCall& c, Operands x) {
-  const Expr &p = x[0], &target = x[1];
-  Expr loss = (target - 1.0) * max(log1p(-p), -100.0) - target * max(log(p), -100.0);
-  return reduced(c, optional_product(c, loss, 2), 3);
-}
-
 Expr binary_cross_entropy_backward(OpCall& c, Operands x) {
   const Expr &grad = x[0], &p = x[1], &target = x[2];
   Expr g = grad * (p - target) / max((1.0 - p) * p, 1e-12);
@@ -128,7 +121,7 @@ Expr kl_divergence(OpCall& c, Operands x) {
 }
 
 void add_entropies(OpTable& t) {
-  add_loss(t, "binary_cross_entropy", {0, 1}, binary_cross_entropy);
+  // binary_cross_entropy is eager's own: it raises where a probability is none.
   add_loss(t, "binary_cross_entropy_backward", {0, 1, 2}, binary_cross_entropy_backward);
   add_loss(t, "binary_cross_entropy_with_logits", {0, 1}, with_logits);
   add_loss(t, "kl_div", {0, 1}, kl_divergence);

@@ -638,7 +638,7 @@ def test_a_cache_that_is_filled_once():
 
     model, twin = Rotary(), Rotary()
     compiled = native(model)
-    for n in (3, 3, 3, 5, 5, 2, 9, 9, 3, 3, 3):
+    for n in (3, 3, 3, 3, 5, 5, 5, 2, 2, 9, 9, 9, 3, 3, 3):
         x = r(n, 4)
         assert not (why := difference(twin(x), compiled(x))), why
         assert not (why := difference(twin.table, model.table)), why

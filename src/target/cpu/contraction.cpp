@@ -4,10 +4,10 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <mutex>
 
 #include "support/error.h"
+#include "support/recently_used.h"
 #include "target/cpu/choice.h"
 #include "target/cpu/contraction_desc.h"
 #include "target/cpu/epilogue.h"
@@ -376,7 +376,7 @@ class OneDnnContraction : public CompiledContraction {
     } else {
       build_dot(b, symbols);
     }
-    if (!b.primitive && !b.host) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (!b.primitive && !b.host) unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (const Primitive* p = packing_of(b)) b.layout = p->weight_layout().hash();
     return b;
   }
@@ -472,25 +472,32 @@ class OneDnnContraction : public CompiledContraction {
   std::shared_ptr<const Built> for_sizes(std::span<const int64_t> symbols) const {
     std::vector<int64_t> key(symbols.begin(), symbols.end());
     std::lock_guard lock(mutex_);
-    auto it = built_.find(key);
-    if (it != built_.end()) return it->second;
-    if (built_.size() > 256) built_.clear();
-    return built_.emplace(std::move(key), std::make_shared<const Built>(build(symbols))).first->second;
+    if (auto known = built_.find(key)) return *known;
+    return built_.insert(std::move(key), std::make_shared<const Built>(build(symbols)));
   }
 
   static constexpr int64_t kPackedRows = 96, kNarrowRows = 16;
+  static constexpr size_t kMostSizes = 128;  // of which primitives are kept
 
   ContractionStep step_;
   CompileSettings settings_;
   bool is_static_ = false;
   std::shared_ptr<const Built> fixed_;
   mutable std::mutex mutex_;
-  mutable std::map<std::vector<int64_t>, std::shared_ptr<const Built>> built_;
+  mutable RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const Built>> built_{kMostSizes};
 };
 
 }  // namespace
 
-bool has_contractions(DType dtype) { return onednn::available() && onednn_type(dtype).has_value(); }
+bool has_contractions(DType dtype) {
+  if (!onednn::available() || !onednn_type(dtype)) return false;
+  // A processor without instructions for bf16 gets no primitive for it.
+  static const bool has_bf16 = [] {
+    onednn::Operand square{.dims = {16, 16}, .dtype = onednn::DType::bf16};
+    return Primitive::create(onednn::MatmulDesc{square, square, square}) != nullptr;
+  }();
+  return dtype != DType::bf16 || has_bf16;
+}
 
 std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings) {
   if (!has_contractions(step.result.type.dtype)) return nullptr;

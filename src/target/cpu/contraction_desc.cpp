@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "support/error.h"
+#include "support/recently_used.h"
 
 namespace broach::cpu {
 
@@ -189,10 +190,12 @@ std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
 
 namespace {
 
-// Primitives of the process by what they compute: layers of one shape share one.
+// Primitives of the process by what they compute: layers of one shape share one. Those that nobody asked for lately live with
+// the contractions that use them.
 struct Library {
+  static constexpr size_t kMost = 512;
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<const Primitive>> primitives;
+  RecentlyUsed<std::string, std::shared_ptr<const Primitive>> primitives{kMost};
   static Library& get() {
     static Library* library = new Library;
     return *library;
@@ -242,11 +245,11 @@ std::shared_ptr<const Primitive> find_or_create(const Desc& desc) {
   std::string key = key_of(desc);
   {
     std::lock_guard lock(library.mutex);
-    if (auto it = library.primitives.find(key); it != library.primitives.end()) return it->second;
+    if (auto known = library.primitives.find(key)) return *known;
   }
   auto p = Primitive::create(desc);
   std::lock_guard lock(library.mutex);
-  return library.primitives.emplace(std::move(key), std::move(p)).first->second;
+  return library.primitives.insert(std::move(key), std::move(p));
 }
 
 }  // namespace

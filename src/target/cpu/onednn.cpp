@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <string_view>
 
@@ -60,14 +61,18 @@ std::string library_path() {
   return configured_path().path.empty() ? "libdnnl.so.3" : configured_path().path;
 }
 
+// Of the process, whoever was built with one: the programs of an instrumented host, say.
+bool runs_under_sanitizer() {
+  auto has = [](const char* name) { return dlsym(RTLD_DEFAULT, name) != nullptr; };
+  return has("__asan_init") || has("__tsan_init") || has("__msan_init") || has("__hwasan_init");
+}
+
 // DEEPBIND makes the library prefer its own symbols to those of any other oneDNN in the process. Sanitizers refuse it,
 // because it hides their malloc.
-constexpr int open_flags() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return RTLD_NOW | RTLD_LOCAL;
-#else
-  return RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
-#endif
+int open_flags() {
+  const char* choice = std::getenv("BROACH_ONEDNN_DEEPBIND");  // 0 or 1
+  bool deep = choice && *choice ? *choice != '0' : !runs_under_sanitizer();
+  return RTLD_NOW | RTLD_LOCAL | (deep ? RTLD_DEEPBIND : 0);
 }
 
 // The first function that the file lacks, or "".
@@ -368,6 +373,8 @@ dnnl_fpmath_mode_t onednn_math(MathMode mode) {
 dnnl_status_t append(dnnl_post_ops_t ops, const PostOp& op, const dnnl_memory_desc* operand) {
   const Library& lib = library();
   if (op.kind == PostOp::sum) return lib.post_ops_append_sum(ops, op.alpha, 0, dnnl_data_type_undef);
+  // The library's relu makes -0.0 of what is negative where it computes x * 0.
+  if (op.kind == PostOp::relu && op.alpha == 0) return lib.post_ops_append_eltwise(ops, dnnl_eltwise_clip, 0, std::numeric_limits<float>::infinity());
   if (op.binary()) return lib.post_ops_append_binary(ops, algorithm(op.kind), operand);
   return lib.post_ops_append_eltwise(ops, algorithm(op.kind), op.alpha, op.beta);
 }

@@ -1,0 +1,116 @@
+#include "types.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "cpython.h"
+#include "reference.h"
+
+namespace broach {
+
+namespace {
+
+Library& library() {
+  static Library l;
+  return l;
+}
+
+NativeTypes& native_types() {
+  static NativeTypes t;
+  return t;
+}
+
+std::unordered_map<std::string, std::unordered_set<std::string>>& unwatched() {
+  static std::unordered_map<std::string, std::unordered_set<std::string>> u;
+  return u;
+}
+
+// What ends an instance of a class that a class statement made.
+destructor end_of_instance() {
+  static const destructor end = [] {
+    Ref probe = Ref::steal(PyObject_CallFunction(reinterpret_cast<PyObject*>(&PyType_Type), "s(){}", "probe"));
+    return reinterpret_cast<PyTypeObject*>(probe.get())->tp_dealloc;
+  }();
+  return end;
+}
+
+// Types that C code makes by a specification are heap types as well: they have a module, an end or fields of their own.
+bool is_made_by_statement(PyTypeObject* t) {
+  bool end = t->tp_dealloc == end_of_instance() || (THPVariableClass && t->tp_dealloc == reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_dealloc);  // torch sets that of tensors
+  if (!is_heap(t) || !t->tp_base || !end || reinterpret_cast<PyHeapTypeObject*>(t)->ht_module) return false;
+  constexpr Py_ssize_t kPointer = sizeof(PyObject*);
+  Py_ssize_t fields = PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE) ? Py_SIZE(t) : 0;  // one for each of its `__slots__`
+  return t->tp_basicsize <= t->tp_base->tp_basicsize + (fields + 2) * kPointer;    // and perhaps a dict and a list of weak references
+}
+
+}  // namespace
+
+std::string_view text_of(PyObject* s) {
+  Py_ssize_t n = 0;
+  const char* c = s && PyUnicode_Check(s) ? PyUnicode_AsUTF8AndSize(s, &n) : nullptr;
+  if (!c) PyErr_Clear();
+  return c ? std::string_view(c, static_cast<size_t>(n)) : std::string_view();
+}
+
+bool is_heap(PyTypeObject* t) { return PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE); }
+
+void set_library(Library l) { library() = std::move(l); }
+
+Owner owner_of_file(PyObject* filename) {
+  std::string_view f = text_of(filename);
+  const Library& l = library();
+  if (f.starts_with(l.torch_folder)) return Owner::torch;
+  if (f.starts_with(l.own_folder)) return Owner::own;
+  if (f.starts_with("<frozen importlib.")) return Owner::own;  // what import statements find is watched itself
+  if (f.starts_with("<frozen ")) return Owner::library;
+  // Installed packages lie below the standard library's folder, and are the user's.
+  if (f.find("site-packages") != f.npos || f.find("dist-packages") != f.npos) return Owner::user;
+  for (const std::string& folder : l.folders)
+    if (f.starts_with(folder)) return Owner::library;
+  return Owner::user;
+}
+
+Owner owner_of_module(std::string_view name) {
+  std::string_view root = name.substr(0, name.find('.'));
+  if (root == "torch") return Owner::torch;
+  if (root == "broach" || root == "broach_ext") return Owner::own;
+  return library().modules.contains(std::string(root)) ? Owner::library : Owner::user;
+}
+
+Owner owner_of_type(PyTypeObject* type) {
+  if (!is_heap(type)) {
+    std::string_view name = type->tp_name;
+    return name.find('.') == name.npos ? Owner::library : owner_of_module(name);
+  }
+  PyObject* dict = cpython::type_dict(type);
+  PyObject* module = dict ? PyDict_GetItemString(dict, "__module__") : nullptr;
+  return owner_of_module(text_of(module));
+}
+
+PyTypeObject* native_base(PyTypeObject* t) {
+  while (is_made_by_statement(t)) t = t->tp_base;
+  return t;
+}
+
+void set_native_types(NativeTypes t) { native_types() = std::move(t); }
+void set_unwatched(std::unordered_map<std::string, std::unordered_set<std::string>> names) { unwatched() = std::move(names); }
+
+const std::unordered_set<std::string>* unwatched_of(std::string_view owner) {
+  auto it = unwatched().find(std::string(owner));
+  return it == unwatched().end() ? nullptr : &it->second;
+}
+
+bool is_numpy_scalar(PyTypeObject* t) {
+  if (!std::string_view(t->tp_name).starts_with("numpy.")) return false;
+  while (t && std::string_view(t->tp_name) != "numpy.generic") t = t->tp_base;
+  return t != nullptr;
+}
+
+bool is_value_type(PyTypeObject* t) { return native_types().values.contains(t->tp_name) || is_numpy_scalar(t); }
+bool is_stateless_type(PyTypeObject* t) { return native_types().stateless.contains(t->tp_name); }
+
+bool may_be_made(PyTypeObject* t) {
+  if (is_value_type(t) || is_stateless_type(t) || native_types().makers.contains(t->tp_name)) return true;
+  return PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(PyExc_BaseException));
+}
+
+}  // namespace broach

@@ -1,0 +1,477 @@
+// What a program's values lead to: everything reachable that can change becomes a node of the state, and what cannot be looked
+// into is a problem.
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/python_symnode.h>
+
+#include <algorithm>
+
+#include "state.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+constexpr size_t kMostNodes = 200000;
+
+// torch.nn.Module, once it is imported.
+PyTypeObject* module_type() {
+  static PyTypeObject* type = [] {
+    Ref m = Ref::steal(PyImport_ImportModule("torch.nn"));
+    return reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(m.get(), "Module"));
+  }();
+  return type;
+}
+
+bool starts_with_dunder(std::string_view s) { return s.size() > 4 && s.starts_with("__") && s.ends_with("__"); }
+
+// Fields of every nn.Module that only saving, loading and gradients read.
+bool is_bookkeeping(std::string_view field) {
+  static const std::unordered_set<std::string_view> names = {
+      "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
+      "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called", "_is_full_backward_hook"};
+  return names.contains(field);
+}
+
+bool is_c_iterator(PyObject* o) {
+  PyTypeObject* t = Py_TYPE(o);
+  return PyGen_Check(o) || PyCoro_CheckExact(o) || (!is_heap(t) && t->tp_iternext && t->tp_iter == PyObject_SelfIter);
+}
+
+std::vector<PyObject*> referents_of(PyObject* o) {
+  std::vector<PyObject*> out;
+  auto add = [](PyObject* each, void* to) {
+    static_cast<std::vector<PyObject*>*>(to)->push_back(each);
+    return 0;
+  };
+  if (traverseproc traverse = Py_TYPE(o)->tp_traverse; traverse && PyObject_IS_GC(o)) traverse(o, add, &out);
+  return out;
+}
+
+bool names_both(PyCodeObject* code, std::string_view a, std::string_view b) {
+  bool found[2] = {};
+  PyObject* names = cpython::names_of(code);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+    for (int k : {0, 1}) found[k] = found[k] || text_of(PyTuple_GET_ITEM(names, i)) == (k ? b : a);
+  return found[0] && found[1];
+}
+
+std::string_view name_of_module(PyObject* dict) { return text_of(PyDict_GetItemString(dict, "__name__")); }
+
+int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
+
+// What stands in the place of a function of Python's or torch's own while sizes are symbols is none of the program's.
+PyObject* without_stand_ins(PyObject* value) {
+  if (!value || !PyFunction_Check(value)) return value;
+  auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(value));
+  if (owner_of_file(code->co_filename) != Owner::own) return value;
+  PyObject* dict = reinterpret_cast<PyFunctionObject*>(value)->func_dict;
+  PyObject* wrapped = dict ? PyDict_GetItemString(dict, "__wrapped__") : nullptr;
+  return wrapped ? wrapped : value;
+}
+
+}  // namespace
+
+void State::watch(PyObject* root, const std::string& name) {
+  visit(root, -1, name);
+  visit_queued();
+}
+
+void State::visit_queued() {
+  while (!queue_.empty()) {
+    int id = queue_.back();
+    queue_.pop_back();
+    children(id);
+  }
+}
+
+void State::problem(PyObject* o, int parent, const std::string& label, const std::string& what) {
+  if (parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch) return;  // torch's own affair: the program has its Python methods only
+  if (in_library_) return void(known_.erase(o));  // whose calls of C functions are judged; the program may still come to it by itself
+  problems_.push_back(cat(parent >= 0 ? path(parent) : "", label, what));
+}
+
+// It is immutable itself.
+void State::has_seen(PyObject* o) {
+  known_.emplace(o, -1);
+  keep_.push_back(Ref::borrow(o));
+}
+
+int State::node_of(Kind kind, PyObject* o, int parent, const std::string& label) {
+  int id = add(kind, o, parent, label);
+  known_.emplace(o, id);
+  fill(id);
+  queue_.push_back(id);
+  return id;
+}
+
+// What a node's values lead to.
+void State::children(int id) {
+  // By copy: visiting adds nodes.
+  auto keys = nodes_[static_cast<size_t>(id)].keys;
+  auto values = nodes_[static_cast<size_t>(id)].values;
+  Kind kind = nodes_[static_cast<size_t>(id)].kind;
+  bool module_dict = nodes_[static_cast<size_t>(id)].module_dict;
+  std::string_view label = nodes_[static_cast<size_t>(id)].label;
+  bool of_instance = kind == Kind::dict && label.empty();
+  for (size_t i = 0; i < values.size(); ++i) {
+    PyObject* v = values[i].get();
+    if (!v || (is_atom(v) && !PyType_Check(v) && !PyCFunction_Check(v))) continue;
+    std::string_view key = i < keys.size() ? text_of(keys[i].get()) : std::string_view();
+    if (module_dict && is_bookkeeping(key)) continue;
+    bool members = module_dict && (key == "_modules" || key == "_parameters" || key == "_buffers");
+    if (kind == Kind::cache && std::string_view(Py_TYPE(v)->tp_name) == "functools._lru_list_elem") continue;  // what it holds has been visited
+    if (kind == Kind::function && i == 0) continue;  // its code
+    if (kind == Kind::instance && i < 2) continue;   // its type and dict are nodes of their own
+    std::string step = kind == Kind::cell || kind == Kind::instance ? (i < keys.size() && keys[i] ? cat(".", key) : std::string())
+                       : members                                     ? std::string()
+                       : of_instance                                 ? cat(".", key)
+                       : i < keys.size()                             ? (key.empty() ? "[...]" : cat("['", key, "']"))
+                                                                     : cat("[", i, "]");
+    if (kind == Kind::names) step = cat(" ", key);
+    visit(v, id, step);
+  }
+}
+
+void State::visit(PyObject* o, int parent, const std::string& label) {
+  if (!o || known_.contains(o)) return;
+  if (nodes_.size() > kMostNodes) {
+    if (problems_.empty()) problems_.push_back(cat("more than ", kMostNodes, " objects are reachable"));
+    return;
+  }
+  if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent, label);
+  if (PyCFunction_Check(o)) return visit_builtin_method(o, parent, label);
+  if (is_atom(o)) return;
+  if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
+  if (PyFunction_Check(o)) return visit_function(o, parent, label);
+  if (PyModule_Check(o)) return visit_module(o, nullptr);
+  if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o))) return problems_.push_back("a number that stands for another is kept in globals or objects that are not watched yet");
+  PyTypeObject* native = native_base(Py_TYPE(o));
+  if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
+  if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
+  // What a class of the program's adds to one written in C.
+  auto seen = known_.find(o);
+  if (Py_TYPE(o) != native && seen != known_.end()) visit_instance(o, parent, label, seen->second < 0 ? -2 : seen->second);
+}
+
+// A bound method written in C. That of a container may change it without a trace; any other's calls are judged by their names.
+void State::visit_builtin_method(PyObject* o, int parent, const std::string& label) {
+  PyObject* self = cpython::self_of(o);
+  if (self && (PyList_Check(self) || PyDict_Check(self) || PySet_Check(self) || PyByteArray_Check(self))) visit(self, parent, cat(label, ".__self__"));
+}
+
+// To look at what a weak reference refers to would keep it alive. What others refer to is looked at anyway; classes and functions
+// live on.
+void State::find_weakly_held() {
+  for (const auto& [reference, where] : weak_) {
+    PyObject* o = PyWeakref_GET_OBJECT(reference);
+    if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o)) problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
+  }
+  weak_.clear();
+}
+
+// Python's own containers, and what refers to others. False for anything else.
+bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const std::string& label) {
+  if (PyTuple_Check(o)) {
+    has_seen(o);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i) visit(PyTuple_GET_ITEM(o, i), parent, cat(label, "[", i, "]"));
+    return true;
+  }
+  if (PyMethod_Check(o)) {
+    has_seen(o);
+    visit(PyMethod_GET_SELF(o), parent, cat(label, ".__self__"));
+    visit(PyMethod_GET_FUNCTION(o), parent, label);
+    return true;
+  }
+  std::string_view type = native->tp_name;
+  if (native == &PyLong_Type || native == &PyFloat_Type || native == &PyComplex_Type || native == &PyUnicode_Type || native == &PyBytes_Type || native == &PyFrozenSet_Type) return has_seen(o), true;
+  auto node = [&](Kind kind) { return node_of(kind, o, parent, label), true; };
+  if (native == &PyDict_Type || type == "collections.defaultdict") return node(Kind::dict);
+  if (native == &PyODict_Type) {
+    // Its order can change without its dict's knowing; a module's own are only ever appended to.
+    bool own = parent >= 0 && nodes_[static_cast<size_t>(parent)].module_dict && label.starts_with("._");
+    return node(own ? Kind::dict : Kind::ordered);
+  }
+  if (native == &PyList_Type) return node(Kind::list);
+  if (native == &PySet_Type) return node(Kind::set);
+  if (native == &PyCell_Type) return node(Kind::cell);
+  if (PyContextVar_CheckExact(o)) return node(Kind::context);
+  if (PyWeakref_CheckRef(o)) {
+    if (!in_library_) weak_.emplace_back(o, cat(parent >= 0 ? path(parent) : "", label));
+    return node(Kind::weak);
+  }
+  if (type == "collections.deque") return node(Kind::sequence);
+  if (type == "functools.partial") return node(Kind::fields);
+  return false;
+}
+
+// What C code consists of is known by its type's name only.
+void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const std::string& label) {
+  std::string_view type = native->tp_name;
+  if (owner_of_type(native) == Owner::own) {  // a compiled program
+    has_seen(o);
+    Ref program = Ref::steal(PyObject_GetAttrString(o, "program"));
+    return program ? visit(program.get(), parent, label) : PyErr_Clear();
+  }
+  if (type == "functools._lru_cache_wrapper") return visit_cache(o, parent, label);
+  if (type == "types.SimpleNamespace") return visit_instance(o, parent, label, -1);
+  if (type == "numpy.ndarray" || native == &PyByteArray_Type) return void(node_of(Kind::buffer, o, parent, label));
+  if (is_value_type(native)) {
+    has_seen(o);
+    return visit_referents(o, parent, label);
+  }
+  has_seen(o);
+  if (is_stateless_type(native)) return;
+  if (is_c_iterator(o)) return problem(o, parent, label, " is an iterator from outside the program");
+  problem(o, parent, label, cat(" is an object of the type ", type, ", whose state cannot be watched"));
+}
+
+void State::visit_referents(PyObject* o, int parent, const std::string& label) {
+  for (PyObject* each : referents_of(o))
+    if (!PyType_Check(each)) visit(each, parent, label);
+}
+
+// A hit of functools.lru_cache runs no code: that the results which it has are still there is part of the state. A library's own
+// caches hold what computing it again would give.
+void State::visit_cache(PyObject* wrapper, int parent, const std::string& label) {
+  has_seen(wrapper);
+  Ref wrapped = Ref::steal(PyObject_GetAttrString(wrapper, "__wrapped__"));
+  if (!wrapped) PyErr_Clear();
+  PyObject* o = wrapper;
+  if (wrapped && PyFunction_Check(wrapped.get()))
+    if (owner_of_file(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(wrapped.get()))->co_filename) != Owner::user) return;
+  auto parts = referents_of(wrapper);
+  auto function = std::find(parts.begin(), parts.end(), wrapped.get());  // behind the dict
+  if (!wrapped || function == parts.begin() || function == parts.end() || !PyDict_CheckExact(function[-1])) return problem(o, parent, label, " is a cache whose entries cannot be found");
+  PyObject* cache = function[-1];
+  for (auto each = parts.begin(); each != function; ++each)
+    if (*each != cache && !PyType_Check(*each)) visit(*each, parent, label);
+  node_of(Kind::cache, cache, parent, label);
+  visit(wrapped.get(), parent, label);
+}
+
+// `name`: by which code finds it; null for any.
+void State::visit_module(PyObject* o, PyObject* name) {
+  if (known_.emplace(o, -1).second) keep_.push_back(Ref::borrow(o));
+  if (owner_of_module(name_of_module(PyModule_GetDict(o))) == Owner::own) return;
+  auto& names = modules_[o];
+  if (!names.insert(name).second) return;
+  for (PyCodeObject* c : entered_)
+    if (may_name(c, name)) visit_module_names(o, c);
+}
+
+bool State::may_name(PyCodeObject* code, PyObject* name) {
+  if (!name) return true;
+  auto contains = [&](PyObject* names) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+      if (PyTuple_GET_ITEM(names, i) == name) return true;  // names are interned
+    return false;
+  };
+  return contains(cpython::names_of(code)) || contains(cpython::free_names(code).get());
+}
+
+void State::visit_function(PyObject* f, int parent, const std::string& label) {
+  auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(f));
+  Owner whose = owner_of_file(code->co_filename);
+  PyObject* closure = PyFunction_GET_CLOSURE(f);
+  if (whose == Owner::torch || whose == Owner::own) {
+    has_seen(f);
+    // A wrapper (no_grad, a hook) may hold a user's function.
+    if (closure)
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i)
+        if (PyObject* v = PyCell_GET(PyTuple_GET_ITEM(closure, i)); v && (PyFunction_Check(v) || PyMethod_Check(v))) visit(v, parent, label);
+    return;
+  }
+  int id = add(Kind::function, f, parent, cat(label.empty() ? "" : label, "<", text_of(code->co_name), ">"));
+  known_.emplace(f, id);
+  fill(id);
+  if (closure)
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i) {
+      PyObject* cell = PyTuple_GET_ITEM(closure, i);
+      if (known_.contains(cell)) continue;  // left out, too
+      node_of(Kind::cell, cell, id, cat(", closure variable ", text_of(PyTuple_GET_ITEM(cpython::free_names(code).get(), i))));
+    }
+  if (PyObject* defaults = PyFunction_GET_DEFAULTS(f)) visit(defaults, id, " default ");
+  if (PyObject* defaults = PyFunction_GET_KW_DEFAULTS(f)) visit(defaults, id, " keyword default ");
+  if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
+}
+
+// Its elements are the trace's business; attributes that Python code gave it are state.
+void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
+  const at::Tensor& t = THPVariable_Unpack(o);
+  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t)});
+  int id = add(Kind::instance, o, parent, label);
+  known_.emplace(o, id);
+  Node& n = nodes_.back();
+  n.place = cpython::dict_place_if_any(o);
+  fill(id);
+  if (!n.place || !*n.place || known_.contains(*n.place)) return;
+  node_of(Kind::dict, *n.place, id, "");
+}
+
+// ---- classes ----
+
+void State::visit_type(PyTypeObject* type, int parent, const std::string& label) {
+  auto* o = reinterpret_cast<PyObject*>(type);
+  if (known_.contains(o)) return;
+  has_seen(o);
+  PyTypeObject* native = native_base(type);
+  if (!may_be_made(native)) return problem(o, parent, label, cat(" names the type ", native->tp_name, ", whose instances cannot be watched"));
+  if (type == native || !type->tp_mro) return;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) visit_class_dict(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i)));
+  fill(add(Kind::mro, o, parent, type->tp_name));
+  if (Py_TYPE(type) != &PyType_Type) visit_type(Py_TYPE(type), parent, label);
+}
+
+// Attributes of one class; of one of torch's what they are, and not what that consists of.
+void State::visit_class_dict(PyTypeObject* base) {
+  PyObject* dict = cpython::type_dict(base);
+  Owner whose = owner_of_type(base);
+  if (native_base(base) == base || whose == Owner::own || !dict || known_.contains(dict)) return;
+  int id = add(Kind::dict, dict, -1, base->tp_name);
+  known_.emplace(dict, id);
+  nodes_[static_cast<size_t>(id)].type = Ref::borrow(reinterpret_cast<PyObject*>(base));
+  nodes_[static_cast<size_t>(id)].unwatched = unwatched_of(cat(text_of(PyDict_GetItemString(dict, "__module__")), ".", base->tp_name));
+  fill(id);
+  if (whose == Owner::torch) return;
+  auto keys = nodes_[static_cast<size_t>(id)].keys;
+  auto values = nodes_[static_cast<size_t>(id)].values;
+  for (size_t k = 0; k < keys.size(); ++k)
+    if (std::string_view key = text_of(keys[k].get()); PyFunction_Check(values[k].get()) || !starts_with_dunder(key)) visit_class_value(values[k].get(), id, cat(".", key));
+}
+
+// Functions are looked at when they run.
+void State::visit_class_value(PyObject* v, int parent, const std::string& label) {
+  PyTypeObject* type = Py_TYPE(v);
+  if (PyFunction_Check(v)) return void(candidates_.insert(v));
+  if (type == &PyProperty_Type || type == &PyStaticMethod_Type || type == &PyClassMethod_Type) {
+    for (PyObject* each : referents_of(v))
+      if (PyFunction_Check(each)) candidates_.insert(each);
+    return has_seen(v);
+  }
+  if (!is_atom(v)) visit(v, parent, label);
+}
+
+// `self_node`: -1 where the object is no node yet, -2 where it is known without one.
+void State::visit_instance(PyObject* o, int parent, const std::string& label, int self_node) {
+  PyTypeObject* type = Py_TYPE(o);
+  int id = add(Kind::instance, o, parent, label);
+  if (self_node == -1) known_.emplace(o, id);
+  bool module = PyType_IsSubtype(type, module_type());
+  Node* n = &nodes_.back();
+  n->place = cpython::dict_place(o);
+  n->slots = cpython::slots_of(type);
+  n->of_torch = n->of_torch || (!module && owner_of_type(type) == Owner::torch);
+  fill(id);
+  n = &nodes_[static_cast<size_t>(id)];
+  if (n->place && *n->place && !known_.contains(*n->place)) {
+    PyObject* dict = *n->place;
+    int d = add(Kind::dict, dict, id, "");
+    known_.emplace(dict, d);
+    nodes_[static_cast<size_t>(d)].module_dict = module;
+    Ref name = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__module__"));
+    nodes_[static_cast<size_t>(d)].unwatched = name ? unwatched_of(cat(text_of(name.get()), ".", type->tp_name)) : (PyErr_Clear(), nullptr);
+    fill(d);
+    queue_.push_back(d);
+  }
+  if (!nodes_[static_cast<size_t>(id)].slots.empty()) queue_.push_back(id);
+  visit_type(type, id, label);
+}
+
+// ---- names in code ----
+
+void State::watch_names(PyObject* dict, PyObject* names, const std::string& label, Names which) {
+  auto it = names_.find(dict);
+  int id = it == names_.end() ? -1 : it->second;
+  std::string_view module = name_of_module(dict);
+  auto* unwatched = unwatched_of(module);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    if (!PyUnicode_Check(name)) continue;  // a constant
+    PyObject* value = without_stand_ins(PyDict_GetItemWithError(dict, name));
+    if (!value && which != Names::all) continue;
+    if (!named_.emplace(dict, name).second) continue;  // names are interned
+    if (!left_out_.empty() && is_left_out(dict, name)) continue;
+    if (unwatched && unwatched->contains(std::string(text_of(name)))) continue;
+    if (id < 0) names_.emplace(dict, id = add(Kind::names, dict, -1, label));
+    nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
+    nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
+    if (value && PyModule_Check(value)) visit_module(value, name);
+    else if (value && which != Names::shallow) visit(value, id, cat(" ", text_of(name)));
+  }
+}
+
+void State::visit_module_names(PyObject* module, PyCodeObject* code) {
+  PyObject* dict = PyModule_GetDict(module);
+  std::string_view name = name_of_module(dict);
+  bool torchs = owner_of_module(name) == Owner::torch || owner_of_file(code->co_filename) == Owner::torch;
+  Names which = torchs ? Names::shallow : Names::found;
+  watch_names(dict, cpython::names_of(code), cat("module ", name, ","), which);
+  watch_names(dict, cpython::constants_of(code), cat("module ", name, ","), which);  // getattr(module, "name")
+}
+
+// Names that are no globals.
+void State::watch_builtins(PyCodeObject* code, PyObject* globals) {
+  PyObject* builtins = PyDict_GetItemString(globals, "__builtins__");
+  if (builtins && PyModule_Check(builtins)) builtins = PyModule_GetDict(builtins);
+  if (builtins && PyDict_Check(builtins)) watch_names(builtins, cpython::names_of(code), "builtin", Names::shallow);
+}
+
+// What import statements of the code find: modules that are there already, or that are not.
+void State::watch_imports(PyCodeObject* code, PyObject* globals) {
+  static PyObject* find = [] {
+    Ref m = Ref::steal(PyImport_ImportModule("broach._codes"));
+    return PyObject_GetAttrString(m.get(), "imported");
+  }();
+  Ref names = Ref::steal(PyObject_CallFunctionObjArgs(find, code, globals, nullptr));
+  if (!names) return PyErr_Clear(), problems_.push_back(cat("the imports of ", text_of(code->co_name), " cannot be resolved"));
+  if (PyTuple_GET_SIZE(names.get()) > 0) watch_names(PyImport_GetModuleDict(), names.get(), "sys.modules,", Names::all);
+}
+
+void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) {
+  auto* c = reinterpret_cast<PyObject*>(code);
+  Owner whose = owner_of_file(code->co_filename);
+  bool torchs = whose == Owner::torch;
+  in_library_ = whose == Owner::library;
+  bool fresh = entered_.insert(code).second;
+  if (fresh) {
+    if (!torchs) codes_.insert(code);
+    keep_.push_back(Ref::borrow(c));
+    PyObject* constants = cpython::constants_of(code);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
+      if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
+    if (!torchs) watch_imports(code, globals);
+    if (whose == Owner::user && names_both(code, "sys", "modules")) problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
+    std::vector<PyObject*> modules;  // more may come
+    for (const auto& [module, names] : modules_)
+      if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);
+    for (PyObject* m : modules) visit_module_names(m, code);
+  }
+  if (fresh || !names_.contains(globals)) {
+    watch_names(globals, cpython::names_of(code), cat("module ", name_of_module(globals), ", global"), torchs ? Names::shallow : Names::all);
+    watch_builtins(code, globals);
+  }
+  auto* f = reinterpret_cast<PyObject*>(function);
+  // A function that the program made itself has only what the program gave it.
+  if (f && !torchs && !known_.contains(f) && (!made_here_.contains(code) || candidates_.contains(f))) visit(f, -1, "");
+  visit_queued();
+  in_library_ = false;
+}
+
+void State::watch_answer(PyObject* function) {
+  if (known_.contains(function)) return;
+  node_of(Kind::answer, function, -1, cat(reinterpret_cast<PyCFunctionObject*>(function)->m_ml->ml_name, "()"));
+  visit_queued();
+}
+
+void State::watch_globals(const char* module, std::initializer_list<const char*> names) {
+  Ref m = Ref::steal(PyImport_ImportModule(module)), tuple = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
+  if (!m || !tuple) return PyErr_Clear();
+  Py_ssize_t at = 0;
+  for (const char* name : names) PyTuple_SET_ITEM(tuple.get(), at++, PyUnicode_InternFromString(name));
+  watch_names(PyModule_GetDict(m.get()), tuple.get(), cat("module ", module, ","), Names::all);
+  visit_queued();
+}
+
+}  // namespace broach

@@ -1,0 +1,199 @@
+// Tensors that a captured program has without an operation's having made them, and what it learns of a tensor without one.
+//
+// An unseen tensor in memory that is known is an alias of what lies there, or a window of it. In memory that nobody knows it is
+// an input behind those given, if a later call finds it where this one did.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "capture.h"
+#include "compat.h"
+#include "support/error.h"
+#include "symbolic.h"
+
+namespace broach {
+
+namespace {
+
+std::vector<int64_t> hints(const Symbols& symbols, const Shape& s) {
+  std::vector<int64_t> out;
+  for (const SymInt& e : s) out.push_back(symbols.hint(e));
+  return out;
+}
+
+// Whether they show the same elements in the recorded call.
+bool show_the_same(const Symbols& s, const TraceTensor& a, const TraceTensor& b) {
+  return a.storage == b.storage && a.type.dtype == b.type.dtype && a.conj == b.conj && a.neg == b.neg && s.hint(a.offset) == s.hint(b.offset) &&
+         hints(s, a.type.shape) == hints(s, b.type.shape) && hints(s, a.strides) == hints(s, b.strides);
+}
+
+at::Tensor default_generator_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
+
+}  // namespace
+
+TensorId Capture::id_of(const at::Tensor& t) {
+  auto it = tensors_.find(t.unsafeGetTensorImpl());
+  if (it != tensors_.end()) return it->second.id;
+  TensorId id = add_tensor(t);
+  return add_unreported_view(id, t) ? id : lift(t, id);
+}
+
+TensorId Capture::lift(const at::Tensor& t, TensorId id) {
+  if (t.is_conj() || t.is_neg()) fail_with("a tensor that the program reads is a lazy conjugate or negative of another");
+  if (!has_place(t)) unplaced_.push_back(t);
+  trace_.inputs.push_back(id);
+  lifted_.push_back(t);
+  add_facts(t, t);
+  return id;
+}
+
+void Capture::add_facts(const at::Tensor& t, const at::Tensor& seen) {
+  needed_gradients_.push_back(t.requires_grad());
+  InputFacts facts;
+  facts.keys = t.key_set();
+  facts.is_leaf = !t.requires_grad() || t.is_leaf();
+  facts_.push_back(facts);
+  versions_.push_back(version_of(seen));
+}
+
+void Capture::add_alias(TensorId id, TensorId of) {
+  trace_.tensors[static_cast<size_t>(id)] = trace_.tensors[static_cast<size_t>(of)];
+  trace_.ops.push_back({"aten::alias", {{Arg::Tensor{of}}}, {id}, {}, true, false, line_});
+}
+
+// `Tensor.data`, `nn.Parameter(x)`, the copies of views that torch hands out: false for a tensor in memory that is not known, or one
+// that is found by itself in every call.
+bool Capture::add_unreported_view(TensorId id, const at::Tensor& real) {
+  const TraceTensor t = trace_.tensors[static_cast<size_t>(id)];
+  auto at = [&](TensorId other) -> const TraceTensor& { return trace_.tensors[static_cast<size_t>(other)]; };
+  const bool of_input = std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) { return at(i).storage == t.storage; });
+  const at::Tensor place = find_ ? find_(real) : at::Tensor();
+  if (place.is_same(real)) return false;
+  if (place.defined()) id_of(place);
+  TensorId base = kNoTensor, alike = kNoTensor;
+  for (TensorId other = 0; other < static_cast<TensorId>(trace_.tensors.size()); ++other) {
+    if (other == id || at(other).storage != t.storage) continue;
+    if (show_the_same(*trace_.symbols, at(other), t)) alike = other;
+    if (base == kNoTensor || (at(other).type.dtype == t.type.dtype && at(base).type.dtype != t.type.dtype)) base = other;
+  }
+  if (alike != kNoTensor) return add_alias(id, alike), true;
+  // A front that cannot tell takes it for a tensor that the program holds, which may happen to lie in an input's memory.
+  if (base == kNoTensor || (of_input && !find_)) return false;
+  const TraceTensor& b = at(base);
+  if (symbolic_ || b.type.dtype != t.type.dtype || b.conj != t.conj || b.neg != t.neg) fail_with("a view is made without an operation");
+  trace_.ops.push_back({"aten::as_strided", {{Arg::Tensor{base}}, {t.type.shape}, {t.strides}, {t.offset}}, {id}, {}, true, false, line_});
+  return true;
+}
+
+// What stands for a tensor becomes that one. Another object that stands for it (`x.data`) becomes another tensor in its memory.
+TensorId Capture::id_of_output(at::Tensor& t) {
+  if (!t.defined()) return kNoTensor;
+  if (t._fw_grad(0).defined()) fail_with("a result has a tangent of forward-mode differentiation");
+  const at::Tensor* real = real_tensor(t);
+  if (!real) return id_of(t);
+  if (t.requires_grad() != real->requires_grad()) fail_with("the program sets requires_grad of a tensor that outlives it");
+  const TensorId of = id_of(*real);
+  auto it = seen_as_.find(real->unsafeGetTensorImpl());
+  if (it == seen_as_.end() || it->second._unsafe_get_target() == t.unsafeGetTensorImpl()) return t = at::Tensor(*real), of;
+  auto made = made_for_.find(t.unsafeGetTensorImpl());
+  if (made == made_for_.end()) {
+    at::Tensor alias = real->detach();
+    add_alias(add_tensor(alias), of);
+    made = made_for_.emplace(t.unsafeGetTensorImpl(), std::pair(t, alias)).first;
+  }
+  t = made->second.second;
+  return id_of(t);
+}
+
+// ---- constants ----
+
+// A tensor that torch has filled with Python's numbers is made anew in every call, of a copy that nobody else has.
+bool Capture::add_constant(const at::Tensor& t) {
+  std::lock_guard lock(mutex_);
+  auto* impl = t.unsafeGetTensorImpl();
+  if (tensors_.contains(impl) || real_tensor(t) || t.layout() != c10::kStrided || !t.has_storage() || storages_.contains(t.storage().unsafeGetStorageImpl())) return false;
+  at::Tensor kept;
+  {
+    c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
+    at::NoGradGuard no_grad;
+    kept = t.clone();
+  }
+  TensorId source = add_tensor(kept);
+  trace_.inputs.push_back(source);
+  lifted_.push_back(kept);
+  add_facts(kept, kept);
+  TensorId id = add_tensor(t);
+  trace_.ops.push_back({"aten::clone", {{Arg::Tensor{source}}, {}}, {id}, {}, false, false, line_});
+  constants_.push_back(trace_.tensors[static_cast<size_t>(id)].storage);
+  return true;
+}
+
+bool Capture::is_constant(TensorId id) const {
+  int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
+  return std::find(constants_.begin(), constants_.end(), storage) != constants_.end() && !is_written(storage);
+}
+
+bool Capture::is_written(int32_t storage) const {
+  return std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& op) {
+    return std::any_of(op.mutated.begin(), op.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == storage; });
+  });
+}
+
+// ---- what no operation shows ----
+
+bool Capture::asks(const at::Tensor& t, std::string_view what) {
+  const bool view = what == "_is_view";
+  if (!view && what != "storage_offset") return true;
+  std::lock_guard lock(mutex_);
+  const at::Tensor* inside = real_tensor(t);
+  const at::Tensor& real = inside ? *inside : t;
+  const TensorId id = id_of(real);
+  if (!view) return fix_offset(trace_.tensors[static_cast<size_t>(id)].storage), true;
+  if (t.is_view() != real.is_view()) return false;
+  auto input = std::find(trace_.inputs.begin(), trace_.inputs.end(), id);
+  if (input != trace_.inputs.end()) facts_[static_cast<size_t>(input - trace_.inputs.begin())].is_view = real.is_view();
+  return true;
+}
+
+// The program goes by positions in a storage: where inputs begin in it must not change.
+void Capture::fix_offset(int32_t storage) {
+  for (size_t i = 0; i < facts_.size(); ++i)
+    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage == storage) facts_[i].storage_offset = (i < given_.size() ? given_[i] : lifted_[i - given_.size()]).storage_offset();
+}
+
+// Between two operations that draw, and before the first, nobody else moves the generator on or sets it back.
+void Capture::check_generator() {
+  at::Tensor now = default_generator_state();
+  if (generator_state_.defined() && std::memcmp(now.const_data_ptr(), generator_state_.const_data_ptr(), now.nbytes()) != 0) fail_with("the program sets the state of random numbers");
+}
+
+void Capture::keep_generator() { generator_state_ = default_generator_state(); }
+
+void Capture::check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name) {
+  for (const auto& [t, id] : written) {
+    const TraceTensor& info = trace_.tensors[static_cast<size_t>(id)];
+    if (info.type.dtype != DType::opaque && t.sizes() != c10::IntArrayRef(hints(*trace_.symbols, info.type.shape))) fail_with(cat(name, " changes the sizes of a tensor that it writes"));
+  }
+}
+
+// Views share the counter of what they show, but not all aliases do: how far it moved says eager best.
+void Capture::count_versions() {
+  for (size_t i = 0; i < facts_.size(); ++i) {
+    const at::Tensor& seen = i < given_.size() ? inputs_[i] : lifted_[i - given_.size()];
+    facts_[i].version_steps = version_of(seen) - versions_[i];
+    // The program wrote to what stands for the input, whose version is its own.
+    if (i < given_.size() && real_tensor(inputs_[i]))
+      for (int64_t k = 0; k < facts_[i].version_steps; ++k) given_[i].unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace broach
