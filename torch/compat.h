@@ -31,8 +31,9 @@ const c10::DebugInfoKind kCaptureSlot = c10::DebugInfoKind::TEST_INFO_2;
 // the state "copy on write" with a single holder, which gives that up without a copy.
 template <class Storage>
 inline bool is_marked(const Storage& s) {
-  if constexpr (requires { s.has_materializer(); }) return s.has_materializer();
-  else return s.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
+  bool copied_on_write = s.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
+  if constexpr (requires { s.has_materializer(); }) return s.has_materializer() && !copied_on_write;  // which has such a function too
+  else return copied_on_write;
 }
 
 // Marks the tensor's storage, which has none.

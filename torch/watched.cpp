@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/COW.h>
 
 #include <algorithm>
 
@@ -38,7 +37,7 @@ bool is_torchs_own(const c10::StorageImpl& s) {
   const c10::DataPtr& p = s.data_ptr();
   if (!s.device().is_cpu() || !p.get()) return false;
   bool allocated = p.get() == p.get_context() && p.get_deleter() == c10::GetCPUAllocator()->raw_deleter();
-  return allocated || c10::impl::cow::is_cow_data_ptr(p);
+  return allocated || is_marked(s);
 }
 
 }  // namespace

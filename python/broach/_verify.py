@@ -13,14 +13,6 @@ LIMITS = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.
 LIMITS |= {torch.complex128: 1e-8, torch.complex64: 2e-3}
 
 
-def _copy(t: torch.Tensor) -> torch.Tensor:
-    """Copied when somebody writes to either."""
-    try:
-        return torch._lazy_clone(t.detach())
-    except RuntimeError:
-        return t.detach().clone()
-
-
 def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
 
@@ -33,7 +25,7 @@ class Trial:
         with torch.no_grad():
             # What shares memory with the program's own tensors stays itself, and is put back afterwards.
             kept = held + [t for t in given if _memory(t) in mine]
-            self.saved = [(t, t.clone() if t.is_inference() else _copy(t), -1 if t.is_inference() else t._version) for t in kept]
+            self.saved = [(t, t.detach().clone(), -1 if t.is_inference() else t._version) for t in kept]
             copied: dict[int, torch.Tensor] = {}
             self.copies = [t if _memory(t) in mine else self._duplicate(t, copied) for t in given]
         self.random = torch.get_rng_state()

@@ -246,6 +246,29 @@ def test_two_programs_of_one_weight():
 
 
 @torch.no_grad()
+def test_a_lazy_clone():
+    """Torch's own way to share memory until it is written is no mark of ours."""
+    fn, compiled, x = _compiled("product")
+    w, clones = torch.randn(64, 64), []
+    for value in (2.0, 3.0, 4.0):
+        for _ in range(3):
+            _agrees(compiled(x, w), fn(x, w))
+        w[2:9] = value
+        clones.append(torch._lazy_clone(w))
+        _agrees(compiled(x, w), fn(x, w))
+
+
+@torch.no_grad()
+def test_a_verified_call_moves_nothing():
+    bn = nn.BatchNorm1d(8)
+    array = bn.running_mean.numpy()
+    compiled, x = broach.compile(bn, options={"verify": 3}), torch.randn(4, 8) + 1
+    for _ in range(4):
+        compiled(x)
+    assert array.any() and (array == bn.running_mean.numpy()).all()
+
+
+@torch.no_grad()
 def test_memory_that_is_used_again():
     """A weight that lies where another lay."""
     fn, compiled, x = _compiled("product")
