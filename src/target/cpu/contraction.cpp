@@ -1,6 +1,7 @@
 #include "target/cpu/contraction.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <mutex>
@@ -186,7 +187,7 @@ std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
 // Primitives of the process by what they compute: layers of one shape share one. Those that nobody asked for lately live with
 // the contractions that use them.
 struct Library {
-  static constexpr size_t kMost = 512;
+  static constexpr size_t kMost = 1024;
   std::mutex mutex;
   RecentlyUsed<std::string, std::shared_ptr<const Primitive>> primitives{kMost};
   static Library& get() {
@@ -263,7 +264,13 @@ class OneDnnContraction : public CompiledContraction {
       if (e.operand) collect(*e.operand);
     is_static_ = symbols.empty();
     if (is_static_) fixed_ = build({});
+    else ++changing_;
   }
+  ~OneDnnContraction() override {
+    if (!is_static_) --changing_;
+  }
+  OneDnnContraction(const OneDnnContraction&) = delete;
+  OneDnnContraction& operator=(const OneDnnContraction&) = delete;
 
   void run(const ContractionArgs& args) const override {
     const Built sized = is_static_ ? Built{} : for_sizes(args.symbols);
@@ -579,19 +586,22 @@ class OneDnnContraction : public CompiledContraction {
   Built for_sizes(std::span<const int64_t> symbols) const {
     std::vector<int64_t> key(symbols.begin(), symbols.end());
     std::lock_guard lock(mutex_);
-    if (auto known = built_.find(key)) return *known;
-    return built_.insert(std::move(key), build(symbols));
+    if (!built_) built_.emplace(std::clamp(kMostBuilt / static_cast<size_t>(changing_.load()), kFewestSizes, kMostSizes));
+    if (auto known = built_->find(key)) return *known;
+    return built_->insert(std::move(key), build(symbols));
   }
 
   static constexpr int64_t kPackedRows = 96, kNarrowRows = 16;
-  static constexpr size_t kMostSizes = 128;  // of which primitives are kept
+  // Sizes of which primitives are kept, so that all contractions that the process has together keep about so many: some 64 KiB each.
+  static constexpr size_t kMostBuilt = 16384, kMostSizes = 1024, kFewestSizes = 64;
+  static inline std::atomic<int64_t> changing_ = 0;  // contractions of changing sizes
 
   ContractionStep step_;
   CompileSettings settings_;
   bool is_static_ = false;
   Built fixed_;
   mutable std::mutex mutex_;
-  mutable RecentlyUsed<std::vector<int64_t>, Built> built_{kMostSizes};
+  mutable std::optional<RecentlyUsed<std::vector<int64_t>, Built>> built_;
 };
 
 }  // namespace
