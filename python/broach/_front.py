@@ -22,8 +22,8 @@ log = logging.getLogger("broach")
 # else, looks at tensors of subclasses by operations of its own, and shows itself in logs, warnings and identities.
 EAGER = (
     " is caught", "_random.Random", "Random.", "numpy's random", "the native type ", "a tensor of the class ", ", a deque",
-    "shows a warning", "writes to a log", "calls builtins.id", "calls builtins.hash", "calls functools._lru_cache_wrapper",
-    "the identity of a tensor", "whose state cannot be watched", "run_backward", "a loop of asyncio", "calls sys.",
+    "shows a warning", "writes to a log", "calls builtins.hash", "calls functools._lru_cache_wrapper",
+    "the identity of a tensor", "whose state cannot be watched", "run_backward", "a loop of asyncio", "calls sys.", "beyond 64 bits", "calls builtins.id",
 )  # fmt: skip
 
 

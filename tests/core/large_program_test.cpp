@@ -1,13 +1,16 @@
 // Programs of many operations: what a schedule makes of them grows with them, and no faster.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
+#include "passes/passes.h"
 #include "random_graph.h"
 #include "run_compiled.h"
 #include "runtime/memory.h"
 #include "support/recently_used.h"
+#include "trace/pieces.h"
 
 namespace broach {
 
@@ -157,6 +160,49 @@ TEST_CASE("a plan of very many pieces shares memory") {
         if (at_once && !apart) FAIL("pieces ", i, " and ", k, " overlap");
       }
   }
+}
+
+TEST_CASE("concatenations of many operands, and of concatenations, are one call") {
+  for (int64_t n : {16, 17, 100}) {
+    GraphBuilder b;
+    Value x = b.input({DType::f32, {SymInt(n), SymInt(3)}});
+    auto row = [&](int64_t i) { return b.slice(x, {SymInt(i), SymInt(0)}, {1, 1}, {SymInt(1), SymInt(3)}); };
+    Value y = row(0);
+    for (int64_t i = 1; i < n; ++i) y = b.emit(Op::cat, {y, row(n - i)}, {{Attr::dim, int64_t{0}}});
+    const Graph g = join_many(b.finish({y}));
+    const auto calls = std::count_if(g.nodes().begin(), g.nodes().end(), [](const Node& m) { return m.op == Op::extern_call; });
+    CHECK(calls == (n > 16));
+    if (n > 16) CHECK(g.outputs()[0].node->inputs.size() == static_cast<size_t>(n));
+    g.verify();
+  }
+}
+
+TEST_CASE("a concatenation that others read is not taken apart") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {SymInt(1), SymInt(3)}}), y = x;
+  for (int i = 1; i < 12; ++i) y = b.emit(Op::cat, {y, b.binary(Op::mul, x, b.constant(0.5 * i, DType::f32))}, {{Attr::dim, int64_t{0}}});
+  Value half = y;
+  for (int i = 1; i < 12; ++i) y = b.emit(Op::cat, {y, b.binary(Op::mul, x, b.constant(9.5 * i, DType::f32))}, {{Attr::dim, int64_t{0}}});
+  const Graph g = join_many(b.finish({y, b.reduce(Op::reduce_sum, half, {0})}));
+  CHECK(std::none_of(g.nodes().begin(), g.nodes().end(), [](const Node& m) { return m.op == Op::extern_call; }));
+}
+
+TEST_CASE("pieces keep what was written last") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {SymInt(10), SymInt(2)}}), y = b.input({DType::f32, {SymInt(3), SymInt(2)}});
+  Pieces pieces(x, 0);
+  pieces.replace(2, y);
+  pieces.replace(4, y);  // over the end of the first
+  pieces.replace(9, b.slice(y, {SymInt(0), SymInt(0)}, {1, 1}, {SymInt(1), SymInt(2)}));
+  CHECK(pieces.window(b, 2, 2).has_value());
+  CHECK(pieces.window(b, 4, 3) == std::optional(y));
+  CHECK(!pieces.window(b, 3, 2));
+  Graph g = b.finish({pieces.joined(b)});
+  auto inputs = testing::random_inputs(g, 3);
+  auto at = [](const HostTensor& t, size_t row) { return std::vector(t.bytes.begin() + static_cast<int64_t>(8 * row), t.bytes.begin() + static_cast<int64_t>(8 * row + 8)); };
+  const HostTensor out = interpret(g, inputs)[0];
+  const std::vector<std::pair<int, size_t>> from{{0, 0}, {0, 1}, {1, 0}, {1, 1}, {1, 0}, {1, 1}, {1, 2}, {0, 7}, {0, 8}, {1, 0}};
+  for (size_t row = 0; row < from.size(); ++row) CHECK(at(out, row) == at(inputs[static_cast<size_t>(from[row].first)], from[row].second));
 }
 
 TEST_CASE("what was not used for longest makes way") {

@@ -142,18 +142,6 @@ def test_no_convolution_runs_by_the_librarys_plain_loops(name, dtype):
     assert picks and all("ref:" not in pick and "gemm:" not in pick for pick in picks), picks
 
 
-def test_weights_are_packed_a_few_in_a_call():
-    model, x = _linears(64, 1088, count=12)
-    packed = []
-    with torch.no_grad():
-        fast, expected = broach.compile(model), model(x)
-        for _ in range(2 * ENOUGH):
-            torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-5)
-            if len(packed) < 40:
-                packed.append(broach.explain(fast, x).packed_bytes)  # which is a call, too
-    assert all(after - before <= 4 * model[0].weight.nbytes for before, after in zip(packed, packed[1:]))
-
-
 def test_pinned_weights_are_packed_at_once():
     model, x = _linears(4, 1024)
     with torch.no_grad():

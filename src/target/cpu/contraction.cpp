@@ -1,6 +1,7 @@
 #include "target/cpu/contraction.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstring>
@@ -86,7 +87,13 @@ class OneDnnContraction : public CompiledContraction {
       if (e.operand) collect(*e.operand);
     is_static_ = symbols.empty();
     if (is_static_) fixed_ = std::make_shared<const Built>(build({}));
+    else ++changing_;
   }
+  ~OneDnnContraction() override {
+    if (!is_static_) --changing_;
+  }
+  OneDnnContraction(const OneDnnContraction&) = delete;
+  OneDnnContraction& operator=(const OneDnnContraction&) = delete;
 
   void run(const ContractionArgs& args) const override {
     const auto sized = is_static_ ? nullptr : for_sizes(args.symbols);
@@ -472,19 +479,22 @@ class OneDnnContraction : public CompiledContraction {
   std::shared_ptr<const Built> for_sizes(std::span<const int64_t> symbols) const {
     std::vector<int64_t> key(symbols.begin(), symbols.end());
     std::lock_guard lock(mutex_);
-    if (auto known = built_.find(key)) return *known;
-    return built_.insert(std::move(key), std::make_shared<const Built>(build(symbols)));
+    if (!built_) built_.emplace(std::clamp(kMostBuilt / static_cast<size_t>(changing_.load()), kFewestSizes, kMostSizes));
+    if (auto known = built_->find(key)) return *known;
+    return built_->insert(std::move(key), std::make_shared<const Built>(build(symbols)));
   }
 
   static constexpr int64_t kPackedRows = 96, kNarrowRows = 16;
-  static constexpr size_t kMostSizes = 128;  // of which primitives are kept
+  // Sizes of which primitives are kept, so that all contractions that the process has together keep about so many: some 64 KiB each.
+  static constexpr size_t kMostBuilt = 16384, kMostSizes = 1024, kFewestSizes = 64;
+  static inline std::atomic<int64_t> changing_ = 0;  // contractions of changing sizes
 
   ContractionStep step_;
   CompileSettings settings_;
   bool is_static_ = false;
   std::shared_ptr<const Built> fixed_;
   mutable std::mutex mutex_;
-  mutable RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const Built>> built_{kMostSizes};
+  mutable std::optional<RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const Built>>> built_;
 };
 
 }  // namespace

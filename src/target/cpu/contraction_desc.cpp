@@ -1,7 +1,6 @@
 #include "target/cpu/contraction_desc.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 
 #include "support/error.h"
@@ -193,7 +192,7 @@ namespace {
 // Primitives of the process by what they compute: layers of one shape share one. Those that nobody asked for lately live with
 // the contractions that use them.
 struct Library {
-  static constexpr size_t kMost = 512;
+  static constexpr size_t kMost = 1024;
   std::mutex mutex;
   RecentlyUsed<std::string, std::shared_ptr<const Primitive>> primitives{kMost};
   static Library& get() {
