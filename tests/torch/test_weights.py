@@ -380,6 +380,7 @@ def test_what_python_knows_is_no_foreign_holder():
     assert storage.nbytes() == model.weight.nbytes
 
 
+@pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="the mark of older torch is not safe where threads take pointers at once")
 @torch.no_grad()
 def test_threads():
     """Some call, some take pointers; between rounds somebody writes."""
