@@ -379,13 +379,19 @@ class OneDnnContraction : public CompiledContraction {
       // oneDNN 3.2 computes transposed ones by the kernels of others: better than the host's only where measured to be.
       const bool measures = is_worth_measuring(desc.weight, flops(desc));
       if (b.primitive && measures) find_candidates(b, key_of(desc));
-      else if (desc.transposed && b.host) b = Built{.host = std::move(b.host)};
+      else if (desc.transposed && b.host) keep_host_only(b);
     } else {
       build_dot(b, symbols);
     }
     if (!b.primitive && !b.host) unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (const Primitive* p = packing_of(b)) b.layout = p->weight_layout().hash();
     return b;
+  }
+
+  static void keep_host_only(Built& b) {
+    Built only;
+    only.host = std::move(b.host);
+    b = std::move(only);
   }
 
   void build_dot(Built& b, std::span<const int64_t> symbols) const {
