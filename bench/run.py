@@ -25,9 +25,11 @@ import suite_kernels
 import suite_memory
 import suite_models
 import suite_overhead
+import suite_settle
 
 SUITES = {
     "models": suite_models,
+    "settle": suite_settle,
     "overhead": suite_overhead,
     "kernels": suite_kernels,
     "compile": suite_compile,

@@ -12,7 +12,7 @@ from typing import Any
 
 from measure import NAMES, Table, attempt, cell, geomean, median, race, ratio, variant
 
-DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet"]
+DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet", "dcgan"]
 HEADLINE = {"resnet50", "vit", "bert", "gpt2", "llama"}  # the five that the geometric mean is taken over
 
 

@@ -137,6 +137,18 @@ def unet(
     return Program(_prepared(model, dtype), (sample, torch.tensor(10), states), {})
 
 
+def dcgan(batch: int = 64, width: int = 64, latent: int = 100, dtype: torch.dtype = torch.float32) -> Program:
+    """The generator: transposed convolutions from a vector to an image of 64x64."""
+    torch.manual_seed(0)
+    layers, channels = [], latent
+    for step, wide in enumerate((8 * width, 4 * width, 2 * width, width)):
+        stride, padding = (1, 0) if step == 0 else (2, 1)
+        layers += [nn.ConvTranspose2d(channels, wide, 4, stride, padding, bias=False), nn.BatchNorm2d(wide), nn.ReLU()]
+        channels = wide
+    model = nn.Sequential(*layers, nn.ConvTranspose2d(channels, 3, 4, 2, 1, bias=False), nn.Tanh())
+    return Program(_prepared(model, dtype), (torch.randn(batch, latent, 1, 1, dtype=dtype),), {})
+
+
 BUILDERS: dict[str, Callable[..., Program]] = {
     "pointwise": pointwise,
     "mlp": mlp,
@@ -148,6 +160,7 @@ BUILDERS: dict[str, Callable[..., Program]] = {
     "llama-token": llama_token,
     "llama-step": llama_step,
     "unet": unet,
+    "dcgan": dcgan,
 }
 TITLES = {
     "pointwise": "pointwise 2Kx1K",
@@ -160,6 +173,7 @@ TITLES = {
     "llama-token": "Llama 1 token",
     "llama-step": "Llama step at 64",
     "unet": "UNet 1x4x32x32",
+    "dcgan": "DCGAN generator b64",
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

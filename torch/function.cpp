@@ -37,7 +37,7 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
   const bool pinned = options.settings.contractions.deterministic;
   options.settings.contractions = modes.contractions;
   options.settings.contractions.deterministic |= pinned;
-  options.settings.host_product = aten_product;
+  options.settings.host_contraction = aten_contraction;
   return options;
 }
 

@@ -1,20 +1,118 @@
 #include "products.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/clamp_min.h>
+#include <ATen/ops/convolution.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/tanh.h>
+
+#include <algorithm>
 
 #include "compat.h"
+#include "support/error.h"
 
 namespace broach {
 
-void aten_product(const HostProduct& p) {
-  auto tensor = [&](const void* data, std::array<int64_t, 2> sizes, const std::array<int64_t, 2>& strides) {
-    return at::from_blob(const_cast<void*>(data), sizes, strides, at::TensorOptions().dtype(scalar_type(p.dtype)));
+namespace {
+
+c10::IntArrayRef list(std::span<const int64_t> v) { return {v.data(), v.size()}; }
+
+at::Tensor tensor(const HostWindow& t) {
+  return at::from_blob(t.data, list(t.sizes), list(t.strides), at::TensorOptions().dtype(scalar_type(t.dtype)));
+}
+
+// ATen adds biases of the same type only.
+bool has_bias(const HostContraction& c) { return c.bias.data && c.bias.dtype == c.x.dtype; }
+
+at::Tensor convolution(const HostContraction& c) {
+  const Node& n = *c.node;
+  at::Tensor x = tensor(c.x), w = tensor(c.weight), bias = has_bias(c) ? tensor(c.bias) : at::Tensor();
+  return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0, list(c.output_padding),
+                         n.integer(Attr::groups));
+}
+
+at::Tensor with_batch_of(const at::Tensor& t, const at::Tensor& result) {
+  std::vector<int64_t> sizes = result.sizes().vec();
+  for (int64_t d : {-1, -2}) sizes[sizes.size() + static_cast<size_t>(d)] = t.size(d);
+  return t.expand(sizes);
+}
+
+// Into the result where ATen can, and where nothing that is read later lies there.
+at::Tensor product(const HostContraction& c, const at::Tensor& result, bool in_place) {
+  at::Tensor a = with_batch_of(tensor(c.x), result), b = with_batch_of(tensor(c.weight), result);
+  at::Tensor bias = has_bias(c) ? tensor(c.bias) : at::Tensor(), r = in_place ? result : at::Tensor();
+  if (result.dim() == 2 && bias.defined()) return r.defined() ? at::addmm_out(r, bias, a, b) : at::addmm(bias, a, b);
+  if (result.dim() == 2) r = r.defined() ? at::mm_out(r, a, b) : at::mm(a, b);
+  else if (result.dim() == 3) r = r.defined() ? at::bmm_out(r, a, b) : at::bmm(a, b);
+  else r = at::matmul(a, b);
+  return bias.defined() ? r.add_(bias) : r;
+}
+
+struct Following {
+  Op op;
+  at::Tensor operand;
+};
+
+c10::SmallVector<Following, 4> operations_behind(const HostContraction& c) {
+  c10::SmallVector<Following, 4> out;
+  if (c.bias.data && !has_bias(c)) {
+    at::Tensor bias = tensor(c.bias);
+    std::vector<int64_t> sizes(c.result.sizes.size(), 1);
+    if (c.node->op == Op::conv) sizes[1] = bias.numel(), bias = bias.reshape(sizes);
+    out.push_back({Op::add, bias});
+  }
+  size_t next = 0;
+  for (const Epilogue& e : c.epilogue) out.push_back({e.op, e.operand ? tensor(c.operands[next++]) : at::Tensor()});
+  return out;
+}
+
+// Into `out`, which may be x, where ATen can, or into memory of its own.
+at::Tensor apply(const Following& f, const at::Tensor& x, at::Tensor out) {
+  switch (f.op) {
+    case Op::relu: return at::clamp_min_out(out, x, 0);
+    case Op::gelu_erf: return at::gelu(x);  // that with `out` takes no heed of its strides
+    case Op::gelu_tanh: return at::gelu(x, "tanh");
+    case Op::silu: return at::silu_out(out, x);
+    case Op::tanh: return at::tanh_out(out, x);
+    case Op::sigmoid: return at::sigmoid_out(out, x);
+    case Op::add: return at::add_out(out, x, f.operand);
+    case Op::mul: return at::mul_out(out, x, f.operand);
+    default: fail("ATen: ", name_of(f.op), " is no epilogue");
+  }
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  auto end = [](const at::Tensor& t) {
+    int64_t last = 0;
+    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+    return static_cast<const char*>(t.const_data_ptr()) + (last + 1) * static_cast<int64_t>(t.itemsize());
   };
-  at::Tensor a = tensor(p.a, {p.m, p.k}, p.a_strides), b = tensor(p.b, {p.k, p.n}, p.b_strides), c = tensor(p.c, {p.m, p.n}, p.c_strides);
-  if (p.bias) at::addmm_out(c, tensor(p.bias, {1, p.n}, {p.n, 1}), a, b);
-  else at::mm_out(c, a, b);
+  return a.const_data_ptr() < end(b) && b.const_data_ptr() < end(a);
+}
+
+}  // namespace
+
+void aten_contraction(const HostContraction& c) {
+  at::Tensor result = tensor(c.result);
+  c10::SmallVector<Following, 4> following = operations_behind(c);
+  const bool in_place = std::none_of(following.begin(), following.end(), [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });
+  at::Tensor x = c.node->op == Op::conv ? convolution(c) : product(c, result, in_place);
+  // Between several operations nothing is rounded.
+  const bool wide = following.size() > 1 && x.scalar_type() != at::kFloat;
+  if (wide) x = x.to(at::kFloat);
+  for (size_t i = 0; i < following.size(); ++i) {
+    const bool last = i + 1 == following.size();
+    x = apply(following[i], x, last && !wide ? result : x);
+  }
+  if (!x.is_same(result)) result.copy_(x);
 }
 
 }  // namespace broach

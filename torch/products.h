@@ -1,10 +1,10 @@
-// Matrix products by ATen, as a candidate beside the target's own.
+// Contractions by ATen, as a candidate beside the target's own, and in its place where it has none.
 #pragma once
 
 #include "target/target.h"
 
 namespace broach {
 
-void aten_product(const HostProduct& p);
+void aten_contraction(const HostContraction& c);
 
 }  // namespace broach

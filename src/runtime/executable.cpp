@@ -83,6 +83,7 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
     contraction_steps_.push_back(&c);
     if (int64_t input = c.contraction_step->weight_inputs[1]; input >= 0) packables_.push_back({c.contraction_index, static_cast<int>(input)});
   }
+  is_paced_ = !contraction_steps_.empty() && !settings.contractions.deterministic;
   find_lifetimes();
   find_versions();
 }
@@ -176,7 +177,7 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
     if (e.operand) epilogue[n++] = address(*e.operand, frame);
   static const PackedWeight none;
   const PackedWeight& packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)] : none;
-  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols, *frame.threads});
+  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols, *frame.threads, frame.pace});
 }
 
 void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
@@ -218,6 +219,15 @@ void Executable::run(Frame& frame) const {
   ArenaLease arena(plan->bytes);
   place_arena(*plan, arena.data(), frame);
   for (auto [later, first] : versions_) frame.data[static_cast<size_t>(later)] = frame.data[static_cast<size_t>(first)];
+  frame.pace = pace();
+  if (!frame.pace) return run_steps(frame);
+  auto start = std::chrono::steady_clock::now();
+  run_steps(frame);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  pace_.finish(took.count(), frame.symbols.empty());
+}
+
+void Executable::run_steps(Frame& frame) const {
   if (Profile::enabled()) return run_profiled(frame);
   for (const CompiledStep& s : steps_) run_step(s, frame);
 }
@@ -242,6 +252,10 @@ size_t Executable::packing_trial(int contraction, std::span<const int64_t> symbo
 
 bool Executable::wants_packed(int contraction, std::span<const int64_t> symbols) const {
   return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packed_bytes(symbols, false) > 0;
+}
+
+size_t Executable::packed_bytes(int contraction, std::span<const int64_t> symbols) const {
+  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packed_bytes(symbols, true);
 }
 
 bool Executable::is_settled(std::span<const int64_t> symbols) const {

@@ -28,6 +28,7 @@ struct Frame {
   void* host = nullptr;                // the front's own state, for extern calls
   void (*release)(Frame&, int buffer) = nullptr;  // an extern's result is not needed any more
   const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
+  Pace* pace = nullptr;                // set by the run
 };
 
 // A call of the host's library, made by the front.
@@ -66,10 +67,13 @@ class Executable {
   // is shared.
   PackedWeight pack(int contraction, const PackSource& source, std::span<const int64_t> symbols, bool trial) const;
   bool wants_packed(int contraction, std::span<const int64_t> symbols) const;
+  size_t packed_bytes(int contraction, std::span<const int64_t> symbols) const;  // if it is, for a trial too
   // See CompiledContraction.
   size_t packing_trial(int contraction, std::span<const int64_t> symbols) const;
   bool is_settled(std::span<const int64_t> symbols) const;  // all of them
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
+  // Of packing and trials; null where neither may depend on time.
+  Pace* pace() const { return is_paced_ ? &pace_ : nullptr; }
 
   // What the runs with Profile::enabled() took.
   std::vector<StepProfile> profile() const { return profile_.report(schedule_); }
@@ -95,6 +99,7 @@ class Executable {
   void find_lifetimes();
   void find_versions();
   void run_step(const CompiledStep& step, Frame& frame) const;
+  void run_steps(Frame& frame) const;
   void run_profiled(Frame& frame) const;
   void run_kernel(const CompiledStep& step, Frame& frame) const;
   void run_contraction(const CompiledStep& step, Frame& frame) const;
@@ -114,6 +119,8 @@ class Executable {
   std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
   std::vector<SymbolId> plan_symbols_;  // those that sizes of arena buffers depend on
   std::shared_ptr<const MemoryPlan> fixed_plan_;
+  bool is_paced_ = false;
+  mutable Pace pace_;
   mutable Profile profile_;
   mutable std::shared_mutex mutex_;
   mutable std::map<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_;

@@ -10,6 +10,7 @@
 
 #include "schedule/schedule.h"
 #include "support/parallel.h"
+#include "target/pace.h"
 
 namespace broach {
 
@@ -31,6 +32,7 @@ struct ContractionArgs {
   size_t packed_layout = 0;             // what it was packed for: packed_layout() of then
   std::span<const int64_t> symbols;
   const Threads& threads;               // for what the library's own threads do not do
+  Pace* pace = nullptr;                 // of the program; null: candidates are tried as they come
 };
 
 // One contraction of a schedule, for any values of the symbols.
@@ -82,19 +84,28 @@ struct ContractionRules {
   friend bool operator==(const ContractionRules&, const ContractionRules&) = default;
 };
 
-// c[m, n] = a[m, k] * b[k, n] + bias[n], computed by the host's own library.
-struct HostProduct {
-  const void *a, *b, *bias;  // bias may be null
-  void* c;
-  DType dtype;
-  int64_t m, n, k;
-  std::array<int64_t, 2> a_strides, b_strides, c_strides;  // in elements
+// A tensor as the host's library is given it: an address, sizes and strides in elements. No address: there is none.
+struct HostWindow {
+  void* data = nullptr;
+  DType dtype{};
+  std::span<const int64_t> sizes, strides;
+};
+
+// A contraction and the operations behind it, by the host's own library: any strides, elements that overlap or are expanded
+// included. Of a product, x is [.., m, k] and the weight [.., k, n], with batches that broadcast; the bias broadcasts to the
+// result. A convolution's tensors and attributes are the node's.
+struct HostContraction {
+  const Node* node;
+  HostWindow x, weight, bias, result;
+  std::span<const int64_t> padding, output_padding;
+  std::span<const Epilogue> epilogue;
+  std::span<const HostWindow> operands;  // one for each epilogue with an operand, as large as the result or broadcast to it
 };
 
 struct CompileSettings {
   bool strict = false;  // round and contract as eager does; fold nothing into weights
   ContractionRules contractions;
-  void (*host_product)(const HostProduct&) = nullptr;  // a candidate for matrix products; null: there is none
+  void (*host_contraction)(const HostContraction&) = nullptr;  // a candidate everywhere; null: there is none
   int threads = 0;  // for compiling; 0: as many as the machine has
   // Called as kernels become ready: (done, all).
   std::function<void(int, int)> progress;

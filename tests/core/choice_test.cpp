@@ -2,10 +2,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 #include <vector>
 
+using broach::Pace;
 using broach::cpu::Candidate;
 using broach::cpu::Choice;
 
@@ -66,4 +68,108 @@ TEST_CASE("choice: one for each shape, from any number of threads") {
   for (auto& t : threads) t.join();
   CHECK(Choice::of("shape of this test", Candidate::plain, kAll)->decided() == Candidate::host);
   CHECK_FALSE(Choice::of("another shape", Candidate::plain, kAll)->decided());
+}
+
+namespace {
+
+// Calls of a program with so many products of one shape, of 1 s each, until it is decided; the longest call.
+double slowest_call(Choice& choice, const std::array<double, 3>& seconds, int products, int& calls) {
+  Pace pace;
+  double slowest = 0;
+  for (calls = 0; !choice.decided() && calls < 1000; ++calls) {
+    double call = 0;
+    for (int i = 0; i < products; ++i) {
+      Candidate c = choice.next(kAll, &pace);
+      choice.record(c, seconds[static_cast<size_t>(c)], &pace);
+      call += seconds[static_cast<size_t>(c)];
+    }
+    pace.finish(call, true);
+    slowest = std::max(slowest, call);
+  }
+  return slowest;
+}
+
+}  // namespace
+
+TEST_CASE("choice: trials are spread over calls") {
+  int calls = 0;
+  Choice many(Candidate::host, kAll);
+  CHECK(slowest_call(many, {1.3, 0.8, 1.0}, 12, calls) < 1.1 * 12);
+  CHECK(calls >= 4);
+  CHECK(many.decided() == Candidate::packed);
+}
+
+TEST_CASE("choice: what is far slower is not tried again for long") {
+  Choice choice(Candidate::host, kAll);
+  Pace pace;
+  int slow = 0;
+  for (int call = 0; call < 200 && !choice.decided(); ++call) {
+    Candidate c = choice.next(kAll, &pace);
+    double took = c == Candidate::plain ? 5.0 : 1.0;
+    slow += c == Candidate::plain;
+    choice.record(c, took, &pace);
+    pace.finish(took, true);
+  }
+  CHECK(slow <= 2);
+  CHECK(choice.decided() == Candidate::host);
+}
+
+TEST_CASE("choice: a disturbed call does not decide") {
+  Choice choice(Candidate::host, kAll);
+  Pace pace;
+  for (int call = 0; !choice.decided(); ++call) {
+    double disturbed = call == 1 ? 40.0 : 1.0, total = 0;
+    for (int i = 0; i < 12; ++i) {
+      Candidate c = choice.next(kAll, &pace);
+      double took = disturbed * (c == Candidate::packed ? 0.5 : 1.0);
+      choice.record(c, took, &pace);
+      total += took;
+    }
+    pace.finish(total, true);
+  }
+  CHECK(choice.decided() == Candidate::packed);
+}
+
+TEST_CASE("choice: a pick that runs much slower than measured is measured again") {
+  Choice choice(Candidate::plain, kAll);
+  runs_until_decided(choice, {1.0, 0.5, 0.9});
+  for (int i = 0; i < 31; ++i) choice.record(Candidate::packed, 2.0);
+  choice.record(Candidate::packed, 0.6);
+  for (int i = 0; i < 31; ++i) choice.record(Candidate::packed, 2.0);
+  CHECK(choice.decided() == Candidate::packed);
+  for (int i = 0; i < 4; ++i) choice.record(Candidate::packed, 2.0);
+  CHECK_FALSE(choice.decided());
+  runs_until_decided(choice, {1.0, 2.0, 0.5});
+  CHECK(choice.decided() == Candidate::host);
+}
+
+TEST_CASE("pace: packing takes a small share of each call, and more once something is gained") {
+  Pace pace;
+  constexpr size_t kBytes = 1000000;  // 1 ms each, of calls of 100 ms
+  auto packs_in_a_call = [&](double call) {
+    int packed = 0;
+    for (; packed < 1000 && pace.affords_packing(kBytes); ++packed) pace.packed(kBytes, 1e-3);
+    pace.finish(call, true);
+    return packed;
+  };
+  CHECK(packs_in_a_call(0.1) == 0);
+  int all = 0;
+  for (int call = 0; call < 14; ++call) {
+    int packed = packs_in_a_call(0.1);
+    CHECK(packed <= 12);
+    all += packed;
+  }
+  CHECK(all > 50);
+  CHECK(all <= 100);
+  packs_in_a_call(0.05);
+  CHECK(packs_in_a_call(0.05) > 30);
+}
+
+TEST_CASE("pace: what costs more than a call may spend is saved for") {
+  Pace pace;
+  pace.finish(0.01, true);
+  int calls = 0;
+  for (; calls < 100 && !pace.affords_packing(5000000); ++calls) pace.finish(0.01, true);
+  CHECK(calls > 3);
+  CHECK(calls < 15);
 }

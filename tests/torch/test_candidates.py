@@ -11,7 +11,7 @@ from broach._native import _C
 
 pytestmark = pytest.mark.skipif(not _C.has_onednn(), reason="without oneDNN there is one candidate only")
 
-ENOUGH = 110  # calls after which everything is decided
+ENOUGH = 220  # calls after which everything is decided and packed
 
 
 def _linears(rows, width, count=3):
@@ -113,3 +113,51 @@ def test_packed_weights_are_padded_little(rows, width, most, dtype):
         close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
         torch.testing.assert_close(actual, model(x), **close)
     assert 0.999 * model.weight.nbytes <= told.packed_bytes <= most * model.weight.nbytes
+
+
+CONVOLUTIONS = {
+    "transposed": (lambda: nn.ConvTranspose2d(32, 16, 2, stride=2), (2, 32, 24, 24)),
+    "transposed, large kernel": (lambda: nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1), (2, 32, 24, 24)),
+    "transposed, grouped": (lambda: nn.ConvTranspose2d(32, 16, 3, groups=4), (2, 32, 24, 24)),
+    "transposed 1d": (lambda: nn.ConvTranspose1d(32, 16, 4, stride=2), (4, 32, 400)),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(8, 8, 2, stride=2), (1, 8, 12, 12, 12)),
+    "3d": (lambda: nn.Conv3d(8, 8, 3), (1, 8, 12, 16, 16)),
+    "grouped": (lambda: nn.Conv2d(32, 32, 3, groups=4), (2, 32, 24, 24)),
+    "depthwise": (lambda: nn.Conv2d(32, 32, 3, groups=32), (2, 32, 24, 24)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_no_convolution_runs_by_the_librarys_plain_loops(name, dtype):
+    layer, shape = CONVOLUTIONS[name]
+    model = nn.Sequential(layer(), nn.ReLU()).eval().to(dtype)
+    close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    with torch.no_grad():
+        fast = broach.compile(model)
+        for batch in (*[shape[0]] * 8, shape[0] + 1, shape[0] + 2):
+            x = torch.randn(batch, *shape[1:], dtype=dtype)
+            torch.testing.assert_close(fast(x), model(x), **close)
+        picks = broach.explain(fast, x).picks
+    assert picks and all("ref:" not in pick and "gemm:" not in pick for pick in picks), picks
+
+
+def test_weights_are_packed_a_few_in_a_call():
+    model, x = _linears(64, 1088, count=12)
+    packed = []
+    with torch.no_grad():
+        fast, expected = broach.compile(model), model(x)
+        for _ in range(2 * ENOUGH):
+            torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-5)
+            if len(packed) < 40:
+                packed.append(broach.explain(fast, x).packed_bytes)  # which is a call, too
+    assert all(after - before <= 4 * model[0].weight.nbytes for before, after in zip(packed, packed[1:]))
+
+
+def test_pinned_weights_are_packed_at_once():
+    model, x = _linears(4, 1024)
+    with torch.no_grad():
+        fast = broach.compile(model, options={"deterministic": True})
+        results = [fast(x) for _ in range(6)]
+        assert broach.explain(fast, x).packed_bytes >= 3 * model[0].weight.nbytes
+    assert all(torch.equal(results[1], r) for r in results[1:])

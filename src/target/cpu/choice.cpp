@@ -1,6 +1,7 @@
 #include "target/cpu/choice.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -11,12 +12,22 @@ namespace broach::cpu {
 
 namespace {
 
-// Other work on the machine only ever lengthens a run, so the shortest of a few is near the truth.
+// Other work on the machine only ever lengthens a run, so the shortest of a few, taken at different times, is near the truth.
 constexpr int kRunsEach = 4;
-// Some candidates may never be available; then what was measured until here decides.
-constexpr int kMostRuns = 96;
+// One that is this much slower, each time it was tried, needs no more runs to lose.
+constexpr double kLost = 1.25;
+constexpr int kRunsToLose = 2;
+// Some candidates may never be available, or too slow to be tried; then what was measured until here decides. What is measured
+// anew has what it needs from the beginning.
+constexpr int kMostRounds = 192, kMostRoundsAnew = 16;
 // A packed weight costs memory, and another order of summation other bits: a win must be worth that, and beyond noise.
 constexpr double kMargin = 1.05;
+// What is known of a candidate before its first run: it may be this much slower.
+constexpr double kUnknown = 0.25;
+// So many rounds in a row, each so much slower than measured, say that the measurement holds no more; ever more are needed, as
+// the machine itself may have become slower.
+constexpr double kSlower = 1.5;
+constexpr int kSlowRounds = 32;
 
 constexpr const char* kNames[] = {"plain", "packed", "aten"};
 
@@ -39,31 +50,93 @@ std::shared_ptr<Choice> Choice::of(const std::string& shape, Candidate rule, Set
   return found;
 }
 
-Candidate Choice::next(Set available) {
-  std::lock_guard lock(mutex_);
-  auto best = rule_;
-  int fewest = available & set_of(rule_) ? times_[static_cast<size_t>(rule_)].runs : kMostRuns + 1;
+Candidate Choice::best_of(Set available) const {
+  auto best = available & set_of(rule_) || !(available & candidates_) ? rule_ : static_cast<Candidate>(std::countr_zero(available & candidates_));
+  auto time = [&](Candidate c) {
+    const Times& t = times_[static_cast<size_t>(c)];
+    return t.runs < kRunsToLose ? std::numeric_limits<double>::infinity() : c == rule_ ? t.fastest / kMargin : t.fastest;
+  };
   for (unsigned i = 0; i < times_.size(); ++i)
-    if (available & candidates_ & (1u << i) && times_[i].runs < fewest) best = static_cast<Candidate>(i), fewest = times_[i].runs;
+    if (auto c = static_cast<Candidate>(i); available & candidates_ & set_of(c) && times_[static_cast<size_t>(best)].runs && time(c) < time(best)) best = c;
   return best;
 }
 
-void Choice::record(Candidate c, double seconds) {
+bool Choice::lost(Candidate c) const {
+  const Times& t = times_[static_cast<size_t>(c)];
+  return t.runs >= kRunsToLose && std::ranges::any_of(times_, [&](const Times& other) { return other.runs && t.fastest > kLost * other.fastest; });
+}
+
+Candidate Choice::next(Set available, Pace* pace) {
   std::lock_guard lock(mutex_);
-  Times& t = times_[static_cast<size_t>(c)];
+  const Candidate best = best_of(available);
+  if (auto d = decided()) return available & set_of(*d) ? *d : best;
+  const uint64_t round = pace ? pace->round() : 0;
+  if (!pace || round != round_) round_ = round, ++rounds_;
+  auto is_due = [&](Candidate c) { return available & candidates_ & set_of(c) && !lost(c) && (!pace || times(c).round != round); };
+  auto next = best;
+  int fewest = is_due(best) ? times(best).runs : std::numeric_limits<int>::max();
+  for (unsigned i = 0; i < times_.size(); ++i)
+    if (auto c = static_cast<Candidate>(i); is_due(c) && times(c).runs < fewest) next = c, fewest = times(c).runs;
+  if (next == best || !pace) return next;
+  const double usual = times(best).fastest, excess = times(next).runs ? std::max(times(next).fastest - usual, 0.0) : kUnknown * usual;
+  return pace->affords_trial(excess, !times(next).runs) ? next : best;
+}
+
+void Choice::record(Candidate c, double seconds, Pace* pace) {
+  if (decided()) return watch(c, seconds, pace);
+  std::lock_guard lock(mutex_);
+  sample(c, seconds, pace);
+  if (!decided() && is_complete()) decide();
+}
+
+bool Choice::is_complete() const {
+  if (rounds_ >= (reopened_ ? kMostRoundsAnew : kMostRounds)) return true;
+  for (unsigned i = 0; i < times_.size(); ++i)
+    if (candidates_ & (1u << i) && times_[i].runs < kRunsEach && !lost(static_cast<Candidate>(i))) return false;
+  return true;
+}
+
+void Choice::sample(Candidate c, double seconds, Pace* pace) {
+  Times& t = times(c);
+  if (pace) {
+    const uint64_t round = pace->round();
+    if (t.runs && t.round == round) return;
+    t.round = round;
+    double usual = seconds;
+    for (const Times& other : times_)
+      if (other.runs) usual = std::min(usual, other.fastest);
+    if (usual < seconds) pace->tried(seconds - usual);
+  }
   t.fastest = t.runs++ ? std::min(t.fastest, seconds) : seconds;
-  ++runs_;
-  bool complete = true;
-  for (unsigned i = 0; i < times_.size(); ++i) complete &= !(candidates_ & (1u << i)) || times_[i].runs >= kRunsEach;
-  if (decided_.load(std::memory_order_relaxed) < 0 && (complete || runs_ >= kMostRuns)) decide();
 }
 
 void Choice::decide() {
   auto best = static_cast<unsigned>(rule_);
-  double least = times_[best].runs >= kRunsEach ? times_[best].fastest / kMargin : std::numeric_limits<double>::infinity();
+  double least = times_[best].runs >= kRunsToLose ? times_[best].fastest / kMargin : std::numeric_limits<double>::infinity();
   for (unsigned i = 0; i < times_.size(); ++i)
-    if (candidates_ & (1u << i) && times_[i].runs >= kRunsEach && times_[i].fastest < least) best = i, least = times_[i].fastest;
+    if (candidates_ & (1u << i) && times_[i].runs >= kRunsToLose && times_[i].fastest < least) best = i, least = times_[i].fastest;
+  expected_.store(times_[best].fastest, std::memory_order_relaxed);
+  slow_.store(0, std::memory_order_relaxed);
   decided_.store(static_cast<int>(best), std::memory_order_release);
+}
+
+void Choice::watch(Candidate c, double seconds, Pace* pace) {
+  if (decided() != c) return;
+  if (seconds <= kSlower * expected_.load(std::memory_order_relaxed)) {
+    if (slow_.load(std::memory_order_relaxed)) slow_.store(0, std::memory_order_relaxed);
+    return;
+  }
+  if (pace && slow_round_.exchange(pace->round(), std::memory_order_relaxed) == pace->round()) return;
+  if (slow_.fetch_add(1, std::memory_order_relaxed) < kSlowRounds) return;
+  std::lock_guard lock(mutex_);
+  if (decided() && slow_.load(std::memory_order_relaxed) >= kSlowRounds << std::min(reopened_, 16)) reopen();
+}
+
+void Choice::reopen() {
+  ++reopened_;
+  times_ = {};
+  rounds_ = 0;
+  decided_.store(-1, std::memory_order_release);
 }
 
 std::string Choice::text() const {

@@ -1,7 +1,8 @@
-// Which of several implementations of a matrix product is the fastest, measured while programs run.
+// Which of several implementations of a contraction is the fastest, measured while programs run.
 //
-// A rule names the one to begin with. The first runs of a shape try the others by turns, so that measuring costs nothing
-// extra, and the fastest is kept if it wins by a clear margin. The answer holds for the shape in the whole process.
+// A rule names the one to begin with. The others are tried by turns, each at most once in a run of the program, so that a
+// disturbed moment falls on one sample of several, and no more of them than the program's pace allows. The fastest is kept if
+// it wins by a clear margin, for the shape in the whole process, and looked at again when it runs much slower than it did.
 #pragma once
 
 #include <array>
@@ -10,6 +11,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+
+#include "target/pace.h"
 
 namespace broach::cpu {
 
@@ -32,9 +35,9 @@ class Choice {
     return d < 0 ? std::nullopt : std::optional(static_cast<Candidate>(d));
   }
   bool tries(Candidate c) const { return candidates_ & set_of(c); }
-  // What to run next of these; the time that it took is then to be recorded.
-  Candidate next(Set available);
-  void record(Candidate c, double seconds);
+  // What to run next of these; the time that it took is then to be recorded. Without a pace every run is a round of its own.
+  Candidate next(Set available, Pace* pace = nullptr);
+  void record(Candidate c, double seconds, Pace* pace = nullptr);
   // The times, for `explain`.
   std::string text() const;
 
@@ -42,15 +45,28 @@ class Choice {
   struct Times {
     int runs = 0;
     double fastest = 0;
+    uint64_t round = 0;  // of the last sample
   };
+  Times& times(Candidate c) { return times_[static_cast<size_t>(c)]; }
+  Candidate best_of(Set available) const;
+  bool lost(Candidate c) const;
+  void sample(Candidate c, double seconds, Pace* pace);
+  void watch(Candidate c, double seconds, Pace* pace);
+  bool is_complete() const;
   void decide();
+  void reopen();
 
   const Candidate rule_;
   const Set candidates_;
   mutable std::mutex mutex_;
   std::array<Times, 3> times_{};
-  int runs_ = 0;
+  int rounds_ = 0;
+  uint64_t round_ = 0;
   std::atomic<int> decided_{-1};
+  std::atomic<double> expected_{0};  // seconds of the decided one
+  std::atomic<int> slow_{0};         // rounds in a row in which it took much longer
+  std::atomic<uint64_t> slow_round_{0};
+  int reopened_ = 0;
 };
 
 }  // namespace broach::cpu

@@ -1,6 +1,7 @@
 #include "target/cpu/contraction.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -8,8 +9,9 @@
 
 #include "support/error.h"
 #include "target/cpu/choice.h"
+#include "target/cpu/contraction_desc.h"
 #include "target/cpu/epilogue.h"
-#include "target/cpu/onednn.h"
+#include "target/cpu/strided_copy.h"
 
 namespace broach::cpu {
 
@@ -18,231 +20,54 @@ namespace {
 using onednn::MatmulDesc;
 using onednn::PostOp;
 using onednn::Primitive;
-using Dims = std::vector<int64_t>;
-
-std::optional<onednn::DType> onednn_type(DType t) {
-  switch (t) {
-    case DType::f32: return onednn::DType::f32;
-    case DType::bf16: return onednn::DType::bf16;
-    default: return std::nullopt;
-  }
-}
-
-// A window with concrete sizes.
-struct Window {
-  Dims dims, strides;
-  onednn::DType dtype;
-
-  onednn::Operand operand() const { return {.dims = dims, .dtype = dtype, .strides = strides}; }
-};
-
-Dims evaluate(const Shape& s, std::span<const int64_t> symbols) {
-  Dims out;
-  for (const SymInt& e : s) out.push_back(e.eval(symbols));
-  return out;
-}
-
-Window window(const Operand& o, std::span<const int64_t> symbols) {
-  return {evaluate(o.type.shape, symbols), evaluate(o.place.strides, symbols), *onednn_type(o.type.dtype)};
-}
-
-onednn::MathMode math_mode(ContractionRules::Math m) {
-  switch (m) {
-    case ContractionRules::Math::exact: return onednn::MathMode::strict;
-    case ContractionRules::Math::tf32: return onednn::MathMode::tf32;
-    case ContractionRules::Math::bf16: return onednn::MathMode::bf16;
-  }
-  fail("cpu: unknown precision of contractions");
-}
-
-PostOp::Kind post_kind(Op op) {
-  switch (op) {
-    case Op::relu: return PostOp::relu;
-    case Op::gelu_erf: return PostOp::gelu_erf;
-    case Op::gelu_tanh: return PostOp::gelu_tanh;
-    case Op::silu: return PostOp::swish;
-    case Op::tanh: return PostOp::tanh;
-    case Op::sigmoid: return PostOp::sigmoid;
-    case Op::add: return PostOp::add;
-    case Op::mul: return PostOp::mul;
-    default: fail("cpu: ", name_of(op), " is no epilogue");
-  }
-}
-
-// Whether dimensions d and d+1 can be one in this window.
-bool mergeable(const Window& w, size_t d) {
-  return w.dims[d] == 1 || w.dims[d + 1] == 1 || w.strides[d] == w.strides[d + 1] * w.dims[d + 1];
-}
-
-void merge(Window& w, size_t d) {
-  if (w.dims[d + 1] != 1 || w.dims[d] == 1) w.strides[d] = w.dims[d + 1] == 1 ? w.strides[d] : w.strides[d + 1];
-  w.dims[d] *= w.dims[d + 1];
-  w.dims.erase(w.dims.begin() + static_cast<int64_t>(d) + 1);
-  w.strides.erase(w.strides.begin() + static_cast<int64_t>(d) + 1);
-}
-
-void insert_unit(Window& w, size_t at) {
-  w.dims.insert(w.dims.begin() + static_cast<int64_t>(at), 1);
-  w.strides.insert(w.strides.begin() + static_cast<int64_t>(at), 1);
-}
-
-// Broadcasting a vector over a result of this rank, along dimension `at`.
-onednn::Operand vector_operand(const Window& v, size_t rank, size_t at) {
-  Window w{Dims(rank, 1), Dims(rank, 1), v.dtype};
-  for (size_t d = 0; d < v.dims.size(); ++d)
-    if (v.dims[d] != 1) w.dims[at] = v.dims[d], w.strides[at] = v.strides[d];
-  return w.operand();
-}
-
-// All windows with the rank and dimensions of the result share these; returns [.., m, k] x [.., k, n] -> [.., m, n].
-MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
-  auto batch = static_cast<size_t>(step.node->integer(Attr::batch));
-  Window a = window(step.operands[0], symbols), b = window(step.operands[1], symbols), c = window(step.result, symbols);
-  std::vector<Window> posts;
-  for (const auto& e : step.epilogue)
-    if (e.operand) posts.push_back(window(*e.operand, symbols));
-  auto all = [&](size_t d) {
-    return mergeable(a, d) && mergeable(c, d) && std::all_of(posts.begin(), posts.end(), [&](const Window& p) { return mergeable(p, d); });
-  };
-  // The m dimensions [batch, rank - 1) become one where memory allows.
-  for (size_t d = batch; d + 2 < c.dims.size();) {
-    if (!all(d)) {
-      ++d;
-      continue;
-    }
-    merge(a, d);
-    merge(c, d);
-    for (Window& p : posts) merge(p, d);
-  }
-  if (a.dims.size() == batch + 1) {  // a vector: one row
-    insert_unit(a, batch);
-    insert_unit(c, batch);
-    for (Window& p : posts) insert_unit(p, batch);
-  }
-  while (b.dims.size() < c.dims.size()) insert_unit(b, batch);  // m dimensions left over are batches with one weight
-  MatmulDesc desc{a.operand(), b.operand(), c.operand()};
-  if (step.bias) desc.bias = vector_operand(window(*step.bias, symbols), c.dims.size(), c.dims.size() - 1);
-  size_t next = 0;
-  for (const auto& e : step.epilogue) {
-    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
-    if (e.operand) p.operand = posts[next++].operand();
-    desc.post.push_back(std::move(p));
-  }
-  return desc;
-}
-
-onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
-  const Node& n = *step.node;
-  Window x = window(step.operands[0], symbols), w = window(step.operands[1], symbols), y = window(step.result, symbols);
-  bool transposed = n.integer(Attr::transposed) != 0;
-  int64_t groups = n.integer(Attr::groups);
-  if (groups > 1) {  // [G, O/G, I/G, ...]; torch stores transposed weights as [I, O/G, ...]
-    w.dims.insert(w.dims.begin(), groups);
-    w.dims[1] /= groups;
-    w.strides.insert(w.strides.begin(), w.strides[0] * w.dims[1]);
-  }
-  if (transposed) {
-    size_t o = groups > 1 ? 1 : 0;
-    std::swap(w.dims[o], w.dims[o + 1]);
-    std::swap(w.strides[o], w.strides[o + 1]);
-  }
-  onednn::ConvDesc desc{.src = x.operand(), .weight = w.operand(), .dst = y.operand(), .bias = {}, .strides = n.ints(Attr::stride), .dilations = {}, .pad_l = {}, .pad_r = {}, .transposed = transposed, .post = {}};
-  desc.weight.any = true;
-  desc.pad_l = evaluate(n.sizes(Attr::padding), symbols);
-  Dims extra = evaluate(n.sizes(Attr::output_padding), symbols);
-  for (size_t i = 0; i < desc.pad_l.size(); ++i) {
-    int64_t d = n.ints(Attr::dilation)[i], k = d * (step.operands[1].type.shape[i + 2].eval(symbols) - 1) + 1, s = desc.strides[i];
-    desc.dilations.push_back(d - 1);
-    // What the right side must be padded with (or lose) so that the sizes fit exactly.
-    desc.pad_r.push_back(transposed ? desc.pad_l[i] - extra[i] : (y.dims[i + 2] - 1) * s + k - x.dims[i + 2] - desc.pad_l[i]);
-  }
-  if (step.bias) {
-    Window b = window(*step.bias, symbols);
-    desc.bias = vector_operand(b, 1, 0);
-  }
-  for (const auto& e : step.epilogue) {
-    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
-    if (e.operand) p.operand = window(*e.operand, symbols).operand();
-    desc.post.push_back(std::move(p));
-  }
-  return desc;
-}
-
-// A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the
-// destination instead: the operand, by its position among those of the epilogue, is copied there first.
-std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
-  size_t position = 0;
-  for (PostOp& p : desc.post) {
-    if (!p.binary()) continue;
-    if (desc.dst.dims[0] == 1 && p.kind == PostOp::add && p.operand.dims == desc.dst.dims && p.operand.strides == desc.dst.strides && p.operand.dtype == desc.dst.dtype) {
-      p = PostOp{PostOp::sum, 1.0f};
-      return position;
-    }
-    ++position;
-  }
-  return std::nullopt;
-}
-
-// Primitives of the process by what they compute: layers of one shape share one.
-struct Library {
-  std::mutex mutex;
-  std::map<std::string, std::shared_ptr<const Primitive>> primitives;
-  static Library& get() {
-    static Library* library = new Library;
-    return *library;
-  }
-};
-
-void append(std::string& key, const onednn::Operand& o) {
-  key += cat(static_cast<int>(o.dtype), o.any ? "any" : o.layout ? o.layout.text() : "", ":");
-  for (int64_t d : o.dims) key += cat(d, ",");
-  key += "/";
-  for (int64_t s : o.strides) key += cat(s, ",");
-  key += ";";
-}
-
-void append(std::string& key, const std::vector<PostOp>& posts) {
-  for (const PostOp& p : posts) {
-    key += cat("p", static_cast<int>(p.kind));
-    if (p.binary()) append(key, p.operand);
-  }
-}
-
-std::string key_of(const MatmulDesc& d) {
-  std::string key = "mm";
-  for (const auto* o : {&d.a, &d.b, &d.c}) append(key, *o);
-  if (d.bias) append(key, *d.bias);
-  append(key, d.post);
-  return key += cat("math", static_cast<int>(d.math));
-}
-
-std::string key_of(const onednn::ConvDesc& d) {
-  std::string key = d.transposed ? "deconv" : "conv";
-  for (const auto* o : {&d.src, &d.weight, &d.dst}) append(key, *o);
-  if (d.bias) append(key, *d.bias);
-  for (const auto* v : {&d.strides, &d.dilations, &d.pad_l, &d.pad_r})
-    for (int64_t i : *v) key += cat(i, ",");
-  append(key, d.post);
-  return key += cat("math", static_cast<int>(d.math));
-}
-
-template <class Desc>
-std::shared_ptr<const Primitive> primitive_for(const Desc& desc) {
-  Library& library = Library::get();
-  std::string key = key_of(desc);
-  {
-    std::lock_guard lock(library.mutex);
-    if (auto it = library.primitives.find(key); it != library.primitives.end()) return it->second;
-  }
-  auto p = Primitive::create(desc);
-  std::lock_guard lock(library.mutex);
-  return library.primitives.emplace(std::move(key), std::move(p)).first->second;
-}
 
 void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
   if (bytes == 0) return nullptr;
   if (memory.size() < bytes + 64) memory.resize(bytes + 64);
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
+}
+
+// What the host's library is given, but for the addresses.
+struct HostForm {
+  onednn::Operand x, weight, result;
+  std::optional<onednn::Operand> bias = {};
+  std::vector<onednn::Operand> operands = {};
+  Dims padding = {}, output_padding = {};
+};
+
+HostWindow host_window(const onednn::Operand& o, const void* data) {
+  return {const_cast<void*>(data), o.dtype == onednn::DType::f32 ? DType::f32 : DType::bf16, o.dims, o.strides};
+}
+
+Dims dense(const Dims& dims) {
+  Dims out(dims.size(), 1);
+  for (size_t d = dims.size() - 1; d-- > 0;) out[d] = out[d + 1] * std::max<int64_t>(dims[d + 1], 1);
+  return out;
+}
+
+Dims channels_last(const Dims& dims) {
+  Dims out = dense(dims);
+  for (size_t d = 2; d < dims.size(); ++d) out[d] *= dims[1];
+  return out[1] = 1, out;
+}
+
+// Matrices and tensors without a dimension of stride 1 have no fast code.
+bool has_unit_stride(const onednn::Operand& o) {
+  for (size_t d = o.dims.size() - 2; d < o.dims.size(); ++d)
+    if (o.strides[d] == 1) return true;
+  return false;
+}
+
+// Batches that are one matrix over and over count once.
+void drop_expanded_batches(onednn::Operand& o) {
+  for (size_t d = 0; d + 2 < o.dims.size(); ++d)
+    if (o.strides[d] == 0) o.dims[d] = 1;
+}
+
+size_t bytes_of(const onednn::Operand& o) {
+  size_t bytes = o.dtype == onednn::DType::f32 ? 4 : 2;
+  for (int64_t d : o.dims) bytes *= static_cast<size_t>(d);
+  return bytes;
 }
 
 class OneDnnContraction : public CompiledContraction {
@@ -260,72 +85,64 @@ class OneDnnContraction : public CompiledContraction {
     for (const auto& e : step.epilogue)
       if (e.operand) collect(*e.operand);
     is_static_ = symbols.empty();
-    if (is_static_) fixed_ = build({});
+    if (is_static_) fixed_ = std::make_shared<const Built>(build({}));
   }
 
   void run(const ContractionArgs& args) const override {
-    const Built sized = is_static_ ? Built{} : for_sizes(args.symbols);
-    const Built& built = is_static_ ? fixed_ : sized;
+    const auto sized = is_static_ ? nullptr : for_sizes(args.symbols);
+    const Built& built = is_static_ ? *fixed_ : *sized;
     if (built.empty) return;
     const void* prepared = args.packed_layout == built.layout ? args.packed_weight : nullptr;
-    if (!built.choice) return run(built, args, prepared);
-    Choice::Set available = 0;
-    if (args.operands[1]) available |= Choice::set_of(Candidate::plain) | (built.host ? Choice::set_of(Candidate::host) : 0);
-    if (prepared) available |= Choice::set_of(Candidate::packed);
-    if (auto decided = built.choice->decided()) return run(built, args, prepared, available & Choice::set_of(*decided) ? *decided : prepared ? Candidate::packed : Candidate::plain);
-    Candidate c = built.choice->next(available);
+    const Choice::Set available = available_to(built, args, prepared);
+    if (!built.choice) return run(built, args, prepared, by_rule(built, available));
+    Candidate c = built.choice->next(available, args.pace);
     auto start = std::chrono::steady_clock::now();
     run(built, args, prepared, c);
-    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), args.pace);
   }
 
   size_t packed_bytes(std::span<const int64_t> symbols, bool trial) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    if (b.empty) return 0;
-    if (b.packed) return trial || wants_packed(b) ? b.packed->packed_weight_bytes() : 0;
-    return b.needs_packing ? b.primitive->packed_weight_bytes() : 0;
+    const auto b = at(symbols);
+    const Primitive* p = packing_of(*b);
+    return p && (trial || wants_packed(*b)) ? p->packed_weight_bytes() : 0;
   }
 
-  size_t packed_layout(std::span<const int64_t> symbols) const override { return (is_static_ ? fixed_ : for_sizes(symbols)).layout; }
+  size_t packed_layout(std::span<const int64_t> symbols) const override { return at(symbols)->layout; }
 
   size_t packing_trial(std::span<const int64_t> symbols) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    return b.choice && !b.choice->decided() && b.choice->tries(Candidate::packed) ? reinterpret_cast<size_t>(b.choice.get()) : 0;
+    const auto b = at(symbols);
+    return b->choice && !b->choice->decided() && b->choice->tries(Candidate::packed) ? reinterpret_cast<size_t>(b->choice.get()) : 0;
   }
 
   bool is_settled(std::span<const int64_t> symbols) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    return !b.choice || b.choice->decided();
+    const auto b = at(symbols);
+    return !b->choice || b->choice->decided();
   }
 
-  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
-    (b.packed ? b.packed : b.primitive)->pack_weight(weight, packed);
-  }
+  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override { packing_of(*at(symbols))->pack_weight(weight, packed); }
 
   std::string pick(std::span<const int64_t> symbols) const override {
-    Built b = is_static_ ? fixed_ : for_sizes(symbols);
+    const auto built = at(symbols);
+    const Built& b = *built;
     if (b.empty) return "nothing to do";
-    std::string text = "onednn " + b.primitive->implementation() + (wants_packed(b) || b.needs_packing ? " packed" : "");
-    if (b.source_reorder) text += ", operand copied";
-    if (b.result_reorder) text += ", result copied";
-    if (b.epilogue) text += ", epilogue apart";
     auto decided = b.choice ? b.choice->decided() : std::nullopt;
-    if (decided == Candidate::host) text = "aten";
-    if (b.primitive->text().find("math mode") != std::string::npos) text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
+    std::string text = !b.primitive || decided == Candidate::host ? "aten" : library_text(b);
+    if (b.primitive && b.primitive->text().find("math mode") != std::string::npos) text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
     if (b.choice) text += cat(decided ? " [" : " [being measured: ", b.choice->text(), "]");
-    return b.primitive->is_reference() ? text + " (slow: " + b.primitive->text() + ")" : text;
+    return b.primitive && b.primitive->is_reference() ? text + " (slow: " + b.primitive->text() + ")" : text;
   }
 
  private:
   struct Built {
-    std::shared_ptr<const Primitive> primitive;
-    std::shared_ptr<const Primitive> packed;  // the variant that wants its weight packed
-    bool packs_by_rule = false;               // that variant is the one to use unless another was measured to be faster
-    std::shared_ptr<Choice> choice;           // null: the rule holds
-    std::optional<HostProduct> host;          // sizes and strides of the host's candidate
-    bool needs_packing = false;               // `primitive` itself wants it packed
-    size_t layout = 0;                        // of the packed weight
+    std::shared_ptr<const Primitive> primitive;  // null: the host's own is the only one
+    std::shared_ptr<const Primitive> packed;     // the variant that wants its weight packed
+    bool packs_by_rule = false;                  // that variant is the one to use unless another was measured to be faster
+    std::shared_ptr<Choice> choice;              // null: the rule holds
+    std::optional<HostForm> host;                // none: there is no host
+    bool needs_packing = false;                  // `primitive` itself wants it packed
+    bool packing_is_cheap = false;               // beside a run, so that it may be done in each
+    size_t layout = 0;                           // of the packed weight
+    std::optional<onednn::Operand> copied;       // the source as it lies, where the library takes it from a dense copy only
     // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
     std::shared_ptr<const Primitive> source_reorder, result_reorder;
     std::optional<size_t> summed;  // the epilogue operand to be copied into the result first
@@ -335,20 +152,51 @@ class OneDnnContraction : public CompiledContraction {
     bool empty = false;
   };
 
+  static const Primitive* packing_of(const Built& b) { return b.packed ? b.packed.get() : b.needs_packing ? b.primitive.get() : nullptr; }
+
   static bool wants_packed(const Built& b) {
-    if (!b.packed) return false;
-    auto decided = b.choice ? b.choice->decided() : std::nullopt;
-    return decided ? *decided == Candidate::packed : b.packs_by_rule;
+    if (b.choice) return b.choice->decided() == Candidate::packed;
+    return b.needs_packing || (b.packed && b.packs_by_rule);
+  }
+
+  static std::string library_text(const Built& b) {
+    std::string text = "onednn " + b.primitive->implementation() + (wants_packed(b) || b.needs_packing ? " packed" : "");
+    if (b.copied || b.source_reorder) text += ", operand copied";
+    if (b.result_reorder) text += ", result copied";
+    if (b.epilogue) text += ", epilogue apart";
+    return text;
+  }
+
+  static Choice::Set available_to(const Built& b, const ContractionArgs& args, const void* prepared) {
+    Choice::Set available = 0;
+    if (prepared) available |= Choice::set_of(Candidate::packed);
+    if (!args.operands[1]) return available;
+    if (b.primitive) available |= Choice::set_of(Candidate::plain);
+    return b.host ? available | Choice::set_of(Candidate::host) : available;
+  }
+
+  // Without measuring. Under the rule that results have the same bits from run to run, packing changes none of them.
+  Candidate by_rule(const Built& b, Choice::Set available) const {
+    if (available & Choice::set_of(Candidate::packed)) return Candidate::packed;
+    if (!(available & Choice::set_of(Candidate::plain))) return Candidate::host;
+    const bool pinned = settings_.contractions.deterministic || !(available & Choice::set_of(Candidate::host));
+    return b.needs_packing && !b.packing_is_cheap && !pinned ? Candidate::host : Candidate::plain;
   }
 
   void run(const Built& built, const ContractionArgs& args, const void* prepared, Candidate candidate) const {
-    if (candidate != Candidate::host) return run(built, args, candidate == Candidate::packed ? prepared : nullptr);
-    HostProduct p = *built.host;
-    p.a = args.operands[0], p.b = args.operands[1], p.bias = args.bias, p.c = args.result;
-    settings_.host_product(p);
+    if (candidate == Candidate::host) run_host(*built.host, args);
+    else run_library(built, args, candidate == Candidate::packed ? prepared : nullptr);
   }
 
-  void run(const Built& built, const ContractionArgs& args, const void* prepared) const {
+  void run_host(const HostForm& form, const ContractionArgs& args) const {
+    HostWindow operands[8];
+    for (size_t i = 0; i < form.operands.size(); ++i) operands[i] = host_window(form.operands[i], args.epilogue[i]);
+    settings_.host_contraction({step_.node, host_window(form.x, args.operands[0]), host_window(form.weight, args.operands[1]),
+                                form.bias ? host_window(*form.bias, args.bias) : HostWindow{}, host_window(form.result, args.result), form.padding,
+                                form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
+  }
+
+  static void run_library(const Built& built, const ContractionArgs& args, const void* prepared) {
     thread_local std::vector<char> memory, weight_memory;
     const void* weight = prepared;
     if (!weight) {
@@ -361,15 +209,21 @@ class OneDnnContraction : public CompiledContraction {
     }
     const Primitive& p = prepared && built.packed ? *built.packed : *built.primitive;
     // One piece of scratch memory: the operand and the result in oneDNN's layouts, if those differ, then the primitive's own.
+    size_t copied_bytes = built.copied ? round_up(bytes_of(*built.copied)) : 0;
     size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0, result_bytes = built.result_reorder || built.epilogue ? round_up(p.dst_bytes()) : 0;
     // Where the epilogue is a kernel, its operand lies between: the result, or the result back in a plain layout.
     size_t product_bytes = built.epilogue && built.result_reorder ? round_up(built.result_reorder->dst_bytes()) : 0;
     size_t own = p.scratchpad_bytes();
     for (const auto& r : {built.source_reorder, built.result_reorder})
       if (r) own = std::max(own, r->scratchpad_bytes());
-    auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, source_bytes + result_bytes + product_bytes + own));
-    auto* own_scratch = scratch + source_bytes + result_bytes + product_bytes;
+    auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, copied_bytes + source_bytes + result_bytes + product_bytes + own));
     const void* source = args.operands[0];
+    if (built.copied) {
+      copy_to_dense(built.copied->dims, built.copied->strides, built.copied->dtype == onednn::DType::f32 ? 4 : 2, source, scratch, args.threads);
+      source = scratch;
+      scratch += copied_bytes;
+    }
+    auto* own_scratch = scratch + source_bytes + result_bytes + product_bytes;
     if (built.source_reorder) {
       built.source_reorder->run(source, nullptr, nullptr, scratch, {}, own_scratch);
       source = scratch;
@@ -412,14 +266,22 @@ class OneDnnContraction : public CompiledContraction {
 
   static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
   static bool slow(const std::shared_ptr<const Primitive>& p) { return !p || p->is_reference(); }
+  // For convolutions that it has no kernel for, the library also unfolds the source and multiplies, up to 20 times slower.
+  static bool slow_conv(const std::shared_ptr<const Primitive>& p) { return slow(p) || p->is_unfolded(); }
 
   void build_conv(Built& b, onednn::ConvDesc desc, std::span<const int64_t> symbols) const {
-    b.needs_packing = true;
+    if (!onednn::strided_layout(desc.src)) b.copied = desc.src, desc.src.strides = dense(desc.src.dims);
     onednn::ConvDesc bare = desc;
     b.summed = sum_in_place(desc);
     b.primitive = primitive_for(desc);
     const bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary() || p.kind == PostOp::sum; });
-    if (slow(b.primitive) && !lay_out(b, desc, binary)) compute_apart(b, bare, bare.dst, channels_last(bare.dst.dims), symbols);
+    if (slow_conv(b.primitive) && !lay_out(b, desc, binary)) compute_apart(b, bare, bare.dst, channels_last(bare.dst.dims), symbols);
+    if (b.host && slow_conv(b.primitive)) b.primitive = nullptr;
+    b.needs_packing = b.primitive != nullptr;
+    constexpr int64_t kCheap = 256;  // points that each element of the weight is used at
+    int64_t points = desc.dst.dims[0];
+    for (size_t d = 2; d < desc.dst.dims.size(); ++d) points *= desc.transposed ? desc.src.dims[d] : desc.dst.dims[d];
+    b.packing_is_cheap = points >= kCheap;
   }
 
   // Computes the bare product into memory with these strides, and what follows it in a kernel. False, and nothing changed, if
@@ -437,8 +299,8 @@ class OneDnnContraction : public CompiledContraction {
         result.dtype = *onednn_type(t);
         auto bare = primitive_for(desc);
         if constexpr (std::is_same_v<Desc, onednn::ConvDesc>) {
-          if (slow(bare) && !lay_out(b, desc, false)) continue;
-          if (slow(bare)) bare = b.primitive;
+          if (slow_conv(bare) && !lay_out(b, desc, false)) continue;
+          if (slow_conv(bare)) bare = b.primitive;
         }
         if (slow(bare)) continue;
         b.primitive = std::move(bare), b.biased = biased, b.summed = std::nullopt;
@@ -454,11 +316,11 @@ class OneDnnContraction : public CompiledContraction {
     const onednn::Operand source = desc.src, result = desc.dst;
     desc.src.any = true;
     auto better = primitive_for(desc);
-    if (slow(better) && !keep_result) {
+    if (slow_conv(better) && !keep_result) {
       desc.dst.any = true;
       better = primitive_for(desc);
     }
-    if (slow(better)) return false;
+    if (slow_conv(better)) return false;
     b.primitive = better;
     auto from = onednn::strided_layout(source), to = onednn::strided_layout(result);
     if (!(from == better->src_layout())) b.source_reorder = Primitive::reorder(from, better->src_layout());
@@ -466,38 +328,33 @@ class OneDnnContraction : public CompiledContraction {
     return true;
   }
 
-  static Dims dense(const Dims& dims) {
-    Dims out(dims.size(), 1);
-    for (size_t d = dims.size() - 1; d-- > 0;) out[d] = out[d + 1] * std::max<int64_t>(dims[d + 1], 1);
-    return out;
-  }
-
-  static Dims channels_last(const Dims& dims) {
-    Dims out = dense(dims);
-    for (size_t d = 2; d < dims.size(); ++d) out[d] *= dims[1];
-    return out[1] = 1, out;
-  }
-
-  // Matrices and tensors without a dimension of stride 1 have no fast code.
-  static bool has_unit_stride(const onednn::Operand& o) {
-    for (size_t d = o.dims.size() - 2; d < o.dims.size(); ++d)
-      if (o.strides[d] == 1) return true;
-    return false;
+  // Elements that overlap or are expanded, but for whole batches: the library takes only a copy.
+  static void copy_if_needed(Built& b, onednn::Operand& source) {
+    onednn::Operand once = source;
+    drop_expanded_batches(once);
+    if (onednn::strided_layout(once)) return;
+    b.copied = once;
+    source.dims = once.dims;
+    source.strides = dense(once.dims);
   }
 
   // On return `desc` is what is computed.
   void build_matmul(Built& b, MatmulDesc& desc, std::span<const int64_t> symbols) const {
+    copy_if_needed(b, desc.a);
     if (b.primitive = primitive_for(desc); !slow(b.primitive)) return;
     const MatmulDesc given = desc;
     if (!has_unit_stride(desc.b)) desc.b.any = true;
     if (!has_unit_stride(desc.a)) {
-      for (size_t d = 0; d + 2 < desc.a.dims.size(); ++d)
-        if (desc.a.strides[d] == 0) desc.a.dims[d] = 1;
+      drop_expanded_batches(desc.a);
       desc.a.strides = dense(desc.a.dims);
     }
     auto better = primitive_for(desc);
     if (!slow(better)) b.primitive = std::move(better);
-    else if (!compute_apart(b, desc, desc.c, dense(desc.c.dims), symbols)) return void(desc = given);
+    else if (!compute_apart(b, desc, desc.c, dense(desc.c.dims), symbols)) {
+      desc = given;
+      if (b.host) b.primitive = nullptr;
+      return;
+    }
     b.needs_packing = desc.b.any;
     onednn::Operand source = given.a;
     source.dims = desc.a.dims;
@@ -510,25 +367,59 @@ class OneDnnContraction : public CompiledContraction {
     if (step_.node->op == Op::conv) {
       auto desc = conv_desc(step_, symbols);
       desc.math = math_mode(math());
-      build_conv(b, std::move(desc), symbols);
+      if (settings_.host_contraction) b.host = host_form(desc, symbols);
+      build_conv(b, desc, symbols);
+      // oneDNN 3.2 computes transposed ones by the kernels of others: better than the host's only where measured to be.
+      const bool measures = is_worth_measuring(desc.weight, flops(desc));
+      if (b.primitive && measures) find_candidates(b, key_of(desc));
+      else if (desc.transposed && b.host) keep_host_only(b);
     } else {
-      auto desc = matmul_desc(step_, symbols);
-      check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
-      desc.math = math_mode(math());
-      build_matmul(b, desc, symbols);
-      const bool as_given = !b.needs_packing && !b.source_reorder && !b.epilogue;
-      int64_t rows = desc.a.dims[desc.a.dims.size() - 2];
-      // Few rows read the weight once each: its layout decides. With many, packing brings a few per cent for twice the memory.
-      b.packs_by_rule = rows <= kPackedRows;
-      bool measures = as_given && is_worth_measuring(desc);
-      if (!b.needs_packing && step_.weight_inputs[1] >= 0 && (b.packs_by_rule || measures)) {
-        b.packed = packing(desc);
-      }
-      if (measures) find_candidates(b, desc);
+      build_dot(b, symbols);
     }
-    if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
-    if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
+    if (!b.primitive && !b.host) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (const Primitive* p = packing_of(b)) b.layout = p->weight_layout().hash();
     return b;
+  }
+
+  static void keep_host_only(Built& b) {
+    Built only;
+    only.host = std::move(b.host);
+    b = std::move(only);
+  }
+
+  void build_dot(Built& b, std::span<const int64_t> symbols) const {
+    auto desc = matmul_desc(step_, symbols);
+    check(desc.a.dims.back() > 0, "cpu: a matrix product over nothing");
+    desc.math = math_mode(math());
+    const MatmulDesc given = desc;
+    if (settings_.host_contraction) b.host = host_form(desc);
+    build_matmul(b, desc, symbols);
+    if (!b.primitive) return;
+    const bool as_given = !b.needs_packing && !b.source_reorder && !b.epilogue;
+    int64_t rows = desc.a.dims[desc.a.dims.size() - 2];
+    // Few rows read the weight once each: its layout decides. With many, packing brings a few per cent for twice the memory.
+    b.packs_by_rule = rows <= kPackedRows;
+    bool measures = is_worth_measuring(desc.b, flops(desc));
+    if (as_given && step_.weight_inputs[1] >= 0 && (b.packs_by_rule || measures)) b.packed = packing(desc);
+    if (measures) find_candidates(b, key_of(given));
+  }
+
+  HostForm host_form(const onednn::ConvDesc& desc, std::span<const int64_t> symbols) const {
+    const Node& n = *step_.node;
+    HostForm form{operand_of(step_.operands[0], symbols), operand_of(step_.operands[1], symbols), operand_of(step_.result, symbols), desc.bias};
+    if (form.bias && form.bias->dims[0] != desc.dst.dims[1]) form.bias->dims[0] = desc.dst.dims[1], form.bias->strides[0] = 0;
+    for (const auto& e : step_.epilogue)
+      if (e.operand) form.operands.push_back(operand_of(*e.operand, symbols));
+    form.padding = evaluate(n.sizes(Attr::padding), symbols);
+    form.output_padding = evaluate(n.sizes(Attr::output_padding), symbols);
+    return form;
+  }
+
+  static HostForm host_form(const MatmulDesc& desc) {
+    HostForm form{desc.a, desc.b, desc.c, desc.bias};
+    for (const PostOp& p : desc.post)
+      if (p.binary()) form.operands.push_back(p.operand);
+    return form;
   }
 
   // The product with its weight packed as oneDNN likes best, or, where that is padded, in narrower blocks if these need less.
@@ -551,36 +442,46 @@ class OneDnnContraction : public CompiledContraction {
     return best;
   }
 
-  // Small products cost less than knowing better would bring, and sizes that change are not met often enough.
-  bool is_worth_measuring(const MatmulDesc& desc) const {
-    constexpr double kFlops = 2e7, kWeightBytes = 1 << 20;
-    double weight = size_of(step_.operands[1].type.dtype);
-    for (int64_t d : desc.b.dims) weight *= static_cast<double>(d);
+  static double flops(const MatmulDesc& desc) {
     double flops = 2.0 * static_cast<double>(desc.b.dims.back());
     for (int64_t d : desc.a.dims) flops *= static_cast<double>(d);
-    return is_static_ && !settings_.contractions.deterministic && (flops >= kFlops || weight >= kWeightBytes);
+    return flops;
   }
 
-  void find_candidates(Built& b, const MatmulDesc& desc) const {
-    Choice::Set all = Choice::set_of(Candidate::plain);
-    if (b.packed) all |= Choice::set_of(Candidate::packed);
-    const bool plain_bias = !desc.bias || (desc.bias->dtype == desc.c.dtype && desc.bias->dims[1] == desc.b.dims[1] && desc.bias->strides[1] == 1);
-    if (settings_.host_product && desc.c.dims.size() == 2 && desc.post.empty() && plain_bias) {
-      auto strides = [](const onednn::Operand& o) { return std::array{o.strides[0], o.strides[1]}; };
-      b.host = HostProduct{nullptr, nullptr, nullptr, nullptr, step_.result.type.dtype, desc.a.dims[0], desc.b.dims[1], desc.a.dims[1], strides(desc.a), strides(desc.b), strides(desc.c)};
-      all |= Choice::set_of(Candidate::host);
-    }
-    if (all == Choice::set_of(Candidate::plain)) return;
-    b.choice = Choice::of(cat(key_of(desc), b.packed ? "packable" : ""), b.packed && b.packs_by_rule ? Candidate::packed : Candidate::plain, all);
+  static double flops(const onednn::ConvDesc& desc) {
+    const Dims &w = desc.weight.dims, &points = desc.transposed ? desc.src.dims : desc.dst.dims;
+    double flops = 2.0 * static_cast<double>(desc.dst.dims[0]);
+    for (int64_t d : w) flops *= static_cast<double>(d);
+    for (size_t d = 2; d < points.size(); ++d) flops *= static_cast<double>(points[d]);
+    return flops;
   }
 
-  Built for_sizes(std::span<const int64_t> symbols) const {
+  // Small products cost less than knowing better would bring, and sizes that change are not met often enough.
+  bool is_worth_measuring(const onednn::Operand& weight, double flops) const {
+    constexpr double kFlops = 2e7, kWeightBytes = 1 << 20;
+    return is_static_ && !settings_.contractions.deterministic && (flops >= kFlops || static_cast<double>(bytes_of(weight)) >= kWeightBytes);
+  }
+
+  // The host's own comes first, since it is what eager runs: whatever else there is has to be measured to be faster.
+  void find_candidates(Built& b, const std::string& shape) const {
+    const bool packable = packing_of(b) && step_.weight_inputs[1] >= 0;
+    Choice::Set all = 0;
+    if (!b.needs_packing || !packable) all |= Choice::set_of(Candidate::plain);
+    if (packable) all |= Choice::set_of(Candidate::packed);
+    if (b.host) all |= Choice::set_of(Candidate::host);
+    if (std::has_single_bit(all)) return;
+    b.choice = Choice::of(cat(shape, packable ? "packable" : "", b.host ? "" : "alone"), b.host ? Candidate::host : b.packed && b.packs_by_rule ? Candidate::packed : Candidate::plain, all);
+  }
+
+  std::shared_ptr<const Built> at(std::span<const int64_t> symbols) const { return is_static_ ? fixed_ : for_sizes(symbols); }
+
+  std::shared_ptr<const Built> for_sizes(std::span<const int64_t> symbols) const {
     std::vector<int64_t> key(symbols.begin(), symbols.end());
     std::lock_guard lock(mutex_);
     auto it = built_.find(key);
     if (it != built_.end()) return it->second;
     if (built_.size() > 256) built_.clear();
-    return built_.emplace(std::move(key), build(symbols)).first->second;
+    return built_.emplace(std::move(key), std::make_shared<const Built>(build(symbols))).first->second;
   }
 
   static constexpr int64_t kPackedRows = 96, kNarrowRows = 16;
@@ -588,9 +489,9 @@ class OneDnnContraction : public CompiledContraction {
   ContractionStep step_;
   CompileSettings settings_;
   bool is_static_ = false;
-  Built fixed_;
+  std::shared_ptr<const Built> fixed_;
   mutable std::mutex mutex_;
-  mutable std::map<std::vector<int64_t>, Built> built_;
+  mutable std::map<std::vector<int64_t>, std::shared_ptr<const Built>> built_;
 };
 
 }  // namespace

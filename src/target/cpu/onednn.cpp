@@ -692,7 +692,16 @@ std::string Primitive::implementation() const {
   return name;
 }
 
-bool Primitive::is_reference() const { return implementation().starts_with("ref"); }
+// A transposed convolution is named by what it is made of: "conv:any+ref:any".
+bool Primitive::is_reference() const {
+  const std::string name = implementation();
+  return name.starts_with("ref") || name.find("+ref") != std::string::npos;
+}
+
+bool Primitive::is_unfolded() const {
+  const bool convolution = !parts_->text.starts_with("matmul") && !parts_->text.starts_with("reorder");
+  return convolution && implementation().find("gemm:") != std::string::npos && implementation().find("brg") == std::string::npos;
+}
 
 void Primitive::pack_weight(const void* plain, void* packed) const {
   check(parts_->plain_weight != nullptr, "oneDNN: no plain weight to pack for ", text());
@@ -771,6 +780,7 @@ MemoryLayout Primitive::post_layout(size_t) const { return {}; }
 size_t Primitive::scratchpad_bytes() const { return 0; }
 std::string Primitive::implementation() const { return ""; }
 bool Primitive::is_reference() const { return false; }
+bool Primitive::is_unfolded() const { return false; }
 const std::string& Primitive::text() const { return parts_->text; }
 void Primitive::pack_weight(const void*, void*) const {}
 void Primitive::run(const void*, const void*, const void*, void*, std::span<const void* const>, void*) const {}

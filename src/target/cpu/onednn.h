@@ -155,7 +155,9 @@ class Primitive {
   // - matmul: a bias other than {1,..,N}; a binary operand of {M,1} (but {1,M,1} beside a c of rank 3 has a kernel), {B,M,1},
   //   {B,1,1}, {1,M,N} with B > 1, {1,1,M,N}, {1,H,M,N}; a column-major destination; a source with no dim of stride 1;
   // - convolution: a binary operand in N, C, H, W strides, f32 (channels-last has a kernel).
+  // - transposed convolution: of groups or large kernels, in most layouts.
   bool is_reference() const;
+  bool is_unfolded() const;  // a convolution by way of a matrix of windows, in plain layouts: several times slower than its kernels
 
   // From the strides of the description to weight_layout().
   void pack_weight(const void* plain, void* packed) const;

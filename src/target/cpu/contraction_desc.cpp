@@ -1,0 +1,259 @@
+#include "target/cpu/contraction_desc.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "support/error.h"
+
+namespace broach::cpu {
+
+using onednn::MatmulDesc;
+using onednn::PostOp;
+using onednn::Primitive;
+
+std::optional<onednn::DType> onednn_type(DType t) {
+  switch (t) {
+    case DType::f32: return onednn::DType::f32;
+    case DType::bf16: return onednn::DType::bf16;
+    default: return std::nullopt;
+  }
+}
+
+namespace {
+
+// A window with concrete sizes.
+struct Window {
+  Dims dims, strides;
+  onednn::DType dtype;
+
+  onednn::Operand operand() const { return {.dims = dims, .dtype = dtype, .strides = strides}; }
+};
+
+}  // namespace
+
+Dims evaluate(const Shape& s, std::span<const int64_t> symbols) {
+  Dims out;
+  for (const SymInt& e : s) out.push_back(e.eval(symbols));
+  return out;
+}
+
+namespace {
+
+Window window(const Operand& o, std::span<const int64_t> symbols) {
+  return {evaluate(o.type.shape, symbols), evaluate(o.place.strides, symbols), *onednn_type(o.type.dtype)};
+}
+
+}  // namespace
+
+onednn::MathMode math_mode(ContractionRules::Math m) {
+  switch (m) {
+    case ContractionRules::Math::exact: return onednn::MathMode::strict;
+    case ContractionRules::Math::tf32: return onednn::MathMode::tf32;
+    case ContractionRules::Math::bf16: return onednn::MathMode::bf16;
+  }
+  fail("cpu: unknown precision of contractions");
+}
+
+namespace {
+
+PostOp::Kind post_kind(Op op) {
+  switch (op) {
+    case Op::relu: return PostOp::relu;
+    case Op::gelu_erf: return PostOp::gelu_erf;
+    case Op::gelu_tanh: return PostOp::gelu_tanh;
+    case Op::silu: return PostOp::swish;
+    case Op::tanh: return PostOp::tanh;
+    case Op::sigmoid: return PostOp::sigmoid;
+    case Op::add: return PostOp::add;
+    case Op::mul: return PostOp::mul;
+    default: fail("cpu: ", name_of(op), " is no epilogue");
+  }
+}
+
+// Whether dimensions d and d+1 can be one in this window.
+bool mergeable(const Window& w, size_t d) {
+  return w.dims[d] == 1 || w.dims[d + 1] == 1 || w.strides[d] == w.strides[d + 1] * w.dims[d + 1];
+}
+
+void merge(Window& w, size_t d) {
+  if (w.dims[d + 1] != 1 || w.dims[d] == 1) w.strides[d] = w.dims[d + 1] == 1 ? w.strides[d] : w.strides[d + 1];
+  w.dims[d] *= w.dims[d + 1];
+  w.dims.erase(w.dims.begin() + static_cast<int64_t>(d) + 1);
+  w.strides.erase(w.strides.begin() + static_cast<int64_t>(d) + 1);
+}
+
+void insert_unit(Window& w, size_t at) {
+  w.dims.insert(w.dims.begin() + static_cast<int64_t>(at), 1);
+  w.strides.insert(w.strides.begin() + static_cast<int64_t>(at), 1);
+}
+
+// Broadcasting a vector over a result of this rank, along dimension `at`.
+onednn::Operand vector_operand(const Window& v, size_t rank, size_t at) {
+  Window w{Dims(rank, 1), Dims(rank, 1), v.dtype};
+  for (size_t d = 0; d < v.dims.size(); ++d)
+    if (v.dims[d] != 1) w.dims[at] = v.dims[d], w.strides[at] = v.strides[d];
+  return w.operand();
+}
+
+}  // namespace
+
+// All windows with the rank and dimensions of the result share these; returns [.., m, k] x [.., k, n] -> [.., m, n].
+MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
+  auto batch = static_cast<size_t>(step.node->integer(Attr::batch));
+  Window a = window(step.operands[0], symbols), b = window(step.operands[1], symbols), c = window(step.result, symbols);
+  std::vector<Window> posts;
+  for (const auto& e : step.epilogue)
+    if (e.operand) posts.push_back(window(*e.operand, symbols));
+  auto all = [&](size_t d) {
+    return mergeable(a, d) && mergeable(c, d) && std::all_of(posts.begin(), posts.end(), [&](const Window& p) { return mergeable(p, d); });
+  };
+  // The m dimensions [batch, rank - 1) become one where memory allows.
+  for (size_t d = batch; d + 2 < c.dims.size();) {
+    if (!all(d)) {
+      ++d;
+      continue;
+    }
+    merge(a, d);
+    merge(c, d);
+    for (Window& p : posts) merge(p, d);
+  }
+  if (a.dims.size() == batch + 1) {  // a vector: one row
+    insert_unit(a, batch);
+    insert_unit(c, batch);
+    for (Window& p : posts) insert_unit(p, batch);
+  }
+  while (b.dims.size() < c.dims.size()) insert_unit(b, batch);  // m dimensions left over are batches with one weight
+  MatmulDesc desc{a.operand(), b.operand(), c.operand()};
+  if (step.bias) desc.bias = vector_operand(window(*step.bias, symbols), c.dims.size(), c.dims.size() - 1);
+  size_t next = 0;
+  for (const auto& e : step.epilogue) {
+    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
+    if (e.operand) p.operand = posts[next++].operand();
+    desc.post.push_back(std::move(p));
+  }
+  return desc;
+}
+
+onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
+  const Node& n = *step.node;
+  Window x = window(step.operands[0], symbols), w = window(step.operands[1], symbols), y = window(step.result, symbols);
+  bool transposed = n.integer(Attr::transposed) != 0;
+  int64_t groups = n.integer(Attr::groups);
+  if (groups > 1) {  // [G, O/G, I/G, ...]; torch stores transposed weights as [I, O/G, ...]
+    w.dims.insert(w.dims.begin(), groups);
+    w.dims[1] /= groups;
+    w.strides.insert(w.strides.begin(), w.strides[0] * w.dims[1]);
+  }
+  if (transposed) {
+    size_t o = groups > 1 ? 1 : 0;
+    std::swap(w.dims[o], w.dims[o + 1]);
+    std::swap(w.strides[o], w.strides[o + 1]);
+  }
+  onednn::ConvDesc desc{.src = x.operand(), .weight = w.operand(), .dst = y.operand(), .bias = {}, .strides = n.ints(Attr::stride), .dilations = {}, .pad_l = {}, .pad_r = {}, .transposed = transposed, .post = {}};
+  desc.weight.any = true;
+  desc.pad_l = evaluate(n.sizes(Attr::padding), symbols);
+  Dims extra = evaluate(n.sizes(Attr::output_padding), symbols);
+  for (size_t i = 0; i < desc.pad_l.size(); ++i) {
+    int64_t d = n.ints(Attr::dilation)[i], k = d * (step.operands[1].type.shape[i + 2].eval(symbols) - 1) + 1, s = desc.strides[i];
+    desc.dilations.push_back(d - 1);
+    // What the right side must be padded with (or lose) so that the sizes fit exactly.
+    desc.pad_r.push_back(transposed ? desc.pad_l[i] - extra[i] : (y.dims[i + 2] - 1) * s + k - x.dims[i + 2] - desc.pad_l[i]);
+  }
+  if (step.bias) {
+    Window b = window(*step.bias, symbols);
+    desc.bias = vector_operand(b, 1, 0);
+  }
+  for (const auto& e : step.epilogue) {
+    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
+    if (e.operand) p.operand = window(*e.operand, symbols).operand();
+    desc.post.push_back(std::move(p));
+  }
+  return desc;
+}
+
+// A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the
+// destination instead: the operand, by its position among those of the epilogue, is copied there first.
+std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
+  size_t position = 0;
+  for (PostOp& p : desc.post) {
+    if (!p.binary()) continue;
+    if (desc.dst.dims[0] == 1 && p.kind == PostOp::add && p.operand.dims == desc.dst.dims && p.operand.strides == desc.dst.strides && p.operand.dtype == desc.dst.dtype) {
+      p = PostOp{PostOp::sum, 1.0f};
+      return position;
+    }
+    ++position;
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+// Primitives of the process by what they compute: layers of one shape share one.
+struct Library {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Primitive>> primitives;
+  static Library& get() {
+    static Library* library = new Library;
+    return *library;
+  }
+};
+
+void append(std::string& key, const onednn::Operand& o) {
+  key += cat(static_cast<int>(o.dtype), o.any ? "any" : o.layout ? o.layout.text() : "", ":");
+  for (int64_t d : o.dims) key += cat(d, ",");
+  key += "/";
+  for (int64_t s : o.strides) key += cat(s, ",");
+  key += ";";
+}
+
+void append(std::string& key, const std::vector<PostOp>& posts) {
+  for (const PostOp& p : posts) {
+    key += cat("p", static_cast<int>(p.kind));
+    if (p.binary()) append(key, p.operand);
+  }
+}
+
+}  // namespace
+
+std::string key_of(const MatmulDesc& d) {
+  std::string key = "mm";
+  for (const auto* o : {&d.a, &d.b, &d.c}) append(key, *o);
+  if (d.bias) append(key, *d.bias);
+  append(key, d.post);
+  return key += cat("math", static_cast<int>(d.math));
+}
+
+std::string key_of(const onednn::ConvDesc& d) {
+  std::string key = d.transposed ? "deconv" : "conv";
+  for (const auto* o : {&d.src, &d.weight, &d.dst}) append(key, *o);
+  if (d.bias) append(key, *d.bias);
+  for (const auto* v : {&d.strides, &d.dilations, &d.pad_l, &d.pad_r})
+    for (int64_t i : *v) key += cat(i, ",");
+  append(key, d.post);
+  return key += cat("math", static_cast<int>(d.math));
+}
+
+namespace {
+
+template <class Desc>
+std::shared_ptr<const Primitive> find_or_create(const Desc& desc) {
+  Library& library = Library::get();
+  std::string key = key_of(desc);
+  {
+    std::lock_guard lock(library.mutex);
+    if (auto it = library.primitives.find(key); it != library.primitives.end()) return it->second;
+  }
+  auto p = Primitive::create(desc);
+  std::lock_guard lock(library.mutex);
+  return library.primitives.emplace(std::move(key), std::move(p)).first->second;
+}
+
+}  // namespace
+
+std::shared_ptr<const Primitive> primitive_for(const MatmulDesc& desc) { return find_or_create(desc); }
+std::shared_ptr<const Primitive> primitive_for(const onednn::ConvDesc& desc) { return find_or_create(desc); }
+
+onednn::Operand operand_of(const Operand& o, std::span<const int64_t> symbols) { return window(o, symbols).operand(); }
+
+}  // namespace broach::cpu

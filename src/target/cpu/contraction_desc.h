@@ -1,0 +1,34 @@
+// What a contraction of a schedule is to oneDNN, for one vector of sizes.
+#pragma once
+
+#include <optional>
+
+#include "target/cpu/onednn.h"
+#include "target/target.h"
+
+namespace broach::cpu {
+
+using Dims = std::vector<int64_t>;
+
+std::optional<onednn::DType> onednn_type(DType t);
+onednn::MathMode math_mode(ContractionRules::Math m);
+Dims evaluate(const Shape& s, std::span<const int64_t> symbols);
+onednn::Operand operand_of(const Operand& o, std::span<const int64_t> symbols);
+
+// Rows and batches that lie one behind the other are one dimension: [.., m, k] x [.., k, n] -> [.., m, n], all of one rank.
+onednn::MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols);
+onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols);
+
+// A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the
+// destination instead: the operand, by its position among those of the epilogue, is to be copied there first.
+std::optional<size_t> sum_in_place(onednn::ConvDesc& desc);
+
+// Equal for what computes the same.
+std::string key_of(const onednn::MatmulDesc& d);
+std::string key_of(const onednn::ConvDesc& d);
+
+// The process's primitive for this: layers of one shape share one. Null if the library has none.
+std::shared_ptr<const onednn::Primitive> primitive_for(const onednn::MatmulDesc& desc);
+std::shared_ptr<const onednn::Primitive> primitive_for(const onednn::ConvDesc& desc);
+
+}  // namespace broach::cpu
