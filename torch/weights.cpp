@@ -3,6 +3,7 @@
 #include <ATen/ops/_lazy_clone.h>
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 namespace broach {
@@ -36,12 +37,16 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
 std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !prologue_) return nullptr;
   auto state = state_.load(std::memory_order_acquire);
-  auto holds = [&](const std::shared_ptr<const State>& s) { return s && fresh(*s, inputs) && (s->settled || !main_->executable().is_settled(symbols)); };
+  auto holds = [&](const std::shared_ptr<const State>& s) { return s && fresh(*s, inputs) && (s->settled || !may_go_on(*s, symbols)); };
   if (holds(state)) return state;
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!lock.try_lock()) {
+    if (state && fresh(*state, inputs)) return state;  // another thread is packing more
+    lock.lock();
+  }
   state = state_.load();
   if (holds(state)) return state;
-  if (state && fresh(*state, inputs)) {  // what was measured says that other weights are to be packed than those that are
+  if (state && fresh(*state, inputs)) {  // other weights are to be packed than those that are
     if (auto next = build(inputs, symbols, state.get())) {
       state_.store(next, std::memory_order_release);
       return next;
@@ -66,9 +71,14 @@ std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, 
   return once;
 }
 
-std::shared_ptr<const at::Tensor> Weights::add_source(State& state, int input, const RunInputs& inputs) const {
+std::shared_ptr<const at::Tensor> Weights::add_source(State& state, int input, const RunInputs& inputs, const State* old) const {
   for (size_t i = 0; i < state.sources.size(); ++i)
     if (state.sources[i].input == input) return state.clones[i];
+  for (size_t i = 0; old && i < old->sources.size(); ++i) {
+    if (old->sources[i].input != input) continue;
+    state.sources.push_back(old->sources[i]);
+    return state.clones.emplace_back(old->clones[i]);
+  }
   const at::Tensor& t = *inputs.tensors[static_cast<size_t>(input)];
   try {
     std::shared_ptr<const at::Tensor> clone = std::make_shared<at::Tensor>(at::_lazy_clone(t.detach()));
@@ -82,12 +92,12 @@ std::shared_ptr<const at::Tensor> Weights::add_source(State& state, int input, c
   }
 }
 
-std::optional<PackSource> Weights::source_of(State& state, int input, const RunInputs& inputs) const {
+std::optional<PackSource> Weights::source_of(State& state, int input, const RunInputs& inputs, const State* old) const {
   if (size_t given = inputs.tensors.size(); static_cast<size_t>(input) >= given) {
     size_t i = static_cast<size_t>(input) - given;
     return PackSource{state.frozen[i].const_data_ptr(), &state.frozen_names[static_cast<std::ptrdiff_t>(i)], state.frozen_names};
   }
-  auto clone = add_source(state, input, inputs);
+  auto clone = add_source(state, input, inputs, old);
   if (!clone) return std::nullopt;
   return PackSource{address_of(*clone), address_of(*clone), clone};
 }
@@ -96,7 +106,7 @@ std::optional<PackSource> Weights::source_of(State& state, int input, const RunI
 std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
   for (int i : prologue_inputs_)
-    if (!add_source(*state, i, inputs)) return nullptr;
+    if (!add_source(*state, i, inputs, old)) return nullptr;
   if (old) {
     state->frozen = old->frozen;
     state->frozen_names = old->frozen_names;
@@ -104,28 +114,62 @@ std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, co
     state->frozen = prologue_->run(inputs, {}, nullptr, {});
     state->frozen_names = std::make_shared<std::byte[]>(state->frozen.size());
   }
-  pack(*state, inputs, symbols);
+  pack(*state, inputs, symbols, old);
   for (const at::Tensor& t : state->frozen) state->frozen_inputs.add(t);
   return state;
 }
 
-void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
+std::vector<Executable::Packable> Weights::wanted(const std::vector<int64_t>& symbols) const {
   const Executable& main = main_->executable();
-  state.packs.resize(static_cast<size_t>(main.contractions()));
-  state.settled = main.is_settled(symbols);
+  std::vector<Executable::Packable> out;
   std::set<size_t> trials;  // one weight packed for each
   for (const auto& p : packables_) {
-    bool trial = false;
-    if (!main.wants_packed(p.contraction, symbols)) {
-      size_t shape = main.packing_trial(p.contraction, symbols);
-      trial = shape && trials.insert(shape).second;
-      if (!trial) continue;
+    size_t shape = main.wants_packed(p.contraction, symbols) ? 0 : main.packing_trial(p.contraction, symbols);
+    if (shape ? trials.insert(shape).second : main.wants_packed(p.contraction, symbols)) out.push_back(p);
+  }
+  return out;
+}
+
+bool Weights::may_go_on(const State& state, const std::vector<int64_t>& symbols) const {
+  const Executable& main = main_->executable();
+  bool lacks = false;
+  for (const auto& p : wanted(symbols)) {
+    if (state.packs[static_cast<size_t>(p.contraction)].data || state.unwatched.contains(p.input)) continue;
+    if (!main.pace() || main.pace()->affords_packing(main.packed_bytes(p.contraction, symbols))) return true;
+    lacks = true;
+  }
+  return !lacks && main.is_settled(symbols);
+}
+
+// As many of the copies that are wanted as the program's pace allows in this call.
+void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
+  const Executable& main = main_->executable();
+  state.packs.resize(static_cast<size_t>(main.contractions()));
+  if (old) state.unwatched = old->unwatched;
+  state.settled = main.is_settled(symbols);
+  for (const auto& p : wanted(symbols)) {
+    const auto at = static_cast<size_t>(p.contraction);
+    const bool made = old && old->packs[at].data;
+    if (state.unwatched.contains(p.input)) continue;
+    if (!made && main.pace() && !main.pace()->affords_packing(main.packed_bytes(p.contraction, symbols))) {
+      state.settled = false;
+      continue;
     }
-    if (auto source = source_of(state, p.input, inputs)) state.packs[static_cast<size_t>(p.contraction)] = main.pack(p.contraction, *source, symbols, trial);
+    if (auto source = source_of(state, p.input, inputs, old)) state.packs[at] = made ? old->packs[at] : pack_one(p.contraction, *source, symbols);
+    else state.unwatched.insert(p.input);
   }
   if (!symbols.empty() || !state.settled) return;  // other sizes, or candidates, may want them in other arrangements
   for (size_t i = 0; i < state.frozen.size(); ++i)
     if (!main_->reads_unpacked(static_cast<int>(inputs.tensors.size() + i), state.packs)) state.frozen[i] = at::Tensor();
+}
+
+PackedWeight Weights::pack_one(int contraction, const PackSource& source, const std::vector<int64_t>& symbols) const {
+  const Executable& main = main_->executable();
+  auto start = std::chrono::steady_clock::now();
+  PackedWeight packed = main.pack(contraction, source, symbols, true);
+  std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  if (main.pace()) main.pace()->packed(packed.bytes, took.count());
+  return packed;
 }
 
 std::map<const void*, int64_t> Weights::bytes() const {

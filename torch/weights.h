@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "runner.h"
@@ -32,7 +33,8 @@ class Weights {
     RunInputs frozen_inputs;         // the same, as a run takes them
     std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
-    bool settled = true;             // it is known which contractions want their weights packed
+    bool settled = true;             // it is known which contractions want their weights packed, and they are
+    std::set<int> unwatched;         // inputs whose memory cannot be watched
   };
 
   // `constant`: which inputs are passed unchanged from call to call. `prologue` may be null.
@@ -43,11 +45,16 @@ class Weights {
   std::map<const void*, int64_t> bytes() const;  // of what is packed or computed, by address
 
  private:
+  // What is to be packed, if all could be at once.
+  std::vector<Executable::Packable> wanted(const std::vector<int64_t>& symbols) const;
+  // Whether a copy that this state lacks may be made now, or none is wanted any more that it lacks.
+  bool may_go_on(const State& state, const std::vector<int64_t>& symbols) const;
   std::shared_ptr<const State> build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
-  // The input's copy-on-write clone; null if its memory cannot be watched.
-  std::shared_ptr<const at::Tensor> add_source(State& state, int input, const RunInputs& inputs) const;
-  std::optional<PackSource> source_of(State& state, int input, const RunInputs& inputs) const;
-  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
+  // The input's copy-on-write clone; null if its memory cannot be watched. That of `old` will do.
+  std::shared_ptr<const at::Tensor> add_source(State& state, int input, const RunInputs& inputs, const State* old) const;
+  std::optional<PackSource> source_of(State& state, int input, const RunInputs& inputs, const State* old) const;
+  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
+  PackedWeight pack_one(int contraction, const PackSource& source, const std::vector<int64_t>& symbols) const;
 
   std::shared_ptr<const Runner> main_, prologue_;
   std::vector<bool> constant_;
