@@ -122,7 +122,7 @@ class Capture {
   void add_facts(const at::Tensor& t, const at::Tensor& seen);
   void add_alias(TensorId id, TensorId of);
   bool has_place(const at::Tensor& t) const { return !find_ || !in_hand_(t) || find_(t).is_same(t); }
-  bool add_unreported_view(TensorId id, const at::Tensor& real);
+  bool add_unreported_view(TensorId id);
   TensorId id_of_output(at::Tensor& t);
   // What the program makes of Python's numbers.
   bool add_constant(const at::Tensor& t);
