@@ -3,7 +3,9 @@
 Both are resident memory read from the kernel, after freed memory was given back. A compiler may keep its scratch between
 calls; `broach.explain` names those bytes (`arena_bytes`), and they count as part of the call, not of the compiler. Packed
 copies of weights (`packed_bytes`) are listed beside what is added. The last table is a step of one token with a gigabyte of
-keys and values: the bytes are those that each step of the compiled program must move, as its profile counts them.
+keys and values: the bytes are those that each step of the compiled program must move, as its profile counts them. Before it stands
+what a process keeps for sizes that change: a thousand pairs of them by turns, over and over, which must add nothing after the second
+round.
 """
 
 from __future__ import annotations
@@ -38,12 +40,15 @@ def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
         for model in models
         for name in variants
     ]
-    return every + single + [{"what": "cache", "models": [], "dtype": "fp32", "variant": "broach"}]
+    others = [{"what": what, "models": [], "dtype": "fp32", "variant": "broach"} for what in ("sizes", "cache")]
+    return every + single + others
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["what"] == "cache":
         return _cache_step()
+    if job["what"] == "sizes":
+        return _changing_sizes()
     import models
     import torch
 
@@ -66,6 +71,45 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["what"] == "call" and compiled:
         result["peak_mib"] = _peak(*compiled[0]) + result["arena_mib"]
     return result
+
+
+def _changing_sizes() -> dict[str, Any]:
+    import torch
+    from torch import nn
+
+    import broach
+
+    torch.set_grad_enabled(False)
+    image = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.GELU()).eval()
+    mixed = nn.Linear(8, 16).eval()
+
+    def program(x):
+        y = image(x).flatten(2).transpose(1, 2)
+        return torch.softmax(mixed(y) @ mixed(y).transpose(1, 2), -1).mean(1)
+
+    fast = broach.compile(program)
+    resident, allocated = [], []
+    for round_ in range(10):
+        for k in range(1000):
+            fast(torch.randn(1, 3, 4 + k % 25, 4 + k // 25))
+        allocated.append(_allocated_mib())
+        trim()
+        resident.append(resident_mib())
+    return {"resident": resident, "allocated": allocated, "captures": broach.explain(fast, torch.randn(1, 3, 9, 9)).captures, "failed": {}}
+
+
+def _allocated_mib() -> float:
+    """What malloc has given out and not got back."""
+    import ctypes
+
+    class Info(ctypes.Structure):
+        names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Info
+    info = mallinfo2()
+    return (info.uordblks + info.hblkhd) / MIB
 
 
 def _cache_step() -> dict[str, Any]:
@@ -152,6 +196,10 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         ]
         found.append(Table("Peak memory of a call, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
     for result in results:
+        if result["what"] == "sizes" and "resident" in result:
+            rows = [[name, *(cell(result[name][i], "{:.1f}") for i in (0, 1, 4, 9))] for name in ("resident", "allocated")]
+            headings = ["MiB", *(f"after {n:,} calls" for n in (1000, 2000, 5000, 10000))]
+            found.append(Table(f"A thousand pairs of sizes by turns, {result['captures']} captures", headings, rows))
         if result["what"] == "cache" and "samples" in result:
             times = {name: median(samples, 1e3) for name, samples in result["samples"].items()}
             row = ["fp32", cell(times["eager"], "{:.1f}"), cell(times["broach"], "{:.1f}"), cell(result["moved"] / result["needed"], "{:.3f}")]

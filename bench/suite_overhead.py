@@ -45,7 +45,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     program = three_ops if job["program"] == "function" else many_parameters(10)
     calls, failed = {}, {}
     for name in VARIANTS:
-        # Weights of its own: kernels of Inductor's claim the memory that Broach shares until it is written.
+        # Weights of its own: Inductor's kernels take pointers to them at each call, after which Broach compares their elements.
         own = fresh(program) if job["program"] == "function" else copy.deepcopy(program)
         call = attempt(lambda: variant(name, own), failed, name)
         if call is None or attempt(lambda: (call(x, y), call(x, y)), failed, name) is None:

@@ -71,7 +71,7 @@ struct Version {
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
   Ref run_again(Pending& p, const Arguments& arguments, const Recorded& first);
-  Function::Results described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
+  Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
 
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
   // captured.
@@ -124,6 +124,7 @@ void watch_torch(State& state) {
     if (o) state.watch(o.get(), cat(module, ".", name));
     else PyErr_Clear();
   }
+  state.watch(THPVariableClass, "torch.Tensor");
   Ref os = Ref::steal(PyImport_ImportModule("os"));
   Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
   Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
@@ -157,6 +158,7 @@ class Recorded {
   }
 
   std::string verdict() {
+    state_.find_weakly_held();
     if (!state_.problems().empty()) {
       p_.final = true;
       return state_.problems().front();
@@ -174,7 +176,7 @@ class Recorded {
     std::vector<StatePlace> found;
     for (const State::Change& c : changes) {
       auto place = state_.place_of(c);
-      if (!place) return cat("writes ", c.path);
+      if (!place) return cat("writes ", c.path, state_.is_deque(c) ? ", a deque" : "");
       if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
     }
     auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
@@ -257,7 +259,7 @@ bool Version::holds_the_same(const Leaves& leaves) const {
 void Version::note_own(const Leaves& leaves) {
   noted_own = true;
   for (const at::Tensor& t : leaves.tensors) own_tensors.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
-  for (PyObject* o : leaves.containers) own_containers.push_back(state->knows(o) ? o : nullptr);
+  for (size_t i = 0; i < form.containers(); ++i) own_containers.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
 }
 
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
@@ -325,6 +327,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   }
   p.captured = true;
   std::vector<Shallow> before(containers.begin(), containers.end());
+  TensorAttributes attributes(inputs);
   Ref result;
   if (state) {
     Recorded recorded(p, *state);
@@ -337,7 +340,8 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   } else {
     result = checked(call(program, arguments));
   }
-  Function::Results out = described(result.get(), before, containers, kept, p);
+  if (state && attributes.changed()) reject(p, "writes an attribute of a tensor that it is given");
+  Function::Results out = described(result.get(), inputs, before, containers, kept, p);
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
   if (state && !noted_own) note_own(p.leaves);
@@ -347,7 +351,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
 }
 
 // The program's results, and what it wrote into its arguments, as tensors and integers with their form.
-Function::Results Version::described(PyObject* result, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
+Function::Results Version::described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
   Function::Results out;
   auto made = new_result_form();
   Form::Rules rules;
@@ -355,6 +359,7 @@ Function::Results Version::described(PyObject* result, const std::vector<Shallow
   rules.any_tensor = !state;
   if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
   rules.arguments = &containers;
+  rules.given = inputs;
   Leaves leaves;
   if (!made->form.add(result, rules, leaves)) {
     reject(p, cat("returns ", made->form.problem()));
@@ -384,7 +389,7 @@ PyObject* run(Pending& p) {
   try {
     py::gil_scoped_release release;
     results = p.version->function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
-  } catch (const std::out_of_range& e) {
+  } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());
     return nullptr;
@@ -779,7 +784,7 @@ void add_callable_type(py::module_& m) {
   m.attr("Callable") = py::reinterpret_steal<py::object>(make_type());
   using Strings = std::unordered_set<std::string>;
   m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) { set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)}); });
-  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings operators) { set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(operators)}); });
+  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators) { set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators)}); });
   m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) { set_native_types({std::move(values), std::move(stateless), std::move(makers)}); });
   m.def("set_unwatched", &set_unwatched);
 }

@@ -171,6 +171,8 @@ inline Profiler current_profiler() {
   return {t->c_profilefunc, t->c_profileobj};
 }
 
+inline Py_tracefunc current_profiler_function() { return PyThreadState_Get()->c_profilefunc; }
+
 // The method table entry of a built-in function: what identifies it.
 inline PyMethodDef* method_of(PyObject* builtin) { return reinterpret_cast<PyCFunctionObject*>(builtin)->m_ml; }
 inline PyObject* self_of(PyObject* builtin) { return PyCFunction_GET_SELF(builtin); }

@@ -9,10 +9,14 @@
 
 #include "callable.h"
 #include "capture.h"
+#include "compat.h"
 #include "function.h"
+#include "passes/passes.h"
 #include "runtime/memory.h"
+#include "support/bug.h"
 #include "symbolic.h"
 #include "target/target.h"
+#include "watched.h"
 
 namespace py = pybind11;
 
@@ -81,12 +85,17 @@ PYBIND11_MODULE(_C, m) {
   add_numbers(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);
+  m.def("reject_capture", &Function::reject_capture);
+  m.def("capture_keys", [] { return std::vector<std::string>{c10::toString(kCaptureKey), c10::toString(kCompositeKey)}; });
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });
+  m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { ArenaPool::get().clear(); });
+  m.def("take_bugs", &take_bugs);
+  m.def("pass_names", [] { std::vector<std::string> names; for (const Pass& p : passes()) names.emplace_back(p.name); return names; });
   m.def("idle_arena_bytes", [] { return ArenaPool::get().idle_bytes(); });
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "cpython.h"
 #include "state.h"
@@ -42,9 +43,8 @@ bool is_parameter(PyObject* o) {
 }
 
 // One that the program made is made in every call.
-PyObject* new_parameter(const Part& p, PyObject* tensor) {
-  Ref data = Ref::steal(tensor);
-  return PyObject_CallMethod(THPVariableClass, "_make_subclass", "OOO", parameter_type(), data.get(), p.requires_grad ? Py_True : Py_False);
+PyObject* new_parameter(const Part& p, PyObject* data) {
+  return PyObject_CallMethod(THPVariableClass, "_make_subclass", "OOO", parameter_type(), data, p.requires_grad ? Py_True : Py_False);
 }
 
 bool is_plain_tensor(PyObject* o) { return reinterpret_cast<PyObject*>(Py_TYPE(o)) == THPVariableClass || is_parameter(o); }
@@ -66,6 +66,15 @@ bool same_key(PyObject* a, PyObject* b) { return a == b || (PyUnicode_CheckExact
 PyObject* attributes_of(PyObject* tensor) {
   PyObject** place = cpython::dict_place_if_any(tensor);
   return place && *place && PyDict_GET_SIZE(*place) ? *place : nullptr;
+}
+
+// Those of the recorded tensor, for one that stands for it.
+PyObject* with_attributes(Ref tensor, PyObject* attributes) {
+  if (!tensor || !attributes || attributes_of(tensor.get())) return tensor.release();
+  PyObject *k, *v;
+  for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &k, &v);)
+    if (PyObject_SetAttr(tensor.get(), k, v) < 0) return nullptr;
+  return tensor.release();
 }
 
 bool same_attributes(PyObject* before, PyObject* now) {
@@ -107,13 +116,21 @@ bool all_distinct(std::vector<PyObject*> containers) {
 }  // namespace
 
 bool Form::fail(PyObject* o) {
-  if (problem_.empty()) problem_ = cat("a value of type ", Py_TYPE(o)->tp_name);
+  if (!problem_.empty()) return false;
+  PyTypeObject* native = native_base(Py_TYPE(o));
+  problem_ = THPVariable_Check(o)                                         ? cat("a tensor of the class ", Py_TYPE(o)->tp_name)
+             : native == Py_TYPE(o) && native->tp_base == &PyBaseObject_Type ? cat("a value of the native type ", native->tp_name)
+                                                                          : cat("a value of type ", Py_TYPE(o)->tp_name);
   return false;
 }
 
 bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (!rules.any_tensor && !is_plain_tensor(o)) return fail(o);
   const at::Tensor& t = THPVariable_Unpack(o);
+  if (rules.results && attributes_of(o) && !(rules.was_there && rules.was_there(o)) && std::none_of(rules.given.begin(), rules.given.end(), [&](const at::Tensor& g) { return g.is_same(t); })) {
+    problem_ = "a tensor with attributes of its own";
+    return false;
+  }
   auto [it, fresh] = tensors_.emplace(t.unsafeGetTensorImpl(), static_cast<int>(leaves.tensors.size()));
   Part p{fresh ? Kind::tensor : Kind::same};
   p.index = it->second;
@@ -287,8 +304,6 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
     case Kind::tensor: {
       if (Py_TYPE(o) != p.type) return false;
       const at::Tensor& t = THPVariable_Unpack(o);
-      for (const at::Tensor& before : leaves.tensors)
-        if (before.is_same(t)) return false;
       if (t.requires_grad() != p.requires_grad || !same_attributes(p.keep.get(), attributes_of(o))) return false;
       leaves.tensors.push_back(t);
       return true;
@@ -370,8 +385,9 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
   switch (p.kind) {
     case Kind::tensor:
     case Kind::same: {
-      PyObject* tensor = THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]);
-      return tensor && p.parameter && Py_TYPE(tensor) != parameter_type() ? new_parameter(p, tensor) : tensor;
+      Ref tensor = Ref::steal(THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]));
+      if (tensor && p.parameter && Py_TYPE(tensor.get()) != parameter_type()) tensor = Ref::steal(new_parameter(p, tensor.get()));
+      return with_attributes(std::move(tensor), p.keep.get());
     }
     case Kind::integer: {
       const c10::SymInt& s = leaves.program_ints[static_cast<size_t>(p.index)];
@@ -485,13 +501,48 @@ int Form::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
+TensorAttributes::TensorAttributes(at::TensorList tensors) {
+  for (const at::Tensor& t : tensors) {
+    Ref o = Ref::steal(THPVariable_Wrap(t));
+    PyObject* attributes = attributes_of(o.get());
+    before_.emplace_back(std::move(o), attributes ? Ref::steal(PyDict_Copy(attributes)) : Ref());
+  }
+}
+
+bool TensorAttributes::changed() const {
+  return std::any_of(before_.begin(), before_.end(), [](const auto& b) { return !same_attributes(b.second.get(), attributes_of(b.first.get())); });
+}
+
 // ---- arguments ----
+
+// Whether no tensor is there twice: a call that gives one tensor in two places is another version.
+static bool are_distinct(const std::vector<at::Tensor>& tensors) {
+  constexpr size_t kFew = 16;
+  if (tensors.size() <= kFew) {
+    for (size_t i = 1; i < tensors.size(); ++i)
+      for (size_t k = 0; k < i; ++k)
+        if (tensors[i].is_same(tensors[k])) return false;
+    return true;
+  }
+  thread_local std::vector<const void*> table;  // open addressing, at most half full
+  size_t size = 2 * kFew;
+  while (size < 2 * tensors.size()) size *= 2;
+  table.assign(size, nullptr);
+  for (const at::Tensor& t : tensors) {
+    const void* impl = t.unsafeGetTensorImpl();
+    size_t at = (reinterpret_cast<uintptr_t>(impl) >> 4) * 0x9e3779b97f4a7c15ull >> 32;
+    while (table[at &= size - 1] && table[at] != impl) ++at;
+    if (std::exchange(table[at], impl)) return false;
+  }
+  return true;
+}
 
 bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& leaves) {
   positional_ = a.positional;
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.add(a.values[i], rules, leaves)) return false;
+  containers_ = leaves.containers.size();
   Form::Rules with_numbers = rules;  // counters change from call to call
   with_numbers.numbers = true;
   for (const StatePlace& p : places_)
@@ -506,9 +557,10 @@ bool ArgumentsForm::match(const Arguments& a, Leaves& leaves) const {
   size_t at = 0;
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.match(at, a.values[i], leaves)) return false;
+  if (!all_distinct(leaves.containers)) return false;
   for (const StatePlace& p : places_)
     if (!form_.match(at, p.value(), leaves)) return false;
-  return all_distinct(leaves.containers);
+  return are_distinct(leaves.tensors);
 }
 
 int ArgumentsForm::traverse(visitproc visit, void* arg) const {

@@ -69,6 +69,7 @@ class Form {
     bool results = false;                                // symbolic numbers too; whole objects by the maps below
     std::function<bool(PyObject*)> was_there;            // results: an object that exists independently of the call
     const std::vector<PyObject*>* arguments = nullptr;   // results: the containers of the arguments
+    at::TensorList given;                                // results: the tensors of the arguments
   };
 
   // Adds a value. False if it has a part that cannot be described; `problem` says which.
@@ -108,6 +109,16 @@ struct Arguments {
   size_t all() const { return positional + (names ? static_cast<size_t>(PyTuple_GET_SIZE(names)) : 0); }
 };
 
+// Attributes that Python code gave tensors, to find those that a program gives them.
+class TensorAttributes {
+ public:
+  explicit TensorAttributes(at::TensorList tensors);
+  bool changed() const;
+
+ private:
+  std::vector<std::pair<Ref, Ref>> before_;  // a tensor and a copy of its attributes, null for none
+};
+
 class ArgumentsForm {
  public:
   // Places whose values are matched and made behind the arguments; to be set before `make`.
@@ -120,11 +131,13 @@ class ArgumentsForm {
   const Form& form() const { return form_; }
   PyObject* names() const { return names_.get(); }
   size_t positional() const { return positional_; }
+  // How many containers the arguments have; those of the places come behind.
+  size_t containers() const { return containers_; }
   int traverse(visitproc visit, void* arg) const;
 
  private:
   Form form_;
-  size_t positional_ = 0;
+  size_t positional_ = 0, containers_ = 0;
   Ref names_;
   std::vector<StatePlace> places_;
 };

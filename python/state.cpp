@@ -24,7 +24,7 @@ std::string short_repr(PyObject* o) {
 
 // What the interpreter itself adds to a class when it is asked for it.
 bool is_interpreters_own(std::string_view key) {
-  static const std::unordered_set<std::string_view> names = {"__annotations__", "__doc__", "__abstractmethods__", "_abc_impl", "__annotations_cache__",
+  static const std::unordered_set<std::string_view> names = {"__annotations__", "_abc_impl", "__annotations_cache__",
                                                              "__annotate_func__", "__static_attributes__", "__firstlineno__", "__weakref__", "__dict__", "__qualname__"};
   return names.contains(key);
 }
@@ -41,7 +41,7 @@ PyObject* contextvar_value(PyObject* var) {
 
 bool is_atom(PyObject* o) {
   return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o) || PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || o == Py_Ellipsis ||
-         PyType_Check(o) || PyCFunction_Check(o) || PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) || THPMemoryFormat_Check(o);
+         PyType_Check(o) || PyCFunction_Check(o) || PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) || THPMemoryFormat_Check(o) || is_numpy_scalar(Py_TYPE(o));
 }
 
 bool same_value(PyObject* a, PyObject* b) {
@@ -105,7 +105,7 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   n.parent = parent;
   n.label = std::move(label);
   switch (kind) {
-    case Kind::set: case Kind::ordered: case Kind::sequence: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
+    case Kind::set: case Kind::ordered: case Kind::sequence: case Kind::context: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
     default: break;
   }
   n.of_torch = parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch;
@@ -221,7 +221,7 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     case Kind::cell: value(PyCell_GET(o)); return true;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict}) value(v);
+      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc}) value(v);
       return true;
     }
     case Kind::instance:
@@ -230,9 +230,9 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       for (Py_ssize_t offset : n.slots) value(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset));
       return true;
     case Kind::mro: value(reinterpret_cast<PyTypeObject*>(o)->tp_mro); return true;
-    case Kind::weak:
-      if (PyContextVar_CheckExact(o)) values.push_back(Ref::steal(contextvar_value(o)));
-      else value(PyWeakref_GET_OBJECT(o));
+    case Kind::weak: value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True); return true;
+    case Kind::context:
+      values.push_back(Ref::steal(contextvar_value(o)));
       return true;
     case Kind::fields:
       for (const char* field : {"func", "args", "keywords"}) {
@@ -399,7 +399,7 @@ void State::add_words(Node& n) {
     case Kind::cell: word(&reinterpret_cast<PyCellObject*>(o)->ob_ref); break;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject** field : {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict}) word(field);
+      for (PyObject** field : {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict, &f->func_name, &f->func_qualname, &f->func_doc}) word(field);
       break;
     }
     case Kind::instance:
@@ -480,7 +480,10 @@ std::string State::path(const Node& n, size_t i) const {
     case Kind::fields: return base + (i == 0 ? ".func" : i == 1 ? ".args" : ".keywords");
     case Kind::list:
     case Kind::sequence: return cat(base, "[", i, "]");
-    case Kind::function: return cat(base, i == 0 ? ".__code__" : i == 1 ? ".__defaults__" : i == 2 ? ".__kwdefaults__" : ".__dict__");
+    case Kind::function: {
+      static constexpr const char* fields[] = {".__code__", ".__defaults__", ".__kwdefaults__", ".__dict__", ".__name__", ".__qualname__", ".__doc__"};
+      return cat(base, fields[i]);
+    }
     case Kind::instance: return i == 0 ? base + ".__class__" : i == 1 ? base + ".__dict__" : cat(base, ", slot ", i - 2);
     default: return base;
   }

@@ -44,6 +44,8 @@ class State {
   void enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function);
   // A function without arguments whose answer is part of the state (how many threads there are).
   void watch_answer(PyObject* function);
+  // Globals of a library's module that C code reads.
+  void watch_globals(const char* module, std::initializer_list<const char*> names);
 
   // One value that differs from the snapshot. `key` is null where there is none.
   struct Change {
@@ -55,6 +57,7 @@ class State {
   std::vector<Change> changes() const;
   // Where the program may have written a changed value to; nothing if a write there cannot be repeated.
   std::optional<StatePlace> place_of(const Change& change) const;
+  bool is_deque(const Change& change) const { return nodes_[static_cast<size_t>(change.node)].kind == Kind::sequence; }
   // Takes the present as the snapshot's.
   void stamp();
   // Puts back what was written since. False where something cannot be.
@@ -62,6 +65,8 @@ class State {
   // Whether what was read is as it was: where nothing was touched since, no value is compared.
   bool holds(std::string* why);
 
+  // To be called once everything was visited.
+  void find_weakly_held();
   // What was met that cannot be watched; empty if the snapshot is complete.
   const std::vector<std::string>& problems() const { return problems_; }
   std::vector<std::string> describe() const;
@@ -82,7 +87,7 @@ class State {
  private:
   // names: of a dict, some keys only; cache: of functools.lru_cache, likewise those that it had; fields: attributes written in C;
   // answer: what a function gives.
-  enum class Kind { dict, names, cache, ordered, list, set, sequence, cell, function, instance, mro, weak, buffer, fields, answer };
+  enum class Kind { dict, names, cache, ordered, list, set, sequence, cell, function, instance, mro, context, weak, buffer, fields, answer };
   struct Node {
     Kind kind;
     Ref object;
@@ -114,7 +119,8 @@ class State {
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
   void visit_tensor(PyObject* t, int parent, const std::string& label);
   void visit_function(PyObject* f, int parent, const std::string& label);
-  void visit_module(PyObject* module);
+  void visit_module(PyObject* module, PyObject* name);
+  static bool may_name(PyCodeObject* code, PyObject* name);
   void visit_module_names(PyObject* module, PyCodeObject* code);
   void visit_cache(PyObject* wrapper, int parent, const std::string& label);
   void visit_referents(PyObject* o, int parent, const std::string& label);
@@ -149,13 +155,14 @@ class State {
   std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
   std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> codes_, entered_, made_here_;  // without and with torch's
-  std::vector<PyObject*> modules_;
+  std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them
   struct Held {
     at::Tensor tensor;
     std::string path;
     int64_t version;
   };
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
+  std::vector<std::pair<PyObject*, std::string>> weak_;
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;

@@ -11,6 +11,7 @@ ProgramOptions options_from(const py::dict& d) {
   auto flag = [&](const char* name, bool& into) { if (d.contains(name)) into = d[name].cast<bool>(); };
   flag("strict", o.settings.strict);
   flag("freeze", o.freeze);
+  flag("whole", o.whole);
   flag("fuse", o.fuse);
   flag("lower", o.lower);
   flag("deterministic", o.settings.contractions.deterministic);

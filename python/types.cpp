@@ -1,5 +1,7 @@
 #include "types.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include "cpython.h"
 #include "reference.h"
 
@@ -33,17 +35,11 @@ destructor end_of_instance() {
 
 // Types that C code makes by a specification are heap types as well: they have a module, an end or fields of their own.
 bool is_made_by_statement(PyTypeObject* t) {
-  if (!is_heap(t) || !t->tp_base || t->tp_dealloc != end_of_instance() || reinterpret_cast<PyHeapTypeObject*>(t)->ht_module) return false;
+  bool end = t->tp_dealloc == end_of_instance() || (THPVariableClass && t->tp_dealloc == reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_dealloc);  // torch sets that of tensors
+  if (!is_heap(t) || !t->tp_base || !end || reinterpret_cast<PyHeapTypeObject*>(t)->ht_module) return false;
   constexpr Py_ssize_t kPointer = sizeof(PyObject*);
   Py_ssize_t fields = PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE) ? Py_SIZE(t) : 0;  // one for each of its `__slots__`
   return t->tp_basicsize <= t->tp_base->tp_basicsize + (fields + 2) * kPointer;    // and perhaps a dict and a list of weak references
-}
-
-// numpy's scalars are values, whichever.
-bool is_numpy_scalar(PyTypeObject* t) {
-  for (; t; t = t->tp_base)
-    if (std::string_view(t->tp_name) == "numpy.generic") return true;
-  return false;
 }
 
 }  // namespace
@@ -64,6 +60,7 @@ Owner owner_of_file(PyObject* filename) {
   const Library& l = library();
   if (f.starts_with(l.torch_folder)) return Owner::torch;
   if (f.starts_with(l.own_folder)) return Owner::own;
+  if (f.starts_with("<frozen importlib.")) return Owner::own;  // what import statements find is watched itself
   if (f.starts_with("<frozen ")) return Owner::library;
   // Installed packages lie below the standard library's folder, and are the user's.
   if (f.find("site-packages") != f.npos || f.find("dist-packages") != f.npos) return Owner::user;
@@ -100,6 +97,12 @@ void set_unwatched(std::unordered_map<std::string, std::unordered_set<std::strin
 const std::unordered_set<std::string>* unwatched_of(std::string_view owner) {
   auto it = unwatched().find(std::string(owner));
   return it == unwatched().end() ? nullptr : &it->second;
+}
+
+bool is_numpy_scalar(PyTypeObject* t) {
+  if (!std::string_view(t->tp_name).starts_with("numpy.")) return false;
+  while (t && std::string_view(t->tp_name) != "numpy.generic") t = t->tp_base;
+  return t != nullptr;
 }
 
 bool is_value_type(PyTypeObject* t) { return native_types().values.contains(t->tp_name) || is_numpy_scalar(t); }

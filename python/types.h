@@ -38,6 +38,7 @@ struct NativeTypes {
   std::unordered_set<std::string> makers;     // what making an instance gives depends on the arguments only
 };
 void set_native_types(NativeTypes types);
+bool is_numpy_scalar(PyTypeObject* type);
 // Of types that `native_base` gives.
 bool is_value_type(PyTypeObject* native);
 bool is_stateless_type(PyTypeObject* native);

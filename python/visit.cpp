@@ -47,6 +47,14 @@ std::vector<PyObject*> referents_of(PyObject* o) {
   return out;
 }
 
+bool names_both(PyCodeObject* code, std::string_view a, std::string_view b) {
+  bool found[2] = {};
+  PyObject* names = cpython::names_of(code);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+    for (int k : {0, 1}) found[k] = found[k] || text_of(PyTuple_GET_ITEM(names, i)) == (k ? b : a);
+  return found[0] && found[1];
+}
+
 std::string_view name_of_module(PyObject* dict) { return text_of(PyDict_GetItemString(dict, "__name__")); }
 
 int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
@@ -110,6 +118,7 @@ void State::children(int id) {
     std::string_view key = i < keys.size() ? text_of(keys[i].get()) : std::string_view();
     if (module_dict && is_bookkeeping(key)) continue;
     bool members = module_dict && (key == "_modules" || key == "_parameters" || key == "_buffers");
+    if (kind == Kind::cache && std::string_view(Py_TYPE(v)->tp_name) == "functools._lru_list_elem") continue;  // what it holds has been visited
     if (kind == Kind::function && i == 0) continue;  // its code
     if (kind == Kind::instance && i < 2) continue;   // its type and dict are nodes of their own
     std::string step = kind == Kind::cell || kind == Kind::instance ? (i < keys.size() && keys[i] ? cat(".", key) : std::string())
@@ -131,10 +140,9 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent, label);
   if (PyCFunction_Check(o)) return visit_builtin_method(o, parent, label);
   if (is_atom(o)) return;
-  if (o == PyImport_GetModuleDict()) return problem(parent, label, " are all modules there are");
   if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
-  if (PyModule_Check(o)) return visit_module(o);
+  if (PyModule_Check(o)) return visit_module(o, nullptr);
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
@@ -142,11 +150,20 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (Py_TYPE(o) != native && problems_.empty()) visit_instance(o, parent, label, known_.at(o) < 0 ? -2 : known_.at(o));
 }
 
-// A bound method written in C: what it is bound to may change by it.
+// A bound method written in C. That of a container may change it without a trace; any other's calls are judged by their names.
 void State::visit_builtin_method(PyObject* o, int parent, const std::string& label) {
   PyObject* self = cpython::self_of(o);
-  if (!self || PyModule_Check(self) || PyType_Check(self) || PyCapsule_CheckExact(self) || std::string_view(Py_TYPE(self)->tp_name).starts_with("pybind11_")) return;
-  visit(self, parent, cat(label, ".__self__"));
+  if (self && (PyList_Check(self) || PyDict_Check(self) || PySet_Check(self) || PyByteArray_Check(self))) visit(self, parent, cat(label, ".__self__"));
+}
+
+// To look at what a weak reference refers to would keep it alive. What others refer to is looked at anyway; classes and functions
+// live on.
+void State::find_weakly_held() {
+  for (const auto& [reference, where] : weak_) {
+    PyObject* o = PyWeakref_GET_OBJECT(reference);
+    if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o)) problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
+  }
+  weak_.clear();
 }
 
 // Python's own containers, and what refers to others. False for anything else.
@@ -174,7 +191,11 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
   if (native == &PyList_Type) return node(Kind::list);
   if (native == &PySet_Type) return node(Kind::set);
   if (native == &PyCell_Type) return node(Kind::cell);
-  if (PyWeakref_CheckRef(o) || PyContextVar_CheckExact(o)) return node(Kind::weak);
+  if (PyContextVar_CheckExact(o)) return node(Kind::context);
+  if (PyWeakref_CheckRef(o)) {
+    weak_.emplace_back(o, cat(parent >= 0 ? path(parent) : "", label));
+    return node(Kind::weak);
+  }
   if (type == "collections.deque") return node(Kind::sequence);
   if (type == "functools.partial") return node(Kind::fields);
   return false;
@@ -183,6 +204,11 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
 // What C code consists of is known by its type's name only.
 void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const std::string& label) {
   std::string_view type = native->tp_name;
+  if (owner_of_type(native) == Owner::own) {  // a compiled program
+    has_seen(o);
+    Ref program = Ref::steal(PyObject_GetAttrString(o, "program"));
+    return program ? visit(program.get(), parent, label) : PyErr_Clear();
+  }
   if (type == "functools._lru_cache_wrapper") return visit_cache(o, parent, label);
   if (type == "types.SimpleNamespace") return visit_instance(o, parent, label, -1);
   if (type == "numpy.ndarray" || native == &PyByteArray_Type) return void(node_of(Kind::buffer, o, parent, label));
@@ -219,11 +245,24 @@ void State::visit_cache(PyObject* wrapper, int parent, const std::string& label)
   visit(wrapped.get(), parent, label);
 }
 
-void State::visit_module(PyObject* o) {
-  has_seen(o);
+// `name`: by which code finds it; null for any.
+void State::visit_module(PyObject* o, PyObject* name) {
+  if (known_.emplace(o, -1).second) keep_.push_back(Ref::borrow(o));
   if (owner_of_module(name_of_module(PyModule_GetDict(o))) == Owner::own) return;
-  modules_.push_back(o);
-  for (PyCodeObject* c : entered_) visit_module_names(o, c);
+  auto& names = modules_[o];
+  if (!names.insert(name).second) return;
+  for (PyCodeObject* c : entered_)
+    if (may_name(c, name)) visit_module_names(o, c);
+}
+
+bool State::may_name(PyCodeObject* code, PyObject* name) {
+  if (!name) return true;
+  auto contains = [&](PyObject* names) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+      if (PyTuple_GET_ITEM(names, i) == name) return true;  // names are interned
+    return false;
+  };
+  return contains(cpython::names_of(code)) || contains(cpython::free_names(code).get());
 }
 
 void State::visit_function(PyObject* f, int parent, const std::string& label) {
@@ -287,6 +326,7 @@ void State::visit_class_dict(PyTypeObject* base) {
   int id = add(Kind::dict, dict, -1, base->tp_name);
   known_.emplace(dict, id);
   nodes_[static_cast<size_t>(id)].type = Ref::borrow(reinterpret_cast<PyObject*>(base));
+  nodes_[static_cast<size_t>(id)].unwatched = unwatched_of(cat(text_of(PyDict_GetItemString(dict, "__module__")), ".", base->tp_name));
   fill(id);
   if (whose == Owner::torch) return;
   auto keys = nodes_[static_cast<size_t>(id)].keys;
@@ -351,7 +391,8 @@ void State::watch_names(PyObject* dict, PyObject* names, const std::string& labe
     if (id < 0) names_.emplace(dict, id = add(Kind::names, dict, -1, label));
     nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
-    if (value && (which != Names::shallow || PyModule_Check(value))) visit(value, id, cat(" ", text_of(name)));
+    if (value && PyModule_Check(value)) visit_module(value, name);
+    else if (value && which != Names::shallow) visit(value, id, cat(" ", text_of(name)));
   }
 }
 
@@ -393,7 +434,10 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
-    auto modules = modules_;
+    if (owner_of_file(code->co_filename) == Owner::user && names_both(code, "sys", "modules")) problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
+    std::vector<PyObject*> modules;  // more may come
+    for (const auto& [module, names] : modules_)
+      if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);
     for (PyObject* m : modules) visit_module_names(m, code);
   }
   if (fresh || !names_.contains(globals)) {
@@ -409,6 +453,15 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
 void State::watch_answer(PyObject* function) {
   if (known_.contains(function)) return;
   node_of(Kind::answer, function, -1, cat(reinterpret_cast<PyCFunctionObject*>(function)->m_ml->ml_name, "()"));
+  visit_queued();
+}
+
+void State::watch_globals(const char* module, std::initializer_list<const char*> names) {
+  Ref m = Ref::steal(PyImport_ImportModule(module)), tuple = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
+  if (!m || !tuple) return PyErr_Clear();
+  Py_ssize_t at = 0;
+  for (const char* name : names) PyTuple_SET_ITEM(tuple.get(), at++, PyUnicode_InternFromString(name));
+  watch_names(PyModule_GetDict(m.get()), tuple.get(), cat("module ", module, ","), Names::all);
   visit_queued();
 }
 

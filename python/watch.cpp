@@ -9,6 +9,7 @@
 #include "cpython.h"
 #include "function.h"
 #include "support/error.h"
+#include "while_capturing.h"
 
 namespace broach {
 
@@ -27,13 +28,6 @@ bool is_within(const std::unordered_set<std::string>& set, std::string name) {
     if (dot == name.npos) return false;
     name.resize(dot);
   }
-}
-
-// Raised out of a run on stand-ins that is about to have an effect: nothing of it has happened, and the program can run again. No
-// program catches it but by `except:`.
-PyObject* abandoned() {
-  static PyObject* type = PyErr_NewException("broach.Abandoned", PyExc_BaseException, nullptr);
-  return type;
 }
 
 std::string attribute(PyObject* o, const char* name) {
@@ -70,6 +64,21 @@ bool is_builtin_value(PyObject* o) {
   return false;
 }
 
+// Says whether a class was registered with an abstract one since.
+PyObject* registrations() {
+  static PyObject* token = [] {
+    Ref m = Ref::steal(PyImport_ImportModule("_abc"));
+    return PyObject_GetAttrString(m.get(), "get_cache_token");
+  }();
+  return token;
+}
+
+bool is_question(std::string_view function) {
+  for (std::string_view start : {"get_", "_get_", "is_", "_is_", "has_", "_has_"})
+    if (function.starts_with(start)) return true;
+  return false;
+}
+
 // What every object has: __reduce_ex__, __dir__, __format__ and the like.
 bool is_object_method(const PyMethodDef* method) {
   for (const PyMethodDef* m = PyBaseObject_Type.tp_methods; m->ml_name; ++m)
@@ -89,22 +98,30 @@ Watch::Watch(State& state) : state_(state), symbols_(Function::is_capturing_symb
   PyEval_SetProfile(&on_event, self.get());
 }
 
-Watch::~Watch() { PyEval_SetProfile(before_, before_argument_.get()); }
+Watch::~Watch() {
+  if (cpython::current_profiler_function() == &on_event) PyEval_SetProfile(before_, before_argument_.get());
+}
 
 int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
   if (c10::impl::tls_is_dispatch_key_excluded(kCaptureKey)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
-  size_t effects = w->effects_.size();
+  if (w->abandoned_) return 0;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   if (what == PyTrace_CALL) w->on_call(frame);
   else if (what == PyTrace_C_CALL) w->on_builtin(frame, argument, false);
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
-  bool begins = what == PyTrace_CALL || what == PyTrace_C_CALL;
-  if (!w->symbols_ || !begins || w->effects_.size() == effects) return 0;
-  PyErr_SetString(abandoned(), w->effects_.back().c_str());
+  // A run on stand-ins ends before it has an effect.
+  return w->ends_ && (what == PyTrace_CALL || what == PyTrace_C_CALL) ? w->end_program() : 0;
+}
+
+// By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.
+int Watch::end_program() {
+  static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
+  ends_ = false;
+  PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others" : effects_.back().c_str());
   return -1;
 }
 
@@ -128,21 +145,36 @@ void Watch::on_call(PyFrameObject* frame) {
   state_.enter(code, globals.get(), cpython::function_of(frame));
 }
 
-// A warning that nobody sees, or saw before, is shown no more by a run that does not warn.
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
-  if (text_of(code->co_name) == "_showwarnmsg" && text_of(code->co_filename).ends_with("warnings.py")) effect(frame, "shows a warning");
+  std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
+  // One that nobody sees, or saw before, is shown no more by a run that does not warn.
+  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning");
+  if (file.find("/asyncio/") != file.npos) effect(frame, "runs a loop of asyncio");
+  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log");
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (!torch_codes_.insert(code).second) return;
   std::string_view function = text_of(code->co_name);
+  if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) effect(frame, "asks for the identity of a tensor");
   asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" || function == "is_torchdynamo_compiling";
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+  if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper") return abandon(frame);
+  if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
+}
+
+// What torch.compile compiles, eager's higher-order operators among it, is not made for running under a capture, and may compute
+// without operations. Dynamo takes it for a part of the program.
+void Watch::abandon(PyFrameObject* frame) {
+  abandoned_ = true;
+  effects_.clear();
+  ends_ = !Function::abandon_capture(cat("calls a function that torch.compile compiles at ", users_place(frame)));
+  Compiling::end();
 }
 
 const Watch::Verdict& Watch::judge(PyObject* function) {
@@ -160,12 +192,15 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
   bool tensors = self && THPVariable_Check(self);
   v.name = tensors     ? cat("Tensor.", method->ml_name)
            : of_object ? cat(native_base(Py_TYPE(self))->tp_name, ".", method->ml_name)
-           : module.empty() ? qualified
-                       : cat(module, ".", qualified);
+           : module.empty() || (module == "builtins" && qualified.find('.') != qualified.npos) ? qualified
+                                                                                               : cat(module, ".", qualified);
   v.torch = tensors || (of_object ? owner_of_type(Py_TYPE(self)) == Owner::torch : owner_of_module(v.name) == Owner::torch);
   const NativeFunctions& f = known();
   bool pure = f.pure.contains(v.name) || (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) || (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
-  v.kind = is_within(f.impure, v.name) ? Kind::impure : f.answers.contains(v.name) ? Kind::answer : pure ? Kind::pure : Kind::unknown;
+  // Settings that torch's own code asks for.
+  bool setting = v.torch && (method->ml_flags & METH_NOARGS) && !of_object && is_question(method->ml_name);
+  if (setting && !pure && !is_within(f.impure, v.name)) v.kind = Kind::answer;
+  else v.kind = is_within(f.impure, v.name) ? Kind::impure : f.answers.contains(v.name) ? Kind::answer : pure ? Kind::pure : Kind::unknown;
   return verdicts_.emplace(method, std::move(v)).first->second;
 }
 
@@ -198,7 +233,10 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
     return;
   }
   if (!answers_for(v.name, function)) return effect(frame, cat("calls ", v.name));
-  if (v.kind == Kind::pure) return;
+  if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
+  if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
+  if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
+  if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function);
   if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
@@ -206,9 +244,17 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   effect(frame, cat("calls ", v.name));
 }
 
+// A program that asks for the profile function, or sets one, is to find what would be there without a capture.
+void Watch::step_aside(PyFrameObject* frame, const std::string& function) {
+  effect(frame, cat("calls ", function));
+  abandoned_ = true;
+  PyEval_SetProfile(before_, before_argument_.get());
+}
+
 void Watch::effect(PyFrameObject* frame, const std::string& what) {
   std::string text = cat(what, " at ", users_place(frame));
   if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.push_back(std::move(text));
+  ends_ = ends_ || symbols_;
 }
 
 }  // namespace broach

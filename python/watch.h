@@ -17,6 +17,7 @@ struct NativeFunctions {
   std::unordered_set<std::string> pure;       // change nothing but their arguments, and depend on these only
   std::unordered_set<std::string> answers;    // depend on something besides, which can be asked again: it is compared on each call
   std::unordered_set<std::string> impure;     // whoever calls them; the name of a module or type stands for all of it
+  std::unordered_set<std::string> of_libraries;  // called by Python's own library and torch, whose use of them leaves nothing behind
   std::unordered_set<std::string> operators;  // of torch: each call is an operation that is recorded
 };
 void set_native_functions(NativeFunctions functions);
@@ -48,7 +49,10 @@ class Watch {
     std::string name;
   };
   const Verdict& judge(PyObject* function);
+  void step_aside(PyFrameObject* frame, const std::string& function);
   void effect(PyFrameObject* frame, const std::string& what);
+  void abandon(PyFrameObject* frame);
+  int end_program();
 
   State& state_;
   std::unordered_map<PyCodeObject*, Owner> owners_;
@@ -62,6 +66,7 @@ class Watch {
   Ref before_argument_;
   PyCodeObject* line_code_ = nullptr;
   int line_ = 0;
+  bool abandoned_ = false, ends_ = false;  // the capture; the program, by an error
 };
 
 }  // namespace broach

@@ -21,6 +21,12 @@ class Compiling {
     if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", before_.get());
   }
 
+  // Ahead of its time, where a capture is abandoned.
+  static void end() {
+    Ref module = Ref::steal(PyImport_ImportModule("torch.compiler"));
+    if (!module || PyObject_SetAttrString(module.get(), "_is_compiling_flag", Py_False)) PyErr_Clear();
+  }
+
  private:
   Ref module_, before_;
 };

@@ -8,7 +8,7 @@
 #include "passes/freeze.h"
 #include "passes/passes.h"
 #include "schedule/failures.h"
-#include "support/error.h"
+#include "support/bug.h"
 
 namespace broach {
 

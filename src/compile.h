@@ -18,6 +18,7 @@ struct PipelineOptions {
   Dynamic dynamic = Dynamic::automatic;
   std::vector<uint64_t> symbolic_dims;        // by input, a bit for each dimension that is a symbol from the first call on
   int branches = 0;                           // most programs kept for different values read on the host; 0: none is compiled
+  bool whole = false;                         // what the program itself decides by computed values is refused
   bool freeze = true;                         // compute what depends on constant inputs once
   bool fuse = true;
   bool lower = true;                          // false: every op a call of the host's library

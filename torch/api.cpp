@@ -1,5 +1,5 @@
 // The public C++ API over Function: a module's tensors become inputs of the program, behind the caller's.
-#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <torch/nn/module.h>
 
@@ -17,6 +17,8 @@
 #include "support/error.h"
 #include "support/log.h"
 #include "target/target.h"
+#include "verify.h"
+#include "ways_out.h"
 
 namespace broach {
 
@@ -60,9 +62,9 @@ struct ModuleView {
   std::vector<int> positions;        // of the tree's tensors in `distinct`
 };
 
-std::shared_ptr<const ModuleView> view_of(const std::shared_ptr<torch::nn::Module>& module) {
+std::shared_ptr<const ModuleView> view_of(const Modules& modules) {
   auto view = std::make_shared<ModuleView>();
-  view->tree = read_modules(module);
+  view->tree = read_modules(modules);
   std::unordered_map<const c10::TensorImpl*, int> seen;
   for (const at::Tensor& t : view->tree.tensors) {
     if (!t.defined()) {
@@ -76,46 +78,69 @@ std::shared_ptr<const ModuleView> view_of(const std::shared_ptr<torch::nn::Modul
   return view;
 }
 
-// One way in which the program is called: which arguments are one tensor, and the module's structure and training flags.
+// How a program is called, but for its tensors' elements and sizes.
+struct CallForm {
+  void* program;               // which the types of the arguments follow from
+  std::vector<int> arguments;  // position of each tensor among the distinct ones of a call
+  std::string rest;            // constants, counts, what is absent
+  friend bool operator==(const CallForm&, const CallForm&) = default;
+};
+
+// One way in which the program is called: which arguments are one tensor, and the modules' structure and training flags.
 struct Variant {
-  std::vector<int> arguments;  // position of each argument among the distinct tensors of a call
+  CallForm form;
   std::shared_ptr<const ModuleView> view;
   std::unique_ptr<Function> function;
 
-  bool fits(const std::vector<int>& call, const ModuleView* now) const {
-    if (arguments != call) return false;
+  bool fits(const CallForm& call, const ModuleView* now) const {
+    if (!(form == call)) return false;
     return view.get() == now || (view->tree.modules == now->tree.modules && view->tree.training == now->tree.training && view->positions == now->positions);
   }
 };
 
-constexpr const char* kWayOut =
-    " Ways out: express it in tensor operations (torch::where, masks), move it out of the compiled program and pass its result in, or let "
-    "Options().fallback(true) run such programs eagerly.";
+Function::Results results_of(detail::Values v) { return {std::move(v.tensors), std::move(v.ints), std::move(v.floats), std::make_shared<const std::string>(std::move(v.form))}; }
+detail::Values values_of(Function::Results r) {
+  return {std::move(r.tensors), std::move(r.ints), std::move(r.floats), r.form ? *static_cast<const std::string*>(r.form.get()) : std::string()};
+}
 
 }  // namespace
 
+void detail::fail_rebound() { fail("broach: the program makes an argument given by reference another tensor, which a compiled call could not do: return that tensor, or write to its elements"); }
+
 class Compiled::State {
  public:
-  State(std::shared_ptr<torch::nn::Module> module, Host host, const Options& options) : module_(std::move(module)), host_(std::move(host)), options_(options) {
+  State(Modules modules, bool function, std::shared_ptr<void> target, const Options& options)
+      : modules_(std::move(modules)), is_function_(function), target_(std::move(target)), options_(options) {
     find_onednn();
-    if (module_) view_ = view_of(module_);
+    for (const auto& m : modules_) check(m.get(), "broach::compile: an empty module holder or pointer");
+    if (!modules_.empty()) view_ = view_of(modules_);
     if (std::string why = why_not_replayed(view_.load().get()); !why.empty() && !options_.falls_back()) throw Error("broach::compile: " + why);
   }
 
-  Tensors call(const Tensors& inputs) {
+  detail::Values call(Program program, detail::Values given) {
     std::shared_ptr<const ModuleView> view = current_view();
     std::vector<at::Tensor> distinct;
-    distinct.reserve((view ? view->distinct.size() : 0) + inputs.size());
+    distinct.reserve((view ? view->distinct.size() : 0) + given.tensors.size());
     if (view) distinct = view->distinct;
-    std::vector<int> arguments;
-    arguments.reserve(inputs.size());
-    for (const at::Tensor& t : inputs) add_distinct(t, distinct, arguments);
-    std::shared_ptr<const Variant> variant = variant_for(arguments, view);
-    if (!variant) return host_(inputs);
+    size_t own = distinct.size();
+    CallForm form{reinterpret_cast<void*>(program), {}, std::move(given.form)};
+    form.arguments.reserve(given.tensors.size());
+    for (const at::Tensor& t : given.tensors) add_distinct(t, distinct, form.arguments);
+    std::shared_ptr<const Variant> variant = variant_for(program, form, view);
+    if (!variant) return given.form = std::move(form.rest), program(target_.get(), given);
+    std::vector<int64_t> ints;
+    std::vector<double> floats;
+    for (const c10::SymInt& i : given.ints) ints.push_back(i.guard_int(__FILE__, __LINE__));
+    for (const c10::SymFloat& f : given.floats) floats.push_back(f.guard_float(__FILE__, __LINE__));
+    CallInputs inputs{distinct, ints, floats};
     try {
-      return (*variant->function)({distinct}).tensors;
+      if (verified_ < options_.verifies())
+        if (auto results = verified(*variant, inputs, own, program)) return std::move(*results);
+      return values_of((*variant->function)(inputs));
     } catch (const Unsupported& e) {
-      throw Error(cat("broach: the program cannot be compiled: ", e.what(), ".", kWayOut));
+      throw Error(cat("broach: the program cannot be compiled: ", e.what(), way_out(e.what()), ". Options().fallback(true) runs such programs eagerly."));
+    } catch (const std::out_of_range& e) {
+      C10_THROW_ERROR(IndexError, e.what());  // of an index, as eager's operations throw it
     }
   }
 
@@ -123,6 +148,7 @@ class Compiled::State {
     Explanation out;
     std::lock_guard lock(mutex_);
     out.calls = out.eager_calls = eager_calls_;
+    out.verified_calls = verified_;
     out.eager_reasons = eager_reasons_;
     std::map<const void*, int64_t> packed;  // variants share some
     for (const auto& v : variants_) add(*v->function, out, packed);
@@ -134,7 +160,7 @@ class Compiled::State {
     std::lock_guard lock(mutex_);
     last_.store(nullptr);
     variants_.clear();
-    if (module_) view_.store(view_of(module_));
+    if (!modules_.empty()) view_.store(view_of(modules_));
   }
 
  private:
@@ -142,64 +168,91 @@ class Compiled::State {
     if (options_.is_pure()) return "";
     constexpr const char* rest =
         " runs host code of its own, which a compiled program does not run again: what it computes there would stay as the first call found it. If it depends "
-        "on nothing but tensors and training flags, say so by Options().pure(); Options().fallback(true) runs it eagerly.";
-    if (!view) return cat("the function", rest);
+        "on nothing but its arguments, tensors and training flags, say so by Options().pure(), and name the modules that a function calls by broach::uses(); "
+        "Options().fallback(true) runs it eagerly.";
+    if (is_function_) return cat("the function", rest);
     std::string foreign = first_foreign_module(view->tree);
     return foreign.empty() ? "" : cat("the module ", foreign, rest);
   }
 
   std::shared_ptr<const ModuleView> current_view() {
-    if (!module_) return nullptr;
+    if (modules_.empty()) return nullptr;
     auto view = view_.load(std::memory_order_acquire);
     if (view->tree.current()) return view;
-    view = view_of(module_);
+    view = view_of(modules_);
     view_.store(view, std::memory_order_release);
     return view;
   }
 
   // Null if the program has to run eagerly.
-  std::shared_ptr<const Variant> variant_for(const std::vector<int>& arguments, const std::shared_ptr<const ModuleView>& view) {
+  std::shared_ptr<const Variant> variant_for(Program program, const CallForm& form, const std::shared_ptr<const ModuleView>& view) {
     auto last = last_.load(std::memory_order_acquire);
-    if (last && last->fits(arguments, view.get())) return last;
+    if (last && last->fits(form, view.get())) return last;
     std::lock_guard lock(mutex_);
-    auto it = std::find_if(variants_.begin(), variants_.end(), [&](const auto& v) { return v->fits(arguments, view.get()); });
+    auto it = std::find_if(variants_.begin(), variants_.end(), [&](const auto& v) { return v->fits(form, view.get()); });
     if (it == variants_.end()) {
       if (std::string why = why_not_replayed(view.get()); !why.empty()) {
         if (!options_.falls_back()) throw Error("broach: " + why);
-        return note_eager(why);
+        return note_eager(why, false);
       }
-      if (variants_.size() >= kMostVariants) return note_eager(cat("more than ", kMostVariants, " states of the module were met"));
-      variants_.push_back(new_variant(arguments, view));
+      if (variants_.size() >= kMostVariants) return note_eager(cat("more than ", kMostVariants, " states of the modules, or constants among the arguments, were met"), true);
+      variants_.push_back(new_variant(program, form, view));
       it = variants_.end() - 1;
     }
     last_.store(*it, std::memory_order_release);
     return *it;
   }
 
-  std::shared_ptr<const Variant> new_variant(const std::vector<int>& arguments, const std::shared_ptr<const ModuleView>& view) const {
+  std::shared_ptr<const Variant> new_variant(Program program, const CallForm& form, const std::shared_ptr<const ModuleView>& view) const {
     auto v = std::make_shared<Variant>();
-    v->arguments = arguments;
+    v->form = form;
     v->view = view;
     ProgramOptions o;
     o.settings.strict = options_.is_strict();
     o.freeze = options_.freezes();
     o.settings.threads = options_.threads();
     o.settings.contractions.deterministic = options_.is_deterministic();
-    auto eager = [host = host_, arguments](at::TensorList distinct, c10::SymIntArrayRef, c10::ArrayRef<c10::SymFloat>) -> Function::Results {
-      Tensors inputs;
-      for (int p : arguments) inputs.push_back(p == kUndefined ? at::Tensor() : distinct[static_cast<size_t>(p)]);
-      return {host(inputs), {}, {}, nullptr};
+    o.branches = kMostBranches;
+    auto eager = [target = target_, program, form](at::TensorList distinct, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
+      detail::Values given{{}, ints.vec(), floats.vec(), form.rest};
+      for (int p : form.arguments) given.tensors.push_back(p == kUndefined ? at::Tensor() : distinct[static_cast<size_t>(p)]);
+      return results_of(program(target.get(), given));
     };
     std::vector<bool> constant(view ? view->distinct.size() : 0, true);
-    v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise);
+    Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise, /*unwatched_state=*/true, /*warns=*/true};
+    v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, rules);
     return v;
   }
 
-  std::shared_ptr<const Variant> note_eager(const std::string& why) {
+  // The option `verify`. Nothing if no compiled version stands for the call; one call at a time.
+  std::optional<detail::Values> verified(const Variant& variant, const CallInputs& inputs, size_t own, Program program) {
+    std::lock_guard lock(verify_mutex_);
+    std::vector<at::Tensor> held;
+    for (const auto& p : variant.function->programs()) held.insert(held.end(), p->lifted().begin(), p->lifted().end());
+    Trial trial(inputs.tensors.vec(), own, held);
+    auto got = variant.function->run_compiled({trial.inputs(), inputs.ints, inputs.floats});
+    if (!got) return std::nullopt;
+    trial.rewind();
+    detail::Values again{{}, {inputs.ints.begin(), inputs.ints.end()}, {inputs.floats.begin(), inputs.floats.end()}, variant.form.rest};
+    for (int p : variant.form.arguments) again.tensors.push_back(p == kUndefined ? at::Tensor() : inputs.tensors[static_cast<size_t>(p)]);
+    Function::Results want = results_of(program(target_.get(), again));
+    ++verified_;
+    std::string why = trial.difference(want, *got);
+    if (why.empty() && *static_cast<const std::string*>(want.form.get()) != *static_cast<const std::string*>(got->form.get())) why = "a constant in the result";
+    if (!why.empty()) {
+      why = cat("a compiled call differs from eager: ", why);
+      log_warning("runs eagerly: ", why);
+      variant.function->stop(why);
+    }
+    return values_of(std::move(want));
+  }
+
+  std::shared_ptr<const Variant> note_eager(const std::string& why, bool warn) {
     ++eager_calls_;
     if (std::find(eager_reasons_.begin(), eager_reasons_.end(), why) == eager_reasons_.end()) {
       eager_reasons_.push_back(why);
-      log_info("runs eagerly: ", why);  // asked for by fallback()
+      if (warn) log_warning("runs eagerly: ", why);
+      else log_info("runs eagerly: ", why);  // asked for by fallback()
     }
     return nullptr;
   }
@@ -212,38 +265,50 @@ class Compiled::State {
     out.eager_calls += f.eager_calls;
     append(out.recompilations, f.recompilations);
     append(out.eager_reasons, f.eager_reasons);
+    append(out.fixed_sizes, f.fixed_sizes);
     for (double s : f.capture_seconds) out.capture_seconds += s;
     for (double s : f.compile_seconds) out.compile_seconds += s;
     for (const auto& program : function.programs()) {
-      ProgramStats p = program->stats();
       ++out.programs;
-      out.kernels += p.code.kernels;
-      out.distinct_kernels += p.code.distinct_kernels;
-      out.contractions += p.code.contractions;
-      out.routines += p.code.routines;
-      for (const auto& [schema, n] : p.code.externs) out.externs[schema] += n;
-      append(out.picks, p.picks);
-      append(out.guards, p.guards);
-      packed.merge(p.packed);
-      out.arena_bytes = std::max(out.arena_bytes, p.arena_bytes);
+      try {
+        add(program->stats(), out, packed);
+      } catch (const Error& e) {  // of a library that is asked which implementation it would take
+        out.picks.push_back(cat("unknown: ", e.what()));
+      }
     }
   }
 
+  static void add(const ProgramStats& p, Explanation& out, std::map<const void*, int64_t>& packed) {
+    out.kernels += p.code.kernels;
+    out.distinct_kernels += p.code.distinct_kernels;
+    out.contractions += p.code.contractions;
+    out.routines += p.code.routines;
+    for (const auto& [schema, n] : p.code.externs) out.externs[schema] += n;
+    out.picks.insert(out.picks.end(), p.picks.begin(), p.picks.end());
+    out.guards.insert(out.guards.end(), p.guards.begin(), p.guards.end());
+    packed.insert(p.packed.begin(), p.packed.end());
+    out.arena_bytes = std::max(out.arena_bytes, p.arena_bytes);
+  }
+
   static constexpr size_t kMostVariants = 64, kMostPrograms = 32;
-  std::shared_ptr<torch::nn::Module> module_;  // null for a function
-  Host host_;
+  static constexpr int kMostBranches = 16;
+  Modules modules_;
+  bool is_function_;
+  std::shared_ptr<void> target_;
   Options options_;
   std::atomic<std::shared_ptr<const ModuleView>> view_;
   std::atomic<std::shared_ptr<const Variant>> last_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const Variant>> variants_;
+  std::mutex verify_mutex_;
+  std::atomic<int64_t> verified_{0};
   int64_t eager_calls_ = 0;
   std::vector<std::string> eager_reasons_;
 };
 
-Compiled::Compiled(Host host, const Options& options) : Compiled(nullptr, std::move(host), options) {}
-Compiled::Compiled(std::shared_ptr<torch::nn::Module> module, Host host, const Options& options) : state_(std::make_shared<State>(std::move(module), std::move(host), options)) {}
-Tensors Compiled::operator()(const Tensors& inputs) const { return state_->call(inputs); }
+Compiled::Compiled(Modules modules, bool function, std::shared_ptr<void> target, const Options& options)
+    : state_(std::make_shared<State>(std::move(modules), function, std::move(target), options)) {}
+detail::Values Compiled::run(Program program, detail::Values arguments) const { return state_->call(program, std::move(arguments)); }
 Explanation Compiled::explain() const { return state_->explain(); }
 void Compiled::reset() { state_->reset(); }
 
@@ -255,6 +320,7 @@ std::string Explanation::str() const {
     ((out << value), ...) << '\n';
   };
   row("calls", calls, " (", compiled_calls, " compiled, ", eager_calls, " eager)");
+  if (verified_calls) row("verified", verified_calls, " calls");
   row("programs", programs);
   row("kernels", kernels, " (", distinct_kernels, " distinct)");
   row("contractions", contractions);
@@ -268,6 +334,7 @@ std::string Explanation::str() const {
   for (const auto& p : picks) ++counted[p];
   for (const auto& [pick, n] : counted) row("pick", pick, " (", n, "x)");
   for (const auto& why : recompilations) row("recompiled", why);
+  for (const auto& size : fixed_sizes) row("fixed size", size, way_out(size));
   for (const auto& why : eager_reasons) row("runs eagerly", why);
   return out.str();
 }

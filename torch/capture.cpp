@@ -13,6 +13,8 @@
 #include <array>
 
 #include "compat.h"
+#include "composites.h"
+#include "operations.h"
 #include "ops/lower.h"
 #include "support/error.h"
 #include "support/log.h"
@@ -63,7 +65,7 @@ std::string full_name(const c10::OperatorHandle& op) {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Capture* c = Capture::current();
-  if (c) return c->record(op, stack);
+  if (c && !c->is_abandoned()) return c->record(op, stack);
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   op.callBoxed(stack);
 }
@@ -129,6 +131,7 @@ class WithoutAutocastCache {
 void Capture::run(const std::function<void()>& program) {
   WithoutAutocastCache fresh;
   keep_generator();
+  OperationsUnderWay operations;
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
   c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
   program();
@@ -274,7 +277,7 @@ std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::Op
       else sizes.push_back(v.isTensor() && v.toTensor().defined() ? v.toTensor().sizes().vec() : std::vector<int64_t>());
     }
     return sizes;
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // a custom operator's meta kernel throws what it likes
     return std::nullopt;  // it has no such kernel, or does not bear these sizes
   }
 }
@@ -314,6 +317,13 @@ void Capture::reject(std::string why) {
   if (std::exchange(wants_stand_ins_, false)) failure_.clear();  // which another capture may bear
   rejected_ = rejected_ || failure_.empty();
   fail_with(why);
+}
+
+void Capture::abandon(std::string why) {
+  reject(std::move(why));
+  abandoned_ = true;
+  if (symbolic_) return;
+  for (c10::DispatchKey key : {kCaptureKey, kCompositeKey}) c10::impl::tls_set_dispatch_key_included(key, false);
 }
 
 void Capture::set_line(std::string line) {
@@ -440,6 +450,7 @@ bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
 
 Arg Capture::arg_of(c10::IValue& v) {
   auto real = [&](const at::Tensor& t) {
+    differentiates_ = differentiates_ || (t.defined() && t.requires_grad() && at::GradMode::is_enabled());
     const at::Tensor* inside = symbolic_ ? real_tensor(t) : nullptr;
     return inside ? *inside : t;
   };
@@ -516,6 +527,12 @@ Arg Capture::arg_of(c10::IValue& v) {
   return {opaque(v)};
 }
 
+// Which read of an element no recording bears: the program's own, or one of an operation that it calls.
+static std::string unread(const c10::OperatorHandle& op) {
+  std::string reader = OperationsUnderWay::innermost();
+  return reader.empty() ? cat("a value is read on the host by ", full_name(op)) : cat("an element decides what ", reader, " does");
+}
+
 void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given) {
   size_t n = op.schema().returns().size(), first_new = trace_.tensors.size();
   auto add = [&](const at::Tensor& t) {
@@ -529,7 +546,7 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
       for (const at::Tensor& t : stack[i].toTensorVector()) add(t);
     else if (stack[i].isNone()) out.results.push_back(kNoTensor);
     else if (!is_metadata_read(op.schema().name()))
-      fail_with(cat("a value is read on the host by ", full_name(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+      fail_with(cat(unread(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
     else fix_sizes(out);
   }
   if (!symbolic_) return;
@@ -569,20 +586,23 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   auto input = std::find(trace_.inputs.begin(), trace_.inputs.end(), read->id);
   const TraceTensor& t = trace_.tensors[static_cast<size_t>(read->id)];
   if (is_constant(read->id)) return true;
-  bool written = is_written(t.storage);
-  if ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op)) return true;
+  const bool is_input = input != trace_.inputs.end() && !is_written(t.storage);
+  if (refuses_read() && !is_input) return false;
+  if (!refuses_read() && ((stack.back().isDouble() && give_fraction(stack.back(), op)) || give_integer(stack.back(), op))) return true;
   ValueRead r;
   r.value = scalar_of(stack.back().toScalar());
   r.line = op.line;
-  if (input != trace_.inputs.end() && !written) {
+  if (is_input) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && failure_.empty(), false;
+    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && wrap_node && failure_.empty(), false;
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   add_read(std::move(r));
   return true;
 }
+
+bool Capture::refuses_read() const { return refuses_reads_ && OperationsUnderWay::innermost().empty(); }
 
 // The result of an operation that the program did not call, in memory of its own.
 TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type type) {
@@ -596,25 +616,30 @@ TensorId Capture::add_computed(std::string schema, std::vector<Arg> args, Type t
   return id;
 }
 
-// `torch.equal`: whether all elements are, unless it compares a tensor with itself, which may hold NaN.
+// `torch.equal`: whether all elements are. A tensor is equal to itself unless it holds NaN.
 bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op) {
-  if (!speculative_ || op.schema != "aten::equal") return false;
+  if (refuses_read() || op.schema != "aten::equal") return false;
   const auto *a = std::get_if<Arg::Tensor>(&op.args.at(0).value), *b = std::get_if<Arg::Tensor>(&op.args.at(1).value);
   if (!a || !b) return false;
-  const TraceTensor &x = trace_.tensors[static_cast<size_t>(a->id)], &y = trace_.tensors[static_cast<size_t>(b->id)];
-  if (x.storage == y.storage || !(x.type == y.type)) return false;
-  Type truth{DType::b1, x.type.shape, x.type.device};
+  const Type &x = trace_.tensors[static_cast<size_t>(a->id)].type, &y = trace_.tensors[static_cast<size_t>(b->id)].type;
+  if (!same_sizes(x.shape, y.shape)) return true;  // which is guarded: no element is looked at
+  if (!speculative_ || x.dtype != y.dtype) return false;
+  Type truth{DType::b1, x.shape, x.device};
   TensorId each = add_computed("aten::eq.Tensor", {{*a}, {*b}}, truth);
   truth.shape.clear();
   add_read({-1, add_computed("aten::all", {{Arg::Tensor{each}}}, truth), stack.back().toBool(), op.line});
   return true;
 }
 
+bool Capture::same_sizes(const Shape& a, const Shape& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [this](const SymInt& x, const SymInt& y) { return trace_.symbols->equal(x, y); });
+}
+
 bool Capture::read_elements(const at::Tensor& t) {
   constexpr int64_t kMost = 64;
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   std::lock_guard lock(mutex_);
-  if (!speculative_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
+  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
   TensorId id = id_of(t);
   TensorId copy = add_contiguous(id);
   at::Tensor flat = t.reshape({-1});
@@ -644,9 +669,8 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
-  // those that composites.cpp sends here with symbolic sizes.
-  bool recurrent = symbolic_ && std::any_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), [&](const char* layer) { return name == std::string("aten::") + layer; }) && !at::autocast::is_autocast_enabled(c10::kCPU);
-  if (!recurrent && !OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+  // those that composites.cpp sends here whole.
+  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_whole_layer(op, *stack)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }

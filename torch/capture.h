@@ -60,6 +60,15 @@ class Capture {
   // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
   bool has_escaped();
 
+  // ---- what the program keeps (capture_kept.cpp) ----
+  // A tensor that the program computed, or took of its inputs, and that outlives it elsewhere than in its outputs: in words,
+  // empty if there is none. To be asked after `finish`, when the front has let go of all it made for the run.
+  std::string kept(const std::vector<at::Tensor>& outputs) const;
+  // Whether it writes to what it was given or reads by itself.
+  bool writes_inputs() const;
+  // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
+  bool differentiates() const { return differentiates_; }
+
   // What was recorded; meaningless if `failure` is set.
   const Trace& trace() const { return trace_; }
   // Tensors the program read without being given them: they became inputs behind the given ones.
@@ -80,11 +89,25 @@ class Capture {
   void set_places(FindPlace find, bool (*in_hand)(const at::Tensor&)) { find_ = std::move(find), in_hand_ = in_hand; }
   void set_line(std::string line);
   void reject(std::string why);
+  // Rejects it, and records nothing from here on: the rest of the program runs as it does without a capture. With symbols for sizes it
+  // cannot, since its tensors stand for others; whoever calls this must then end the program by an error.
+  void abandon(std::string why);
+  bool is_abandoned() const { return abandoned_; }
+  // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
+  void refuse_reads_of_the_program() { refuses_reads_ = true; }
   // Whether `failure` is a front's, which may try again or go on otherwise.
   bool is_rejected() const { return rejected_; }
 
   // Whether it failed because a computed fraction was read, or a size depends on data, which a capture with `stand_ins` might bear.
   bool wants_stand_ins() const { return wants_stand_ins_; }
+
+  // The program asked for the plain value of a size, which fixes it.
+  void note_plain_read(const SymInt& size);
+  // Which of the inputs' sizes these were.
+  struct InputSize {
+    int input, dim;
+  };
+  std::vector<InputSize> plain_reads() const;
 
   // For the dispatcher's fallback.
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack);
@@ -99,7 +122,7 @@ class Capture {
   void add_facts(const at::Tensor& t, const at::Tensor& seen);
   void add_alias(TensorId id, TensorId of);
   bool has_place(const at::Tensor& t) const { return !find_ || !in_hand_(t) || find_(t).is_same(t); }
-  bool add_unreported_view(TensorId id, const at::Tensor& real);
+  bool add_unreported_view(TensorId id);
   TensorId id_of_output(at::Tensor& t);
   // What the program makes of Python's numbers.
   bool add_constant(const at::Tensor& t);
@@ -134,6 +157,8 @@ class Capture {
   void save_before_write(TensorId id);
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
+  bool refuses_read() const;
+  bool same_sizes(const Shape& a, const Shape& b);  // guards keep the answer
   void add_read(ValueRead r);
   void add_decisions();
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
@@ -170,8 +195,10 @@ class Capture {
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false, rejected_ = false;
-  bool wants_stand_ins_ = false, draws_ = false;
+  bool abandoned_ = false, refuses_reads_ = false;
+  bool wants_stand_ins_ = false, differentiates_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
+  std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;  // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before

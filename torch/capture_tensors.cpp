@@ -43,8 +43,12 @@ int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_c
 TensorId Capture::id_of(const at::Tensor& t) {
   auto it = tensors_.find(t.unsafeGetTensorImpl());
   if (it != tensors_.end()) return it->second.id;
+  const at::Tensor place = find_ ? find_(t) : at::Tensor();
+  if (place.is_same(t)) return lift(t, add_tensor(t));  // found by itself in every call, whatever lies beside it
+  if (place.defined()) id_of(place);
+  const bool known_memory = t.has_storage() && storages_.contains(t.storage().unsafeGetStorageImpl());
   TensorId id = add_tensor(t);
-  return add_unreported_view(id, t) ? id : lift(t, id);
+  return known_memory && add_unreported_view(id) ? id : lift(t, id);
 }
 
 TensorId Capture::lift(const at::Tensor& t, TensorId id) {
@@ -70,18 +74,14 @@ void Capture::add_alias(TensorId id, TensorId of) {
   trace_.ops.push_back({"aten::alias", {{Arg::Tensor{of}}}, {id}, {}, true, false, line_});
 }
 
-// `Tensor.data`, `nn.Parameter(x)`, the copies of views that torch hands out: false for a tensor in memory that is not known, or one
-// that is found by itself in every call.
-bool Capture::add_unreported_view(TensorId id, const at::Tensor& real) {
+// `Tensor.data`, `nn.Parameter(x)`, the copies of views that torch hands out. False for a tensor that is none.
+bool Capture::add_unreported_view(TensorId id) {
   const TraceTensor t = trace_.tensors[static_cast<size_t>(id)];
   auto at = [&](TensorId other) -> const TraceTensor& { return trace_.tensors[static_cast<size_t>(other)]; };
   const bool of_input = std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) { return at(i).storage == t.storage; });
-  const at::Tensor place = find_ ? find_(real) : at::Tensor();
-  if (place.is_same(real)) return false;
-  if (place.defined()) id_of(place);
   TensorId base = kNoTensor, alike = kNoTensor;
-  for (TensorId other = 0; other < static_cast<TensorId>(trace_.tensors.size()); ++other) {
-    if (other == id || at(other).storage != t.storage) continue;
+  for (TensorId other = 0; other < id; ++other) {
+    if (at(other).storage != t.storage) continue;
     if (show_the_same(*trace_.symbols, at(other), t)) alike = other;
     if (base == kNoTensor || (at(other).type.dtype == t.type.dtype && at(base).type.dtype != t.type.dtype)) base = other;
   }

@@ -3,7 +3,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Tensor.h>
+#include <ATen/ops/_lazy_clone.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/impl/COWDeleter.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/headeronly/version.h>
 
@@ -23,6 +26,29 @@ constexpr c10::DispatchKey kCompositeKey = c10::DispatchKey::TESTING_ONLY_Generi
 constexpr bool kMatmulFixesSizes = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13;
 // The slot of the thread-local state that carries a capture to the autograd engine's threads.
 const c10::DebugInfoKind kCaptureSlot = c10::DebugInfoKind::TEST_INFO_2;
+
+// A mark on a storage that any mutable access takes away: a function that torch calls before such an access, once (2.13), or
+// the state "copy on write" with a single holder, which gives that up without a copy.
+template <class Storage>
+inline bool is_marked(const Storage& s) {
+  if constexpr (requires { s.has_materializer(); }) return s.has_materializer();
+  else return s.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
+}
+
+// Marks the tensor's storage, which has none.
+template <class Tensor>
+void mark(const Tensor& t) {
+  auto* s = t.storage().unsafeGetStorageImpl();
+  if constexpr (requires { s->set_materializer(nullptr); }) s->set_materializer([](c10::StorageImpl*) {});
+  else at::_lazy_clone(t.detach());
+}
+
+// Of `count` references to a tensor or a storage, those that are not its Python object's.
+template <class Impl>
+size_t references(const Impl& impl, size_t count) {
+  if constexpr (requires { impl.pyobj_slot()->load_pyobj(); }) return count - (impl.pyobj_slot()->load_pyobj() ? 1 : 0);
+  else return count;
+}
 
 inline DType dtype_of(c10::ScalarType t) {
   auto code = static_cast<int8_t>(t);

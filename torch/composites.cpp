@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "compat.h"
+#include "composites.h"
 #include "symbolic.h"
 
 namespace broach {
@@ -104,23 +105,51 @@ void resample(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 
 // ---- recurrent layers ----
 
-// In symbolic sizes they would be unrolled, each length for itself: with nothing to differentiate and nothing drawn, a layer is
-// recorded as one operation.
+// Steps that are recorded one by one: their products and what is around them fuse, which a layer as one operation does not.
+constexpr int64_t kMostUnrolled = 32;
+
+class LayerCall {
+ public:
+  LayerCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : schema_(op.schema()), arguments_(c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - schema_.arguments().size())) {}
+
+  bool draws() const { return of("train").toBool() && of("dropout").toDouble() != 0; }
+
+  bool is_differentiable() const {
+    auto differentiable = [](const at::Tensor& t) { return (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined(); };
+    const auto all = tensors();
+    return std::any_of(all.begin(), all.end(), differentiable);
+  }
+
+  // In symbolic sizes each length would be unrolled for itself.
+  bool is_long() const {
+    const auto all = tensors();
+    if (std::any_of(all.begin(), all.end(), [](const at::Tensor& t) { return real_tensor(t) != nullptr; })) return true;
+    const at::Tensor input = of("input").toTensor();
+    const int64_t steps = input.dim() < 2 ? 1 : input.size(of("batch_first").toBool() ? 1 : 0);
+    return steps * of("num_layers").toInt() * (of("bidirectional").toBool() ? 2 : 1) > kMostUnrolled;
+  }
+
+ private:
+  const c10::IValue& of(const char* name) const { return arguments_[static_cast<size_t>(*schema_.argumentIndexWithName(name))]; }
+
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> all = of("params").toTensorVector();
+    all.push_back(of("input").toTensor());
+    if (const c10::IValue& hidden = of("hx"); hidden.isTensor()) all.push_back(hidden.toTensor());
+    else
+      for (const at::Tensor& t : hidden.toTensorVector()) all.push_back(t);
+    return all;
+  }
+
+  const c10::FunctionSchema& schema_;
+  c10::ArrayRef<c10::IValue> arguments_;
+};
+
+// Where a layer is one operation it goes on below autograd, which would take it apart.
 void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
-  size_t base = stack->size() - op.schema().arguments().size();
-  auto argument = [&](const char* name) { return (*stack)[base + static_cast<size_t>(*op.schema().argumentIndexWithName(name))]; };
-  std::vector<at::Tensor> all = argument("params").toTensorVector();
-  all.push_back(argument("input").toTensor());
-  const c10::IValue hidden = argument("hx");
-  if (hidden.isTensor()) all.push_back(hidden.toTensor());
-  else
-    for (const at::Tensor& t : hidden.toTensorVector()) all.push_back(t);
-  auto differentiable = [](const at::Tensor& t) { return (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined(); };
-  bool draws = argument("train").toBool() && argument("dropout").toDouble() != 0;
-  bool whole = std::any_of(all.begin(), all.end(), [](const at::Tensor& t) { return real_tensor(t) != nullptr; }) && !draws && std::none_of(all.begin(), all.end(), differentiable) && !at::autocast::is_autocast_enabled(c10::kCPU);
   std::optional<at::AutoDispatchBelowAutograd> below;
-  if (whole) below.emplace();
+  if (is_whole_layer(op, *stack)) below.emplace();
   op.callBoxed(stack);
 }
 
@@ -135,5 +164,13 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
 }
 
 }  // namespace
+
+bool is_whole_layer(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const auto& [name, overload] = op.operator_name();
+  auto is_named = [&](const char* layer) { return name + "." + overload == std::string("aten::") + layer; };
+  if (std::none_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), is_named) || at::autocast::is_autocast_enabled(c10::kCPU)) return false;
+  const LayerCall layer(op, stack);
+  return !layer.draws() && !layer.is_differentiable() && layer.is_long();
+}
 
 }  // namespace broach

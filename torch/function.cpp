@@ -15,9 +15,11 @@
 #include "capture.h"
 #include "compat.h"
 #include "products.h"
+#include "support/bug.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "symbolic.h"
+#include "ways_out.h"
 
 namespace broach {
 
@@ -44,6 +46,14 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
 }
 
 }  // namespace
+
+// Compiling takes up to a millisecond an operation: beyond this many a first call would take many seconds, where compiling the body of
+// a loop takes none. (Python's front knows the words "operations, more than".)
+static std::string too_large(const Trace& trace) {
+  constexpr size_t kMostOperations = 20'000;
+  if (trace.ops.size() <= kMostOperations) return "";
+  return cat("the program records ", trace.ops.size(), " operations, more than the ", kMostOperations, " that compiling pays for: compile a part of it, such as the body of its loop");
+}
 
 static bool needs_gradients(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
 
@@ -75,34 +85,34 @@ constexpr const char* kForwardMode = "forward-mode differentiation is under way"
 
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
 
-Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, OnFailure on_failure)
-    : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), on_failure_(on_failure), entries_(std::make_shared<const Entries>()) {}
+Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules)
+    : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), rules_(rules), entries_(std::make_shared<const Entries>()) {}
 
 Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
   for (const at::Tensor& t : call.tensors)
-    if (!is_plain(t)) return run_eager(call, cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one"));
-  if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
+    if (!is_plain(t)) return run_eager(call, cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one"), false);
+  if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode, false);
   Modes modes = Modes::now();
   if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients))
     return run_eager(call, kNeedsGradients);
   if (modes.grad && eager_with_grad_) return run_eager(call, kNeedsGradients);
-  if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one");
+  if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   auto entries = entries_.load(std::memory_order_acquire);
   if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
   if (hopeless_) return run_eager(call, "");
   return capture_and_compile(call, modes);
 }
 
-Function::Results Function::run_eager(const CallInputs& call, const std::string& why) {
-  note_eager(why);
+Function::Results Function::run_eager(const CallInputs& call, const std::string& why, bool lasts) {
+  note_eager(why, lasts);
   std::vector<c10::SymFloat> floats(call.floats.begin(), call.floats.end());
   return eager_(call.tensors, c10::fromIntArrayRefSlow(call.ints), floats);
 }
 
 // The program itself raises eager's error, with what eager has done by then.
 Function::Results Function::run_failed(const CallInputs& call, const FailedRun& failed) {
-  Results results = run_eager(call, "");
+  Results results = run_eager(call, "", false);
   std::string why = cat("a compiled run fails where eager does not: ", failed.what());
   log_warning(why);
   std::lock_guard lock(stats_mutex_);
@@ -118,13 +128,31 @@ Function::Results Function::give_up(const CallInputs& call, const std::string& w
   return run_eager(call, why);
 }
 
-void Function::note_eager(const std::string& why) {
+std::optional<Function::Results> Function::run_compiled(const CallInputs& call) {
+  Modes modes = Modes::now();
+  if (hopeless_ || Capture::current() || (modes.grad && (eager_with_grad_ || std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients)))) return std::nullopt;
+  auto results = run_compiled(*entries_.load(std::memory_order_acquire), call, modes);
+  if (results) ++calls_;
+  return results;
+}
+
+void Function::stop(const std::string& why) {
+  std::lock_guard lock(compile_mutex_);
+  hopeless_ = true;
+  entries_.store(std::make_shared<const Entries>());
+  std::lock_guard guard(stats_mutex_);
+  stats_.capture_failure = why;
+  stats_.eager_reasons.push_back(why);
+}
+
+void Function::note_eager(const std::string& why, bool lasts) {
   std::lock_guard lock(stats_mutex_);
   ++stats_.eager_calls;
   auto& reasons = stats_.eager_reasons;
   if (why.empty() || std::find(reasons.begin(), reasons.end(), why) != reasons.end()) return;
   reasons.push_back(why);
-  log_info("runs eagerly: ", why);
+  if (rules_.warns && lasts) log_warning("runs eagerly: ", why, way_out(why));
+  else log_info("runs eagerly: ", why);
 }
 
 void Function::set_line(std::string line) {
@@ -135,11 +163,21 @@ void Function::reject_capture(std::string why) {
   if (Capture* c = Capture::current()) c->reject(std::move(why));
 }
 
+bool Function::abandon_capture(std::string why) {
+  Capture* c = Capture::current();
+  if (c) c->abandon(std::move(why));
+  return !c || !c->is_symbolic();
+}
+
 bool Function::is_capturing() { return Capture::current() != nullptr; }
 
 bool Function::is_capturing_symbols() {
   Capture* c = Capture::current();
   return c && c->is_symbolic();
+}
+
+void Function::evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out) {
+  for (const SymInt& i : e.int_results) out.push_back(i.eval(binding.values.sizes));
 }
 
 std::optional<Function::Results> Function::run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes) {
@@ -150,7 +188,14 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     size_t at = first >= entries.size() ? k : k == 0 ? first : k <= first ? k - 1 : k;  // the last one used first
     const Entry& e = entries[at];
     std::vector<Scalar>& observed = read[e.stand_ins];
-    if (!(e.modes == modes) || !e.program->agrees(observed) || !e.program->accepts(call, binding, nullptr)) continue;
+    if (!(e.modes == modes) || !e.program->agrees(observed)) continue;
+    std::vector<c10::SymInt> ints;
+    try {
+      if (!e.program->accepts(call, binding, nullptr)) continue;
+      if (!e.program->binds_sizes()) evaluate_ints(e, binding, ints);
+    } catch (const OutOfRange&) {
+      continue;  // Python's integers have no end
+    }
     std::optional<std::vector<at::Tensor>> tensors;
     try {
       tensors = e.program->run(call.tensors, binding, observed);
@@ -163,8 +208,8 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     }
     ++compiled_calls_;
     if (at != first) last_.store(at, std::memory_order_relaxed);
-    Results r{std::move(*tensors), {}, {}, e.form};
-    for (const SymInt& i : e.int_results) r.ints.push_back(i.eval(binding.values.sizes));
+    if (e.program->binds_sizes()) evaluate_ints(e, binding, ints);
+    Results r{std::move(*tensors), std::move(ints), {}, e.form};
     size_t first_number = r.tensors.size() - static_cast<size_t>(std::count_if(e.float_results.begin(), e.float_results.end(), [](const FloatResult& f) { return f.deferred; }));
     for (size_t next = first_number; const FloatResult& f : e.float_results)
       r.floats.emplace_back(f.deferred ? r.tensors[next++].item<double>() : f.id < 0 ? f.constant : binding.values.floats[static_cast<size_t>(f.id)]);
@@ -180,7 +225,11 @@ void Function::note_recompilation(const Entries& entries, const CallInputs& call
   if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast, precision or other mode differs";
   Binding binding;
   for (const Entry& e : entries)
-    if (e.modes == modes) e.program->accepts(call, binding, &why);
+    if (e.modes == modes) try {
+        e.program->accepts(call, binding, &why);
+      } catch (const OutOfRange& out) {
+        why = out.what();
+      }
   std::lock_guard guard(stats_mutex_);
   stats_.recompilations.push_back(why);
   log_info("recompiles: ", why);
@@ -223,7 +272,8 @@ SymbolicSizes Function::symbols_for(const CallInputs& call, const Modes& modes) 
     if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) && !(specialise_numbers_ && !s.sizes.has_numbers_of(now.sizes))) calls.push_back(s.sizes);
   calls.push_back(now.sizes);
   seen_.push_back(std::move(now));
-  if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_) return generalize({calls.back()}, {});
+  // A run on stand-ins may have to be repeated, which a program with state of its own would not bear.
+  if (options_.dynamic == PipelineOptions::Dynamic::never || specialise_ || unclear_runs_ > 0) return generalize({calls.back()}, {});
   std::vector<uint64_t> symbolic = options_.symbolic_dims;
   if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(call.tensors.size() + 1, ~uint64_t{0});
   for (size_t i = 0; i < std::min(symbolic.size(), constant_inputs_.size()); ++i)
@@ -238,6 +288,7 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   Recorded out;
   out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, stand_ins_ == StandIns::given);
   Capture& capture = *out.capture;
+  if (options_.whole) capture.refuse_reads_of_the_program();
   std::vector<c10::SymInt> given;
   if (sizes)
     for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
@@ -252,6 +303,8 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   }
   try {
     capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
+    // The error that was to end the program was caught there.
+    if (sizes && capture.is_abandoned()) unsupported(capture.failure());
     // Stand-ins know it, what they stand for does not.
     if (sizes && at::GradMode::is_enabled() && std::any_of(out.results.tensors.begin(), out.results.tensors.end(), needs_gradients)) unsupported(kNeedsGradients);
   } catch (...) {
@@ -271,6 +324,7 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
   for (SymInt& e : out.int_results) e = capture.trace().symbols->resolved(e);
   for (size_t i = 0; i < out.int_results.size(); ++i) out.results.ints[i] = capture.trace().symbols->hint(out.int_results[i]);
   out.failure = capture.failure();
+  if (!sizes && rules_.unwatched_state) out.kept = capture.kept(out.results.tensors);
   return out;
 }
 
@@ -281,19 +335,94 @@ std::optional<Function::Recorded> Function::record_symbolic(const CallInputs& ca
     if (!out.capture->has_escaped()) return out;
     log_info("sizes stay numbers: the program keeps a tensor that it computed");
     out.capture->roll_back();
-  } catch (const std::exception& e) {
+  } catch (const Bug&) {
+    throw;
+  } catch (const std::exception& e) {  // whatever the program throws where it does not bear symbols
     log_info("sizes stay numbers: ", e.what());
   }
   return std::nullopt;
 }
 
+// ---- what is not worth capturing, or must not be ----
+
+namespace {
+
+constexpr int kMostInARow = 4, kOftenEnough = 3;
+constexpr const char* kUnclear = "the program keeps a tensor, or writes to one that it is given or holds: its next run will show whether it does the same each time";
+
+size_t hash_of(const CallInputs& call, const std::vector<bool>& constant) {
+  size_t h = 0;
+  auto add = [&](auto value) { h = (h ^ std::hash<decltype(value)>()(value)) * 0x9E3779B97F4A7C15; };
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const at::Tensor& t = call.tensors[i];
+    if ((i < constant.size() && constant[i]) || !t.defined() || t.layout() != c10::kStrided) continue;
+    add(static_cast<int>(t.scalar_type()));
+    for (int64_t n : t.sizes()) add(n);
+  }
+  for (int64_t n : call.ints) add(n);
+  for (double d : call.floats) add(d);
+  return h;
+}
+
+// The results may hide it: a loss that is detached.
+bool trains(const Capture& capture) { return capture.differentiates() && std::any_of(capture.lifted().begin(), capture.lifted().end(), needs_gradients); }
+
+}  // namespace
+
+std::string Function::why_unprofitable(const CallInputs& call) {
+  if (compiled_calls_ != compiled_calls_before_) captures_in_a_row_ = 0;
+  if (captures_in_a_row_ < kMostInARow) return "";
+  constexpr size_t kMostRemembered = 4096;
+  if (met_.size() >= kMostRemembered) met_.clear();
+  if (++met_[hash_of(call, constant_inputs_)] >= kOftenEnough) return "";
+  std::lock_guard lock(stats_mutex_);
+  std::string fixed;
+  for (const std::string& s : stats_.fixed_sizes) fixed += (fixed.empty() ? " (" : "; ") + s;
+  return cat("the last ", kMostInARow, " compiled versions were not used again: inputs that come less than ", kOftenEnough, " times are not captured any more", fixed, fixed.empty() ? "" : ")");
+}
+
+Function::HostState Function::host_state(const Recorded& recorded, const CallInputs& call, std::string& why) {
+  const Capture& capture = *recorded.capture;
+  constexpr int kMostUnclear = 3;
+  auto unclear = [&](int most, const std::string& reason) {
+    if (++unclear_runs_ < most) return HostState::unknown;
+    why = reason;
+    return HostState::found;
+  };
+  // What it keeps the first time may be a cache that it finds filled from then on.
+  if (!recorded.kept.empty()) return unclear(2, cat("the program keeps ", recorded.kept, ": a replay would leave there what the first run found"));
+  if (capture.writes_inputs()) {
+    if (capture.differentiates() && std::any_of(capture.lifted().begin(), capture.lifted().end(), needs_gradients)) return why = "the program trains: it writes to tensors that it holds and computes gradients", HostState::found;
+    Run run{capture.trace().str(), sizes_of(call)};
+    for (const at::Tensor& t : capture.lifted()) run.text += cat("\n", static_cast<const void*>(t.unsafeGetTensorImpl()));
+    auto before = std::exchange(unconfirmed_, std::move(run));
+    if (!before || !(before->sizes == unconfirmed_->sizes)) return unclear(kMostUnclear, "the program writes to tensors that it is given or holds, and the sizes of its inputs change all the time");
+    if (before->text != unconfirmed_->text) return why = "the program writes to tensors that it is given or holds, and did so otherwise in two runs: it depends on state of its host code", HostState::found;
+  }
+  unclear_runs_ = 0;
+  return HostState::none;
+}
+
+void Function::note_fixed_sizes(const Capture& capture) {
+  std::lock_guard lock(stats_mutex_);
+  for (auto [input, dim] : capture.plain_reads()) {
+    auto constants = std::count(constant_inputs_.begin(), constant_inputs_.begin() + std::min<std::ptrdiff_t>(input, std::ssize(constant_inputs_)), true);
+    std::string text = cat("input ", input - constants, "'s size ", dim, " was read as a plain number by host code");
+    auto& known = stats_.fixed_sizes;
+    if (std::find(known.begin(), known.end(), text) != known.end()) continue;
+    known.push_back(text);
+    log_info("a size stays a number: ", text);
+  }
+}
+
 Function::Results Function::capture_and_compile(const CallInputs& call, const Modes& modes) {
   std::unique_lock lock(compile_mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return run_eager(call, "another thread is compiling");
+  if (!lock.owns_lock()) return run_eager(call, "another thread is compiling", false);
   auto entries = entries_.load();
   if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
   if (entries->size() >= limit_) return give_up(call, cat("more than ", limit_, " versions would be needed"));
   auto branches = std::count_if(entries->begin(), entries->end(), [](const Entry& e) { return e.program->is_one_way(); });
+  if (std::string why = branches ? "" : why_unprofitable(call); !why.empty()) return run_eager(call, why);
   if (branches && branches >= options_.branches) return give_up(call, cat("data leads to more than ", options_.branches, " ways through the program"));
   note_recompilation(*entries, call, modes);
   auto start = std::chrono::steady_clock::now();
@@ -321,6 +450,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     else specialise_ = true;
   }
   bool symbolic = recorded.has_value();
+  if (symbolic) note_fixed_sizes(*recorded->capture);
   try {
     if (!recorded) recorded = record(call, nullptr);
   } catch (...) {
@@ -328,13 +458,18 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     throw;
   }
   double captured = seconds();
-  if (modes.grad && std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_gradients)) {
+  if (modes.grad && (std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_gradients) || trains(*recorded->capture))) {
     eager_with_grad_ = true;
     std::tie(stand_ins_, specialise_numbers_, specialise_) = bears;
     note_eager(kNeedsGradients);
     return std::move(recorded->results);
   }
   std::string why = recorded->failure;
+  if (why.empty()) why = too_large(recorded->capture->trace());
+  if (why.empty() && rules_.unwatched_state && host_state(*recorded, call, why) == HostState::unknown) {
+    note_eager(kUnclear, false);
+    return std::move(recorded->results);
+  }
   if (why.empty()) {
     try {
       const Capture& capture = *recorded->capture;
@@ -342,8 +477,14 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
       auto next = std::make_shared<Entries>(*entries);
       next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program), symbolic && stand_ins_ == StandIns::given});
       entries_.store(std::move(next), std::memory_order_release);
-    } catch (const Error& e) {
+      ++captures_in_a_row_;
+      compiled_calls_before_ = compiled_calls_;
+    } catch (const Unsupported& e) {
       why = e.what();
+    } catch (const Bug&) {
+      throw;
+    } catch (const std::exception& e) {  // eager has given the answer
+      report_bug("the compilation of a program", why = e.what(), "the program runs eagerly instead");
     }
   }
   if (symbolic && !why.empty()) {
@@ -362,11 +503,11 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   stats_.capture_seconds.push_back(captured);
   stats_.compile_seconds.push_back(seconds());
   if (!why.empty()) {
-    if (on_failure_ == OnFailure::raise) unsupported(why);
+    if (rules_.on_failure == OnFailure::raise) unsupported(why);
     ++stats_.eager_calls;
     stats_.eager_reasons.push_back(why);
     if (recorded->capture->is_rejected()) log_info("not captured: ", why);
-    else log_warning("runs eagerly: ", why);
+    else log_warning("runs eagerly: ", why, rules_.warns ? way_out(why) : "");
     hopeless_ = true;
   }
   return std::move(recorded->results);
@@ -393,6 +534,9 @@ void Function::reset() {
   seen_.clear();
   specialise_ = specialise_numbers_ = false;
   stand_ins_ = StandIns::unused;
+  unconfirmed_.reset();
+  unclear_runs_ = captures_in_a_row_ = 0;
+  met_.clear();
   hopeless_ = false;
   eager_with_grad_ = false;
 }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "program.h"
@@ -23,6 +24,7 @@ struct FunctionStats {
   int64_t other_ways = 0;                    // runs of a program whose values read on the host turned out to be others
   std::vector<std::string> recompilations;   // which guard failed each time
   std::vector<std::string> eager_reasons;    // why calls ran eagerly
+  std::vector<std::string> fixed_sizes;      // sizes that cannot become symbols, and why
   std::string capture_failure;               // why the last recording gave no program; empty if it did
   std::vector<double> capture_seconds, compile_seconds;
 };
@@ -54,9 +56,23 @@ class Function {
   // What happens to a call of a program that cannot be compiled: it runs eagerly, or throws Unsupported.
   enum class OnFailure { run_eagerly, raise };
 
-  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit = 32, OnFailure on_failure = OnFailure::run_eagerly);
+  // How a front differs.
+  struct Rules {
+    OnFailure on_failure = OnFailure::run_eagerly;
+    // Nobody else watches the state of the program's host code: what the program keeps is looked for, and a program that writes to
+    // what it is given or holds is used once two runs alike have shown that it does the same each time.
+    bool unwatched_state = false;
+    bool warns = false;  // why calls run eagerly is told as a warning, each reason once, with the way out for C++
+  };
+
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules);
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options) : Function(std::move(eager), std::move(constant_inputs), std::move(options), 32, {}) {}
 
   Results operator()(const CallInputs& call);
+  // The same by a version that is compiled; nothing, and nothing has run, if no version stands for the call.
+  std::optional<Results> run_compiled(const CallInputs& call);
+  // Every call from now on runs eagerly, for this reason.
+  void stop(const std::string& why);
 
   // Whether sizes are captured as symbols on this thread: what the program is given then stands for the caller's tensors, and
   // the front must keep no reference to it.
@@ -66,6 +82,8 @@ class Function {
   static void set_line(std::string line);
   // Says, from within the program, that the recording under way must not be used. Does nothing outside a capture.
   static void reject_capture(std::string why);
+  // Rejects it and lets the rest of the program run without it. False if that cannot be: the program must then end by an error.
+  static bool abandon_capture(std::string why);
 
   FunctionStats stats() const;
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
@@ -100,13 +118,22 @@ class Function {
     std::vector<std::optional<double>> floats;  // absent where they are no constants
     std::vector<FloatResult> float_results;
     std::string failure;
+    std::string kept;  // a tensor that outlives the run, in words
   };
 
   Results capture_and_compile(const CallInputs& call, const Modes& modes);
   Results give_up(const CallInputs& call, const std::string& why);
-  Results run_eager(const CallInputs& call, const std::string& why);
+  // Why a call of other inputs is not captured any more: the last captures were never used again. Empty if it is.
+  std::string why_unprofitable(const CallInputs& call);
+  // What two runs show of host state, for a front that does not watch it: whether the recording may be used, must not be, or the
+  // next run has to tell.
+  enum class HostState { none, unknown, found };
+  HostState host_state(const Recorded& recorded, const CallInputs& call, std::string& why);
+  void note_fixed_sizes(const Capture& capture);
+  Results run_eager(const CallInputs& call, const std::string& why, bool lasts = true);
   Results run_failed(const CallInputs& call, const FailedRun& failed);
-  void note_eager(const std::string& why);
+  void note_eager(const std::string& why, bool lasts = true);
+  static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
   void note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes);
   SymbolicSizes symbols_for(const CallInputs& call, const Modes& modes);
@@ -117,13 +144,22 @@ class Function {
   std::vector<bool> constant_inputs_;
   ProgramOptions options_;
   size_t limit_;
-  OnFailure on_failure_;
+  Rules rules_;
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;            // under compile_mutex_
   // Whether the program is given stand-ins for what is known only while it runs: values read on the host, sizes that depend on data.
   // Not yet needed, so it is, it does not bear them.
   enum class StandIns { unused, given, refused } stand_ins_ = StandIns::unused;  // under compile_mutex_
+  struct Run {
+    std::string text;
+    CallSizes sizes;
+  };
+  std::optional<Run> unconfirmed_;    // the last recording of a program that writes to its inputs; under compile_mutex_
+  int unclear_runs_ = 0;              // in a row, that did not tell whether there is host state
+  int captures_in_a_row_ = 0;         // between which no compiled version ran; under compile_mutex_
+  int64_t compiled_calls_before_ = 0; // at the last capture
+  std::unordered_map<size_t, int> met_;  // inputs that are not captured any more, by hash: how often
   bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
   bool specialise_numbers_ = false;   // nor for the numbers that it is given
   mutable std::mutex stats_mutex_;

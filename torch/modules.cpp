@@ -56,8 +56,7 @@ Layers layers() {
   return {{typeid(T), &members<T>}...};
 }
 
-// Left out are those that call functions of the program's own: Functional, TripletMarginWithDistanceLoss, and the
-// transformers, whose activation may be one.
+// Left out are those that call functions of the program's own: Functional and TripletMarginWithDistanceLoss.
 const Layers& own_layers() {
   using namespace torch::nn;
   static const Layers table = layers<
@@ -77,7 +76,8 @@ const Layers& own_layers() {
       ZeroPad1dImpl, ZeroPad2dImpl, ZeroPad3dImpl, ConstantPad1dImpl, ConstantPad2dImpl, ConstantPad3dImpl,
       PixelShuffleImpl, PixelUnshuffleImpl, UpsampleImpl, FoldImpl, UnfoldImpl, CosineSimilarityImpl, PairwiseDistanceImpl,
       RNNImpl, LSTMImpl, GRUImpl, RNNCellImpl, LSTMCellImpl, GRUCellImpl,
-      L1LossImpl, MSELossImpl, BCELossImpl, BCEWithLogitsLossImpl, KLDivLossImpl, HuberLossImpl, SmoothL1LossImpl, NLLLossImpl, CrossEntropyLossImpl>();
+      L1LossImpl, MSELossImpl, BCELossImpl, BCEWithLogitsLossImpl, KLDivLossImpl, HuberLossImpl, SmoothL1LossImpl, NLLLossImpl, CrossEntropyLossImpl,
+      TransformerImpl, TransformerEncoderImpl, TransformerDecoderImpl, TransformerEncoderLayerImpl, TransformerDecoderLayerImpl>();
   return table;
 }
 
@@ -121,19 +121,26 @@ struct Walk {
 
 bool ModuleTree::current() const {
   Walk walk{*this};
-  return walk.same(*modules[0]) && walk.module == modules.size() && walk.tensor == tensors.size();
+  return std::all_of(roots.begin(), roots.end(), [&](const auto& root) { return walk.same(*root); }) && walk.module == modules.size() && walk.tensor == tensors.size();
 }
 
-ModuleTree read_modules(const std::shared_ptr<Module>& root) {
+ModuleTree read_modules(const std::vector<std::shared_ptr<Module>>& roots) {
   ModuleTree tree;
-  read_below(root, tree);
+  tree.roots = roots;
+  for (const auto& root : roots) read_below(root, tree);
   return tree;
+}
+
+// A transformer's activation may be a function of the program's own.
+static bool has_own_function(const Module& m) {
+  auto in = [](const auto* layer) { return layer && std::holds_alternative<std::function<at::Tensor(const at::Tensor&)>>(layer->options.activation()); };
+  return in(dynamic_cast<const torch::nn::TransformerEncoderLayerImpl*>(&m)) || in(dynamic_cast<const torch::nn::TransformerDecoderLayerImpl*>(&m));
 }
 
 std::string first_foreign_module(const ModuleTree& tree) {
   for (const auto& m : tree.modules) {
     const Module& module = *m;
-    if (!own_layers().contains(typeid(module))) return module.name();
+    if (!own_layers().contains(typeid(module)) || has_own_function(module)) return module.name();
   }
   return "";
 }

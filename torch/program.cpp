@@ -64,7 +64,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.schedule_text = std::move(compiled.schedule_text);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options.freeze);
+  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options);
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
   for (const ValueRead& r : trace.reads) {
     if (r.input >= 0) reads_.push_back(r);
@@ -77,7 +77,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype)), facts[i].keys});
+      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype)), facts[i].keys, lifted_[i - given_].requires_grad()});
       for (const Shape* s : {&t.type.shape, &t.strides})
         for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
       continue;
@@ -98,10 +98,13 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   stats_.code = executable.stats();
   stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
   add_later_stats();
-  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant);
+  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
 }
 
-CompiledProgram::~CompiledProgram() = default;
+CompiledProgram::~CompiledProgram() {
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, -1);
+}
 
 void CompiledProgram::add_later_stats() {
   if (!later_) return;
@@ -129,7 +132,7 @@ bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::s
     c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
     bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank;
     for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
-    if (!same || (grad && t.requires_grad())) {
+    if (!same || (grad && t.requires_grad() && !g.required_grad)) {
       if (why) *why = cat("input ", given_ + i, same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
       return false;
     }
@@ -174,15 +177,32 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
     if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
   }
-  // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
-  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).storage().unsafeGetStorageImpl(); };
-  for (int written : program_.mutated_inputs) {
-    auto m = static_cast<size_t>(written);
-    size_t others = m < given_ ? given_ + lifted_.size() : given_;
-    for (size_t i = 0; i < others; ++i)
-      if (i != m && memory(i) == memory(m)) return differs(i, " shares memory with input ", m, ", which is written");
-  }
+  if (auto shared = shared_with_written(inputs)) return differs(shared->first, " shares memory with input ", shared->second, ", which is written");
   return true;
+}
+
+// No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
+std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at::TensorList inputs) const {
+  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  const size_t all = given_ + lifted_.size();
+  constexpr size_t kFew = 4;
+  if (program_.mutated_inputs.size() <= kFew) {
+    for (int written : program_.mutated_inputs) {
+      const auto m = static_cast<size_t>(written);
+      for (size_t i = 0; i < (m < given_ ? all : given_); ++i)
+        if (i != m && memory(i) == memory(m)) return std::pair(i, m);
+    }
+    return std::nullopt;
+  }
+  std::vector<std::pair<const void*, size_t>> by_memory;
+  for (size_t i = 0; i < all; ++i) by_memory.emplace_back(memory(i), i);
+  std::sort(by_memory.begin(), by_memory.end());
+  for (int written : program_.mutated_inputs) {
+    const auto m = static_cast<size_t>(written);
+    for (auto it = std::lower_bound(by_memory.begin(), by_memory.end(), std::pair<const void*, size_t>(memory(m), 0)); it != by_memory.end() && it->first == memory(m); ++it)
+      if (it->second != m && (m < given_ || it->second < given_)) return std::pair(it->second, m);
+  }
+  return std::nullopt;
 }
 
 bool CompiledProgram::reads_numbers() const {
@@ -260,7 +280,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInp
   std::optional<std::vector<at::Tensor>> fresh;
   try {
     fresh = execute(inputs, symbols);
-  } catch (const std::out_of_range&) {
+  } catch (const IndexError&) {
     return random.put_back(), std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
   } catch (const c10::Error&) {
     return random.put_back(), std::nullopt;

@@ -67,6 +67,8 @@ class CompiledProgram {
   bool accepts(const CallInputs& call, Binding& binding, std::string* why) const;
   // Whether it stands for one of the ways only that data may lead a call.
   bool is_one_way() const { return program_.speculative; }
+  // Whether some of its sizes are known only once it runs.
+  bool binds_sizes() const { return later_ != nullptr; }
   // Whether it holds only for one value of a number that the program reads on the host.
   bool reads_numbers() const;
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
@@ -77,6 +79,8 @@ class CompiledProgram {
   std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, Binding& binding, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
+  // The tensors that it holds itself.
+  const std::vector<at::Tensor>& lifted() const { return lifted_; }
 
  private:
   std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
@@ -89,6 +93,8 @@ class CompiledProgram {
 
   void add_later_stats();
   bool holds_the_same(std::vector<const void*>& addresses, std::string* why) const;
+  // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
+  std::optional<std::pair<size_t, size_t>> shared_with_written(at::TensorList inputs) const;
 
   struct InputGuard {
     caffe2::TypeMeta dtype;
@@ -100,6 +106,7 @@ class CompiledProgram {
     uint32_t rank;
     int64_t itemsize;
     c10::DispatchKeySet keys;
+    bool required_grad;  // and autograd did not look at it
   };
   // Something that few programs ask an input.
   struct Asked {

@@ -44,7 +44,7 @@ class SegmentedRun::Call {
   ExternOp op_;
 };
 
-SegmentedRun::SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::vector<bool> constant, bool freeze) : segments_(compiled.segments) {
+SegmentedRun::SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::vector<bool> constant, const PipelineOptions& options) : segments_(compiled.segments) {
   constant.resize(inputs, true);
   for (size_t k = 0; k < segments_->list.size(); ++k) {
     const Segment& s = segments_->list[k];
@@ -58,7 +58,7 @@ SegmentedRun::SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::ve
     auto runner = std::make_shared<const Runner>(compiled.later[k - 1], s.graph->inputs().size());
     std::vector<bool> fixed = constant;
     fixed.resize(inputs + s.carried.size(), false);
-    weights_.push_back(freeze ? std::make_unique<Weights>(runner, nullptr, std::move(fixed)) : nullptr);
+    weights_.push_back(options.freeze ? std::make_unique<Weights>(runner, nullptr, std::move(fixed), options.settings.contractions.deterministic) : nullptr);
     later_.push_back(std::move(runner));
   }
 }

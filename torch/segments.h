@@ -19,7 +19,7 @@ class SegmentedRun {
  public:
   // The caller runs the first segment. `inputs`: those of the whole graph. `constant`: which of the program's own stay the same from call to
   // call; those behind them, which a prologue makes, do.
-  SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::vector<bool> constant, bool freeze);
+  SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::vector<bool> constant, const PipelineOptions& options);
   ~SegmentedRun();
 
   // The rest of a call whose first segment gave `first`. `inputs` are the whole graph's. Gives the whole graph's outputs, and in

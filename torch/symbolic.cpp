@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 
+#include "capture.h"
 #include "support/error.h"
 
 namespace broach {
@@ -126,7 +127,11 @@ class SizeNode : public c10::SymNodeImpl {
     return dense(sizes, strides, order);
   }
 
-  int64_t guard_int(const char*, int64_t) override { return is_float() ? static_cast<int64_t>(fixed_number()) : symbols_->specialize(value()); }
+  int64_t guard_int(const char*, int64_t) override {
+    if (is_float()) return static_cast<int64_t>(fixed_number());
+    if (Capture* c = Capture::current()) c->note_plain_read(value());
+    return symbols_->specialize(value());
+  }
   bool guard_bool(const char*, int64_t) override { return is_int() ? !symbols_->equal(value_, 0) : is_float() ? floats().ask(number_, Relation::ne, floats().constant(0)) : condition_(); }
   double guard_float(const char*, int64_t) override { return fixed_number(); }
   int64_t int_() override { return guard_int("", 0); }

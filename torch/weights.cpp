@@ -1,26 +1,44 @@
 #include "weights.h"
 
-#include <ATen/ops/_lazy_clone.h>
-
 #include <algorithm>
+#include <limits>
 #include <set>
 
 namespace broach {
 
 namespace {
 
-// While the clone shares its source's memory, any write moves the source, and nothing else can come to lie there.
-bool fresh(const Weights::State& s, const RunInputs& inputs) {
-  return std::all_of(s.sources.begin(), s.sources.end(), [&](const auto& x) { return inputs.addresses[static_cast<size_t>(x.input)] == x.address; });
+constexpr int kMostCalm = 15;
+
+const at::Tensor& tensor(const RunInputs& inputs, int input) { return *inputs.tensors[static_cast<size_t>(input)]; }
+
+// Whether nobody found one of the state's watches written since it was asked last.
+bool is_unwritten(const Weights::State& s) {
+  uint64_t found = Watches::of_process().found_written();
+  if (found == s.found_written.load(std::memory_order_relaxed)) return true;
+  if (std::any_of(s.watches.begin(), s.watches.end(), [](const auto& w) { return w->written(); })) return false;
+  s.found_written.store(found, std::memory_order_relaxed);
+  return true;
 }
 
-// Sources that are written this often are not worth packing.
-constexpr int kMostRebuilds = 8;
+// Runs for hundreds of weights on each call. What lies at the address is the storage's while that is alive and has not moved.
+bool is_fresh(const Weights::State& s, const RunInputs& inputs) {
+  auto is_marked_still = [&](const auto& x) {
+    const c10::StorageImpl& storage = *x.storage._unsafe_get_target();
+    return inputs.addresses[static_cast<size_t>(x.input)] == x.address && !x.storage.expired() && storage.data() == x.memory && is_marked(storage);
+  };
+  auto has_digest = [&](const auto& x) { return digest_of(tensor(inputs, x.input)) == x.digest; };
+  return is_unwritten(s) && std::all_of(s.sources.begin(), s.sources.end(), is_marked_still) && std::all_of(s.digested.begin(), s.digested.end(), has_digest);
+}
 
 }  // namespace
 
-Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant)
-    : main_(std::move(main)), prologue_(std::move(prologue)), constant_(std::move(constant)) {
+double Upkeep::idle() const {
+  return last_ ? std::chrono::duration<double>(Clock::now() - *last_).count() : std::numeric_limits<double>::infinity();
+}
+
+Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant, bool by_rule)
+    : main_(std::move(main)), prologue_(std::move(prologue)), constant_(std::move(constant)), by_rule_(by_rule), upkeep_(by_rule) {
   if (prologue_) {
     // Every input has a buffer; those that nothing reads, the caller's arguments among them, say nothing of the values.
     const Schedule& schedule = prologue_->executable().schedule();
@@ -31,55 +49,116 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
   }
   for (const auto& p : main_->executable().packables())
     if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
+  std::sort(prologue_inputs_.begin(), prologue_inputs_.end());
+  std::set<int> weights(prologue_inputs_.begin(), prologue_inputs_.end());
+  for (const auto& p : packables_)
+    if (static_cast<size_t>(p.input) < constant_.size()) weights.insert(p.input);
+  weights_.assign(weights.begin(), weights.end());
 }
 
-std::shared_ptr<const Weights::State> Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
+Weights::StatePointer Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !prologue_) return nullptr;
-  auto state = state_.load(std::memory_order_acquire);
-  auto holds = [&](const std::shared_ptr<const State>& s) { return s && fresh(*s, inputs) && (s->settled || !main_->executable().is_settled(symbols)); };
-  if (holds(state)) return state;
+  StatePointer state = state_.load(std::memory_order_acquire);
+  if (state && is_fresh(*state, inputs) && is_complete(*state, inputs, symbols)) return state;
   std::unique_lock lock(mutex_);
-  state = state_.load();
-  if (holds(state)) return state;
-  if (state && fresh(*state, inputs)) {  // what was measured says that other weights are to be packed than those that are
-    if (auto next = build(inputs, symbols, state.get())) {
-      state_.store(next, std::memory_order_release);
-      return next;
-    }
-  }
-  if (rebuilds_ < kMostRebuilds) {
-    ++rebuilds_;
-    state_.store(nullptr);  // first give back what the old copies hold
-    state = build(inputs, symbols, nullptr);
-    if (state) {
-      state_.store(state, std::memory_order_release);
-      return state;
-    }
-    rebuilds_ = kMostRebuilds;  // memory that cannot be watched stays so
-  }
+  state = renewed(inputs, symbols);
   lock.unlock();
-  // Written again and again: compute what the program needs for this call, and pack nothing.
-  auto once = std::make_shared<State>();
-  if (prologue_) once->frozen = prologue_->run(inputs, {}, nullptr, {});
-  for (const at::Tensor& t : once->frozen) once->frozen_inputs.add(t);
-  once->packs.resize(static_cast<size_t>(main_->executable().contractions()));
-  return once;
+  return state ? state : once(inputs);
 }
 
-std::shared_ptr<const at::Tensor> Weights::add_source(State& state, int input, const RunInputs& inputs) const {
-  for (size_t i = 0; i < state.sources.size(); ++i)
-    if (state.sources[i].input == input) return state.clones[i];
-  const at::Tensor& t = *inputs.tensors[static_cast<size_t>(input)];
-  try {
-    std::shared_ptr<const at::Tensor> clone = std::make_shared<at::Tensor>(at::_lazy_clone(t.detach()));
-    const void* address = address_of(*clone);
-    if (address != inputs.addresses[static_cast<size_t>(input)]) return nullptr;
-    state.sources.push_back({input, address});
-    state.clones.push_back(clone);
-    return clone;
-  } catch (const c10::Error&) {
-    return nullptr;  // memory that torch cannot share
+// Whether nothing more could be packed: no measurement wants other weights packed, and nobody let go of one.
+bool Weights::is_complete(const State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
+  if (!state.settled && main_->executable().is_settled(symbols)) return false;
+  return std::none_of(state.denied.begin(), state.denied.end(), [&](const auto& d) { return d.most.allow(tensor(inputs, d.input)); });
+}
+
+// Null if looking after the weights would take too much of the time.
+Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
+  StatePointer state = state_.load();
+  std::vector<std::shared_ptr<const Watch>> now;
+  Packs kept;
+  bool may_build = upkeep_.affords(building_);
+  if (state && !is_fresh(*state, inputs)) {
+    if (!upkeep_.affords(comparing_)) return nullptr;
+    double idle = upkeep_.idle();
+    bool same = false;
+    comparing_ = upkeep_.spend([&] { same = is_unchanged(*state, inputs, now); });
+    if (!same) {
+      note_change(idle);
+      kept = packs_that_hold(*state, now);
+      state_.store(nullptr);  // gives back what the other copies hold
+      state = nullptr;
+    }
   }
+  if (state && (is_complete(*state, inputs, symbols) || !may_build)) return state;
+  if (!state && (!stays_the_same(inputs) || !may_build)) return nullptr;
+  StatePointer next;
+  building_ = upkeep_.spend([&] { next = build(inputs, symbols, state && !state->settled ? state.get() : nullptr); });
+  state_.store(next, std::memory_order_release);
+  return next;
+}
+
+// Written again and again: computes what the program needs for this call, and packs nothing.
+Weights::StatePointer Weights::once(const RunInputs& inputs) const {
+  auto state = std::make_shared<State>();
+  if (prologue_) state->frozen = prologue_->run(inputs, {}, nullptr, {});
+  for (const at::Tensor& t : state->frozen) state->frozen_inputs.add(t);
+  state->packs.resize(static_cast<size_t>(main_->executable().contractions()));
+  return state;
+}
+
+// Watches all sources again; `now` gets their watches.
+bool Weights::is_unchanged(const State& state, const RunInputs& inputs, std::vector<std::shared_ptr<const Watch>>& now) const {
+  bool same = std::all_of(state.digested.begin(), state.digested.end(), [&](const auto& x) { return digest_of(tensor(inputs, x.input)) == x.digest; });
+  for (const State::Source& s : state.sources) now.push_back(Watches::of_process().watch(tensor(inputs, s.input)));
+  return same && now == state.watches;
+}
+
+// Of sources that are as they were, so that nothing packs them again.
+Weights::Packs Weights::packs_that_hold(const State& state, const std::vector<std::shared_ptr<const Watch>>& now) const {
+  Packs out;
+  for (const auto& p : packables_)
+    for (size_t i = 0; i < now.size(); ++i)
+      if (state.sources[i].input == p.input && now[i] == state.watches[i]) out.push_back(state.packs[static_cast<size_t>(p.contraction)].data);
+  return out;
+}
+
+// What changes soon after it was packed must be found unchanged by ever more calls before it is packed again.
+void Weights::note_change(double kept) {
+  bool soon = !by_rule_ && kept < building_ * Upkeep::kShare;
+  calm_needed_ = soon ? std::min(2 * calm_needed_ + 1, kMostCalm) : 0;
+  calm_ = 0;
+  seen_.clear();
+}
+
+bool Weights::stays_the_same(const RunInputs& inputs) {
+  if (calm_needed_ == 0) return true;
+  bool same = true;
+  std::vector<Seen> now;
+  for (int i : weights_) {
+    const at::Tensor& t = tensor(inputs, i);
+    bool marked = is_marked(*storage_of(t)), watched = Watches::of_process().mark(t);
+    bool folded = std::binary_search(prologue_inputs_.begin(), prologue_inputs_.end(), i);
+    now.push_back({storage_of(t), !watched && folded ? digest_of(t) : Digest()});
+    same = same && (marked || !watched);
+  }
+  calm_ = same && now == seen_ ? calm_ + 1 : 0;
+  seen_ = std::move(now);
+  return calm_ >= calm_needed_;
+}
+
+std::shared_ptr<const Watch> Weights::add_source(State& state, int input, const RunInputs& inputs) const {
+  for (size_t i = 0; i < state.sources.size(); ++i)
+    if (state.sources[i].input == input) return state.watches[i];
+  const at::Tensor& t = tensor(inputs, input);
+  auto watch = Watches::of_process().watch(t);
+  if (watch) {
+    state.sources.push_back({input, inputs.addresses[static_cast<size_t>(input)], storage_of(t)->data(), watch->storage()});
+    state.watches.push_back(watch);
+  } else if (Holders most = Watches::of_process().most_holders(t); most.storage > 0) {
+    state.denied.push_back({input, most});
+  }
+  return watch;
 }
 
 std::optional<PackSource> Weights::source_of(State& state, int input, const RunInputs& inputs) const {
@@ -87,16 +166,17 @@ std::optional<PackSource> Weights::source_of(State& state, int input, const RunI
     size_t i = static_cast<size_t>(input) - given;
     return PackSource{state.frozen[i].const_data_ptr(), &state.frozen_names[static_cast<std::ptrdiff_t>(i)], state.frozen_names};
   }
-  auto clone = add_source(state, input, inputs);
-  if (!clone) return std::nullopt;
-  return PackSource{address_of(*clone), address_of(*clone), clone};
+  auto watch = add_source(state, input, inputs);
+  if (!watch) return std::nullopt;
+  return PackSource{inputs.addresses[static_cast<size_t>(input)], watch.get(), watch};
 }
 
 // `old`: a state that agrees with the inputs; what is packed alike in both is shared.
-std::shared_ptr<const Weights::State> Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
+Weights::StatePointer Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
+  state->found_written = Watches::of_process().found_written();
   for (int i : prologue_inputs_)
-    if (!add_source(*state, i, inputs)) return nullptr;
+    if (!add_source(*state, i, inputs)) state->digested.push_back({i, digest_of(tensor(inputs, i))});
   if (old) {
     state->frozen = old->frozen;
     state->frozen_names = old->frozen_names;

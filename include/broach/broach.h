@@ -1,18 +1,41 @@
 // Compiles libtorch programs, without Python.
 //
-//   auto fast = broach::compile(module, broach::Options());           // torch::nn::Linear, Sequential, a module of your own
+//   torch::NoGradGuard no_grad;
+//   auto fast = broach::compile(model);                               // torch::nn::Linear, Sequential, any module's holder
 //   at::Tensor y = fast(x);                                           // the first call records and compiles
+//   fast->eval();                                                     // the module itself, its parameters, ...
 //
 //   auto f = broach::compile([](at::Tensor a, at::Tensor b) { return (a * b).relu(); }, broach::Options().pure());
 //
+//   Net net;                                                          // on the stack: must outlive what is compiled
+//   auto g = broach::compile(net, broach::Options().pure());
+//   auto encode = broach::compile([&](at::Tensor x) { return net.encode(x); }, broach::uses(net), broach::Options().pure());
+//
 // The first call with inputs of some element types, sizes and strides runs the program as it is, records the operations
 // that libtorch executes and compiles them; it returns what eager returns. Later calls with such inputs run what was
-// compiled, and the program's own host code does not run. A call that needs gradients runs the program eagerly.
+// compiled, and the program's own host code does not run. A call that needs gradients runs the program eagerly: inference
+// belongs under torch::NoGradGuard or torch::InferenceMode, and of a training step the forward pass is what to compile.
+//
+// Arguments and results are tensors, numbers, and the standard containers and structs of these: broach/values.h lists them.
+// nn::LSTM takes its state: fast(x, std::make_tuple(h, c)).
 //
 // A module's parameters and buffers are read anew on every call: .to(), a parameter put in another's place, train() and
-// eval(), modules added or replaced, and writes to elements are all noticed. Options of a layer (a dropout's probability)
-// are fixed at the first call, and so is which tensor a member is that a module class of your own has assigned without
-// registering it; after changing one, call reset().
+// eval(), modules added or replaced, and writes to elements are all noticed. So it is for the modules that a function names by
+// broach::uses; of others that it calls, writes to elements alone are noticed. Options of a layer (a dropout's probability) are
+// fixed at the first call, and so is which tensor a member is that a module class of your own has assigned without registering
+// it; after changing one, call reset().
+//
+// Sizes that change from call to call become symbols of one compiled program, unless host code reads them as plain numbers:
+// x.size(0), x.sizes(), x.numel() and x.view({x.size(0), -1}) fix a size, and every other size is compiled anew, up to four times in
+// a row; x.sym_size(0), x.sym_sizes(), x.sym_numel(), x.view_symint({x.sym_size(0), -1}), x.flatten(1) and x.view({-1, 8}) do not.
+// explain() says which sizes were fixed. An argument of type at::Scalar, c10::SymInt or c10::SymFloat becomes a symbol too.
+//
+// A number that the program reads (x.sum().item<int64_t>(), if (x.any().item<bool>())) is compared in each call, and every way
+// that data leads to has a version of its own; a fraction (item<float>()) cannot be read.
+//
+// A tensor that the program keeps (a cache that it assigns, an optimizer's state) would stay as the first run made it: such a
+// program is refused, after a second run that shows whether it was a cache made once. Return the tensor and pass it in again.
+// What a program keeps in other ways, a counter say, is covered by the promise of Options().pure().
 //
 // Any number of threads may call one compiled program.
 #pragma once
@@ -33,18 +56,22 @@
 
 #include "broach/error.h"
 #include "broach/options.h"
+#include "broach/values.h"
 
 namespace torch::nn {
 class Module;
+class AnyModule;
+}  // namespace torch::nn
+namespace torch::jit {
+struct Module;
 }
 
 namespace broach {
 
-using Tensors = std::vector<at::Tensor>;
-
 // What was compiled, and what was not.
 struct Explanation {
   int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
+  int64_t verified_calls = 0;                // compared with eager
   int programs = 0;                          // compiled versions: one for each kind of inputs
   int kernels = 0, distinct_kernels = 0;     // generated loop nests
   int contractions = 0;                      // matrix products and convolutions
@@ -54,6 +81,7 @@ struct Explanation {
   std::vector<std::string> guards;           // what a call must have in common with the recorded one
   std::vector<std::string> recompilations;   // which guard failed each time
   std::vector<std::string> eager_reasons;    // why calls ran eagerly
+  std::vector<std::string> fixed_sizes;      // sizes that host code read as plain numbers
   double capture_seconds = 0, compile_seconds = 0;
   int64_t packed_bytes = 0, arena_bytes = 0;  // rearranged weights; intermediate results of one call
 
@@ -61,24 +89,35 @@ struct Explanation {
 };
 std::ostream& operator<<(std::ostream& out, const Explanation& e);
 
-// A compiled program of tensors. Copies share what was compiled.
+// The modules that a compiled function calls; made by `uses`.
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+// A compiled program. Copies share what was compiled.
 class Compiled {
  public:
-  using Host = std::function<Tensors(const Tensors&)>;
-
-  // Throws Error if the program's host code would have to run on every call and the options do not say pure().
-  Compiled(Host host, const Options& options);
-  // `host` calls `module`.
-  Compiled(std::shared_ptr<torch::nn::Module> module, Host host, const Options& options);
-
-  // Undefined tensors may be given and returned. Throws Error if the program cannot be compiled (a value read on the host, a
-  // result whose sizes depend on data), unless the options say fallback(); errors of libtorch's operations pass through. The
-  // first call has then done what the program does in place.
-  Tensors operator()(const Tensors& inputs) const;
-
   Explanation explain() const;
   // Forgets what was compiled. Not while calls are under way on other threads.
   void reset();
+
+ protected:
+  // Calls `target` with the arguments.
+  using Program = detail::Values (*)(void* target, const detail::Values& arguments);
+
+  // Throws Error if the program's host code would have to run on every call and the options do not say pure(). `function`: the
+  // program is one, that calls the modules.
+  Compiled(Modules modules, bool function, std::shared_ptr<void> target, const Options& options);
+
+  // Undefined tensors may be given and returned. Throws Error if the program cannot be compiled (a fraction read on the host, a
+  // tensor that it keeps), unless the options say fallback(); errors of libtorch's operations pass through. The first call has
+  // then done what the program does in place.
+  detail::Values run(Program program, detail::Values arguments) const;
+
+  template <class R, class... T>
+  R call(Program program, const T&... arguments) const {
+    detail::Values values;
+    (detail::Layout<T>::put(values, arguments), ...);
+    return detail::result_from<R>(run(program, std::move(values)));
+  }
 
  private:
   class State;
@@ -87,61 +126,72 @@ class Compiled {
 
 namespace detail {
 
-// How values made of tensors become a list and back: a tensor, a list of tensors, tuples, pairs and arrays of these.
+[[noreturn]] void fail_rebound();
+
+// A reference that the program makes another tensor could not be given back by a compiled call.
+template <class A>
+void check_not_rebound(const Held<A>& now, const Held<A>& given) {
+  if constexpr (std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> && std::same_as<Held<A>, at::Tensor>)
+    if (!now.is_same(given)) fail_rebound();
+}
+
+// Calls f with what was put for arguments of types T.
+template <class... T, class F>
+Values spread(F&& f, const Values& values) {
+  Reader from(values);
+  std::tuple<Held<T>...> held{Layout<std::remove_cvref_t<T>>::take(from)...};
+  return values_of_call([&]() -> decltype(auto) { return std::apply(f, held); });
+}
+
+template <class Holder>
+concept ModuleHolder = requires(const Holder& h) {
+  typename Holder::ContainedType;
+  h.ptr();
+};
 template <class T>
-struct Layout {
-  template <size_t... I>
-  static void put(Tensors& out, T&& value, std::index_sequence<I...>) {
-    (Layout<std::tuple_element_t<I, T>>::put(out, std::get<I>(std::move(value))), ...);
-  }
-  static void put(Tensors& out, T&& value) { put(out, std::move(value), std::make_index_sequence<std::tuple_size_v<T>>()); }
-  template <size_t... I>
-  static T take(Tensors::iterator& from, Tensors::iterator end, std::index_sequence<I...>) {
-    return T{Layout<std::tuple_element_t<I, T>>::take(from, end)...};  // braces evaluate from left to right
-  }
-  static T take(Tensors::iterator& from, Tensors::iterator end) { return take(from, end, std::make_index_sequence<std::tuple_size_v<T>>()); }
+struct Pointee {};
+template <class M>
+struct Pointee<std::shared_ptr<M>> {
+  using Shared = M;
 };
-template <>
-struct Layout<at::Tensor> {
-  static void put(Tensors& out, at::Tensor&& value) { out.push_back(std::move(value)); }
-  static at::Tensor take(Tensors::iterator& from, Tensors::iterator) { return std::move(*from++); }
+template <class M, class D>
+struct Pointee<std::unique_ptr<M, D>> {
+  using Unique = M;
 };
-template <>
-struct Layout<Tensors> {  // alone or last, since it takes all that is left
-  static void put(Tensors& out, Tensors&& value) { out.insert(out.end(), std::make_move_iterator(value.begin()), std::make_move_iterator(value.end())); }
-  static Tensors take(Tensors::iterator& from, Tensors::iterator end) {
-    Tensors all(std::make_move_iterator(from), std::make_move_iterator(end));
-    from = end;
-    return all;
-  }
-};
+template <class T>
+concept SharedModule = requires { requires std::derived_from<typename Pointee<T>::Shared, torch::nn::Module>; };
+template <class T>
+concept UniqueModule = requires { requires std::derived_from<typename Pointee<T>::Unique, torch::nn::Module>; };
+template <class T>
+concept PlainModule = std::is_class_v<T> && std::derived_from<T, torch::nn::Module>;
+template <class T>
+constexpr bool no_program = false;
 
-template <class R>
-Tensors to_list(R&& result) {
-  using T = std::remove_cvref_t<R>;
-  Tensors out;
-  T value(std::forward<R>(result));
-  Layout<T>::put(out, std::move(value));
-  return out;
+// A module that somebody else owns.
+template <class M>
+std::shared_ptr<M> borrowed(M& module) {
+  return std::shared_ptr<M>(std::shared_ptr<void>(), &module);
 }
-template <class R>
-R from_list(Tensors list) {
-  auto from = list.begin();
-  return Layout<R>::take(from, list.end());
-}
-
-// Calls f with as many tensors as the list has, which must be a number that it takes.
-template <size_t Most, class F, size_t... I>
-Tensors spread(F&& f, const Tensors& x, std::index_sequence<I...>) {
-  if (x.size() == sizeof...(I)) {
-    if constexpr (requires { f(x[I]...); }) return to_list(f(x[I]...));
-    else throw Error("broach: the program does not take " + std::to_string(x.size()) + " tensors");
+template <class P>
+std::shared_ptr<torch::nn::Module> module_of(P& program) {
+  using T = std::remove_const_t<P>;
+  if constexpr (ModuleHolder<T> || std::same_as<T, torch::nn::AnyModule>) return program.ptr();
+  else if constexpr (SharedModule<T>) return program;
+  else if constexpr (UniqueModule<T>) return borrowed(*program);
+  else {
+    static_assert(PlainModule<T>, "broach::uses: takes modules, their holders and pointers to them");
+    static_assert(!std::is_const_v<P>, "broach::uses: a const module cannot be called");
+    return borrowed<torch::nn::Module>(program);
   }
-  if constexpr (sizeof...(I) < Most) return spread<Most>(std::forward<F>(f), x, std::make_index_sequence<sizeof...(I) + 1>());
-  else throw Error("broach: a module called with more than " + std::to_string(Most) + " tensors");
 }
 
 }  // namespace detail
+
+// Names the modules that a function calls, so that a change of theirs is noticed. Those on the stack must outlive what is compiled.
+template <class... M>
+Modules uses(M&&... modules) {
+  return {detail::module_of(modules)...};
+}
 
 // A compiled program with the signature of the function that it stands for.
 template <class Signature>
@@ -149,74 +199,139 @@ class CompiledFunction;
 
 template <class R, class... A>
 class CompiledFunction<R(A...)> : public Compiled {
-  static_assert((std::same_as<std::remove_cvref_t<A>, at::Tensor> && ...), "broach::compile: arguments must be tensors, or one std::vector of tensors");
-  using Result = std::remove_cvref_t<R>;
+  using Function = std::function<R(A...)>;
+  using Result = std::conditional_t<std::is_void_v<R>, void, std::remove_cvref_t<R>>;
 
  public:
-  CompiledFunction(std::function<R(A...)> f, const Options& options)
-      : Compiled([f = std::move(f)](const Tensors& x) { return call(f, x, std::index_sequence_for<A...>()); }, options) {}
+  CompiledFunction(Function f, Modules modules, const Options& options) : Compiled(std::move(modules), true, std::make_shared<Function>(std::move(f)), options) {}
 
-  Result operator()(const std::type_identity_t<std::remove_cvref_t<A>>&... x) const { return detail::from_list<Result>(Compiled::operator()({x...})); }
+  Result operator()(const std::type_identity_t<std::remove_cvref_t<A>>&... x) const { return call<Result>(&run_function, x...); }
 
  private:
-  template <size_t... I>
-  static Tensors call(const std::function<R(A...)>& f, const Tensors& x, std::index_sequence<I...>) {
-    if constexpr ((std::is_lvalue_reference_v<A> || ...)) {
-      Tensors own = x;  // for arguments of type Tensor&
-      return detail::to_list(f(static_cast<A>(own[I])...));
-    } else {
-      return detail::to_list(f(at::Tensor(x[I])...));
-    }
+  static detail::Values run_function(void* target, const detail::Values& values) {
+    return detail::spread<A...>(
+        [&](detail::Held<A>&... held) -> R {
+          std::tuple<detail::Held<A>...> given(held...);
+          auto check = [&] { [&]<size_t... I>(std::index_sequence<I...>) { (detail::check_not_rebound<A>(held, std::get<I>(given)), ...); }(std::index_sequence_for<A...>()); };
+          if constexpr (std::is_void_v<R>) {
+            (*static_cast<Function*>(target))(static_cast<A>(held)...);
+            check();
+          } else {
+            R result = (*static_cast<Function*>(target))(static_cast<A>(held)...);
+            check();
+            return static_cast<R&&>(result);
+          }
+        },
+        values);
   }
 };
 
-template <class R, class A>
-  requires std::same_as<std::remove_cvref_t<A>, Tensors>
-class CompiledFunction<R(A)> : public Compiled {
-  using Result = std::remove_cvref_t<R>;
-
+// One whose arguments' types follow from the call: a generic lambda, a result of std::bind.
+template <class F>
+class CompiledGeneric : public Compiled {
  public:
-  CompiledFunction(std::function<R(A)> f, const Options& options)
-      : Compiled([f = std::move(f)](const Tensors& x) { return detail::to_list(f(x)); }, options) {}
+  CompiledGeneric(F f, Modules modules, bool function, const Options& options) : Compiled(std::move(modules), function, std::make_shared<F>(std::move(f)), options) {}
 
-  Result operator()(const Tensors& x) const { return detail::from_list<Result>(Compiled::operator()(x)); }
+  template <class... T>
+  auto operator()(const T&... x) const {
+    return call_as<typename detail::Argument<T>::type...>(x...);
+  }
+
+ private:
+  template <class... T>
+  auto call_as(const T&... x) const {
+    static_assert(std::is_invocable_v<F&, detail::Held<T>&...>, "broach: the function does not take these arguments");
+    using R = std::invoke_result_t<F&, detail::Held<T>&...>;
+    Program program = [](void* target, const detail::Values& values) { return detail::spread<T...>(*static_cast<F*>(target), values); };
+    return call<std::conditional_t<std::is_void_v<R>, void, std::remove_cvref_t<R>>>(program, x...);
+  }
 };
 
-// A compiled module: takes the tensors that its forward takes and returns what forward returns.
+// A compiled module: takes what its forward takes, returns what forward returns, and is the module for everything else
+// (fast->weight, fast->train()). In a Sequential it stands as torch::nn::Functional(fast).
 template <class M>
 class CompiledModule : public Compiled {
  public:
-  CompiledModule(const std::shared_ptr<M>& module, const Options& options)
-      : Compiled(module, [m = module.get()](const Tensors& x) { return detail::spread<6>([m](const auto&... t) -> decltype(m->forward(t...)) { return m->forward(t...); }, x, std::index_sequence<>()); }, options) {}
+  CompiledModule(std::shared_ptr<M> module, const Options& options) : Compiled(Modules{module}, false, module, options), module_(std::move(module)) {}
 
   template <class... T>
-    requires(std::convertible_to<const T&, at::Tensor> && ...)
   auto operator()(const T&... x) const {
-    using Result = std::remove_cvref_t<decltype(std::declval<M&>().forward(at::Tensor(x)...))>;
-    return detail::from_list<Result>(Compiled::operator()({at::Tensor(x)...}));
+    return forward_as<typename detail::Argument<T>::type...>(x...);
   }
+  auto operator()(std::initializer_list<at::Tensor> list) const { return forward_as<Tensors>(Tensors(list)); }
+  template <class... T>
+  auto forward(const T&... x) const {
+    return (*this)(x...);
+  }
+
+  const std::shared_ptr<M>& module() const { return module_; }
+  M* operator->() const { return module_.get(); }
+  M& operator*() const { return *module_; }
+  auto parameters(bool recurse = true) const { return module_->parameters(recurse); }
+  auto named_parameters(bool recurse = true) const { return module_->named_parameters(recurse); }
+  auto buffers(bool recurse = true) const { return module_->buffers(recurse); }
+  auto named_buffers(bool recurse = true) const { return module_->named_buffers(recurse); }
+  void train(bool on = true) const { module_->train(on); }
+  void eval() const { module_->eval(); }
+  bool is_training() const { return module_->is_training(); }
+  void zero_grad(bool set_to_none = true) const { module_->zero_grad(set_to_none); }
+  template <class... T>
+  void to(const T&... where) const {
+    module_->to(where...);
+  }
+
+ private:
+  template <class... T>
+  auto forward_as(const T&... x) const {
+    static_assert(requires(M & m, detail::Held<T>&... held) { m.forward(held...); }, "broach: the module has no forward that takes these arguments");
+    using Result = decltype(std::declval<M&>().forward(std::declval<detail::Held<T>&>()...));
+    Program program = [](void* target, const detail::Values& values) {
+      return detail::spread<T...>([m = static_cast<M*>(target)](detail::Held<T>&... held) { return m->forward(held...); }, values);
+    };
+    return call<std::conditional_t<std::is_void_v<Result>, void, std::remove_cvref_t<Result>>>(program, x...);
+  }
+
+  std::shared_ptr<M> module_;
 };
 
 // ---- compile ----
 
-// A module by its holder (torch::nn::Linear, torch::nn::Sequential, classes of TORCH_MODULE).
-template <class Holder>
-  requires requires(const Holder& h) { typename Holder::ContainedType; h.ptr(); }
-auto compile(const Holder& module, const Options& options = {}) {
-  return CompiledModule<typename Holder::ContainedType>(module.ptr(), options);
-}
-
-// A module by pointer.
-template <std::derived_from<torch::nn::Module> M>
-auto compile(const std::shared_ptr<M>& module, const Options& options = {}) {
-  return CompiledModule<M>(module, options);
-}
-
-// A function object, lambda or function pointer that takes tensors, or one std::vector of them.
+// A function object, lambda, function pointer or std::function that calls these modules: compile(f, uses(a, b), options).
 template <class F>
-  requires requires(F f) { std::function(f); }
-auto compile(F f, const Options& options = {}) {
-  return []<class Signature>(std::function<Signature> function, const Options& o) { return CompiledFunction<Signature>(std::move(function), o); }(std::function(std::move(f)), options);
+auto compile(F f, Modules modules, const Options& options = {}) {
+  static_assert(!std::is_member_pointer_v<F>, "broach::compile: a method is compiled by a lambda: compile([&](at::Tensor x) { return net.encode(x); }, broach::uses(net), options)");
+  if constexpr (requires { std::function(f); }) {
+    auto make = []<class Signature>(std::function<Signature> function, Modules m, const Options& o) { return CompiledFunction<Signature>(std::move(function), std::move(m), o); };
+    return make(std::function(std::move(f)), std::move(modules), options);
+  } else {
+    return CompiledGeneric<F>(std::move(f), std::move(modules), true, options);
+  }
+}
+
+// A module by its holder, by std::shared_ptr, std::move of a std::unique_ptr, by reference (it must then outlive what is compiled)
+// or as torch::nn::AnyModule (whose forward gives one tensor); or a function.
+template <class P>
+  requires(!std::same_as<std::remove_cvref_t<P>, Modules>)
+auto compile(P&& program, const Options& options = {}) {
+  using T = std::remove_cvref_t<P>;
+  if constexpr (detail::ModuleHolder<T>) {
+    return CompiledModule<typename T::ContainedType>(program.ptr(), options);
+  } else if constexpr (detail::SharedModule<T>) {
+    return CompiledModule<typename detail::Pointee<T>::Shared>(program, options);
+  } else if constexpr (detail::UniqueModule<T>) {
+    static_assert(!std::is_lvalue_reference_v<P>, "broach::compile: give a std::unique_ptr away by std::move, or compile *pointer, which must then outlive what is compiled");
+    return CompiledModule<typename detail::Pointee<T>::Unique>(std::shared_ptr<typename detail::Pointee<T>::Unique>(std::move(program)), options);
+  } else if constexpr (std::same_as<T, torch::nn::AnyModule>) {
+    auto forward = [any = program](const auto&... x) mutable { return any.forward(std::remove_cvref_t<decltype(x)>(x)...); };
+    return CompiledGeneric<decltype(forward)>(std::move(forward), Modules{program.ptr()}, false, options);
+  } else if constexpr (std::is_base_of_v<torch::jit::Module, T>) {
+    static_assert(detail::no_program<T>, "broach::compile: a torch::jit::Module takes IValues; compile a lambda: compile([m](at::Tensor x) mutable { return m.forward({x}).toTensor(); }, Options().pure())");
+  } else if constexpr (detail::PlainModule<T>) {
+    static_assert(std::is_lvalue_reference_v<P> && !std::is_const_v<std::remove_reference_t<P>>, "broach::compile: a module by value or const reference; give the module itself, its holder or a pointer");
+    return CompiledModule<T>(detail::borrowed(program), options);
+  } else {
+    return compile(std::decay_t<P>(std::forward<P>(program)), Modules(), options);
+  }
 }
 
 }  // namespace broach

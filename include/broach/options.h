@@ -5,18 +5,22 @@ namespace broach {
 
 class Options {
  public:
-  // A promise: what the program computes depends on its inputs, on the module's parameters, buffers and training flags and
-  // on tensors that it holds, and on nothing else that changes. What else its host code computed during the first call (a
-  // captured number, a branch on a counter) is fixed from then on. Modules made of libtorch's own layers alone need no
-  // promise.
+  // A promise: what the program computes depends on its arguments, on the parameters, buffers and training flags of the module
+  // or of those named by uses(), on tensors that it holds, and on nothing else that changes. What else its host code computed
+  // during the first call (a captured number, a counter) is fixed from then on. Modules made of libtorch's own layers alone
+  // need no promise.
   Options& pure(bool on = true) { return set(pure_, on); }
-  // Results are bit-equal to eager's for everything but matrix products and convolutions; slower. Default: off.
+  // Every operation rounds to its element type as eager's does, no multiplication is contracted with an addition, and nothing is
+  // folded into weights; slower. What additions, multiplications, comparisons and moves of elements give is then bit-equal to
+  // eager's. Sums (also those in means, norms, softmax, products and convolutions) may be added up in another order, and
+  // exp, log, tanh, sigmoid, erf, gelu, sin and the like may differ in the last bits. Default: off.
   Options& strict(bool on = true) { return set(strict_, on); }
   // Products and convolutions are computed by what a rule chooses, never by what was measured to be faster: results have the
   // same bits from run to run. torch's own deterministic mode does the same. Default: off.
   Options& deterministic(bool on = true) { return set(deterministic_, on); }
-  // Keeps weights rearranged for the kernels that read them, beside the originals. A write to a weight is noticed, single
-  // elements included; through an address taken before the first call it is not. Default: on.
+  // Keeps weights rearranged for the kernels that read them, beside the originals, which stay where they are. A write to a
+  // weight is noticed, single elements included, by whatever way torch gave the address since the last call; through a raw
+  // address (data_ptr(), an accessor) that is older it is not. Default: on.
   Options& freeze(bool on = true) { return set(freeze_, on); }
   // Threads that compile kernels; 0, the default, is one a core. Compiled programs run on libtorch's own threads
   // (at::set_num_threads).
@@ -24,12 +28,17 @@ class Options {
   // What cannot be compiled or replayed runs eagerly on every call, and explain() says why. Default: off, an Error.
   Options& fallback(bool on = true) { return set(fallback_, on); }
 
+  // The first n calls of a compiled version run on copies of the arguments, then the program itself runs on the real ones, and
+  // both are compared. A difference is told, and the program runs eagerly from then on. Default: 0.
+  Options& verify(int n) { return set(verify_, n); }
+
   bool is_pure() const { return pure_; }
   bool is_strict() const { return strict_; }
   bool is_deterministic() const { return deterministic_; }
   bool freezes() const { return freeze_; }
   int threads() const { return threads_; }
   bool falls_back() const { return fallback_; }
+  int verifies() const { return verify_; }
 
  private:
   template <class T>
@@ -39,7 +48,7 @@ class Options {
   }
 
   bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false, deterministic_ = false;
-  int threads_ = 0;
+  int threads_ = 0, verify_ = 0;
 };
 
 }  // namespace broach

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import weakref
 from typing import Any, Callable
@@ -11,10 +12,12 @@ import torch
 
 from ._backend import Collected, _observers, reset_functions
 from ._explain import Explanation
-from ._front import compile_natively, compile_with_dynamo
+from ._front import CaptureError, compile_natively, compile_with_dynamo, describe, suspends
 from ._module import CompiledModule
-from ._options import OPTIONS, Options
+from ._options import OPTIONS, Options, check_arguments
 
+
+log = logging.getLogger("broach")
 
 # What each compiled callable consists of so far, for `explain`.
 _compiled: weakref.WeakKeyDictionary[Any, list] = weakref.WeakKeyDictionary()
@@ -39,14 +42,20 @@ def compile(
 
     Raises ValueError or TypeError for bad options. What runs outside compiled code is counted and shown by `explain`.
     """
+    check_arguments(fullgraph=fullgraph, dynamic=dynamic, disable=disable)
+    checked = Options(options, mode)
     if model is None:
         return functools.partial(
             compile, fullgraph=fullgraph, dynamic=dynamic, mode=mode, options=options, disable=disable
         )
     if not callable(model):
-        raise TypeError(f"broach.compile: model must be callable, not {type(model).__name__}")
-    checked = Options(options, mode)
+        raise TypeError(f"broach.compile: model must be a module or another callable, not {model!r}")
     if disable:
+        return model
+    if why := suspends(model):
+        if fullgraph or checked.get("capture") == "native":
+            raise CaptureError(f"broach cannot capture {describe(model)}: {why}; compile the functions that it calls")
+        log.info("%s runs eagerly: %s", describe(model), why)
         return model
     if checked.get("capture", OPTIONS["capture"].default) != "dynamo":
         if isinstance(model, torch.nn.Module):
@@ -63,7 +72,12 @@ def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
 
     `fn` may be compiled already, or plain: then it is compiled for the explanation only.
     """
-    return Explanation.of(fn, args, kwargs, _compiled, _observers, compile)
+    if not callable(fn):
+        raise TypeError(f"broach.explain: fn must be a module or another callable, not {fn!r}")
+    explanation = Explanation.of(fn, args, kwargs, _compiled, _observers, compile)
+    if why := suspends(fn):
+        explanation.front, explanation.capture_reasons = "eager", [why]
+    return explanation
 
 
 disable = torch.compiler.disable

@@ -12,7 +12,8 @@ from typing import Any, Callable
 import torch
 
 from ._native import _C
-from ._options import Options
+from ._options import OPTIONS, Options
+from ._regions import Region, is_region
 
 # Everything compiled that is alive, for `reset`.
 _functions: "weakref.WeakSet[_C.Callable]" = weakref.WeakSet()
@@ -25,18 +26,53 @@ def register(compiled: Any) -> None:
 
 
 class _Interpreter(torch.fx.Interpreter):
-    """Runs an FX module node by node, telling the capture which line of the user's source each node comes from."""
+    """Runs an FX module node by node, telling the capture which line of the user's source each node comes from, and which calls
+    it is not to look into."""
+
+    def __init__(self, gm: torch.fx.GraphModule, regions: Regions):
+        super().__init__(gm)
+        self.regions = regions
 
     def run_node(self, n: torch.fx.Node) -> Any:
         trace = n.meta.get("stack_trace")
         if trace:
             _C.set_line(_last_line(trace))
+        if n.op == "call_function":
+            operands = self.fetch_args_kwargs_from_env(n)
+            if is_region(n, operands):
+                return self.regions.record(n, operands)
         return super().run_node(n)
 
 
-def _run(gm: torch.fx.GraphModule, *args: Any) -> Any:
+class Regions:
+    """What the programs compiled of one FX module hold of the calls that they take whole."""
+
+    def __init__(self, options: dict[str, Any]):
+        self.options = options
+        self.kept: list[Region] = []
+        self.programs: dict[torch.fx.GraphModule, Any] = {}
+
+    def record(self, n: torch.fx.Node, operands: Any) -> Any:
+        region = Region(n.target, operands, self.program)  # type: ignore[arg-type]
+        self.kept.append(region)
+        return region.record()
+
+    def program(self, gm: torch.fx.GraphModule) -> Any:
+        """A sub-graph as a program of its own."""
+        if gm not in self.programs:
+            self.programs[gm] = _program(gm, [], native_options(self.options), Regions(self.options))
+        return self.programs[gm]
+
+
+def _program(gm: torch.fx.GraphModule, constant: list[bool], options: dict[str, Any], regions: Regions) -> Any:
+    program = _C.Callable(functools.partial(_run, gm, regions), None, constant, options, False)
+    register(program)
+    return program
+
+
+def _run(gm: torch.fx.GraphModule, regions: Regions, *args: Any) -> Any:
     # An interpreter holds the values of its run, so each run has one of its own: threads may run a module at once.
-    return _Interpreter(gm).run(*args) if _C.is_capturing() else gm(*args)
+    return _Interpreter(gm, regions).run(*args) if _C.is_capturing() else gm(*args)
 
 
 def _last_line(trace: str) -> str:
@@ -72,7 +108,7 @@ def _progress(options: dict[str, Any]):
 
 def native_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options that the native side reads."""
-    return {**{k: v for k, v in options.items() if k != "capture"}, "progress": _progress(options)}
+    return {"branches": OPTIONS["branches"].default, **{k: v for k, v in options.items() if k != "capture"}, "progress": _progress(options)}
 
 
 def _is_constant(node: torch.fx.Node, example: Any) -> bool:
@@ -107,8 +143,7 @@ class CompiledModule:
         ]
         native = native_options(options)
         native["symbolic_dims"] = _symbolic_dims(examples)
-        self.function = _C.Callable(functools.partial(_run, gm), None, constant, native, False)
-        register(self.function)
+        self.function = _program(gm, constant, native, Regions(options))
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)

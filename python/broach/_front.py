@@ -12,13 +12,28 @@ import torch
 
 from ._backend import Collected, backend, native_options, register
 from ._native import _C
-from ._options import OPTIONS, Options
+from ._options import Options
 
 log = logging.getLogger("broach")
 
 
+# Reasons after which a program runs eagerly, since Dynamo is known to answer otherwise than eager there: it raises errors of
+# operations instead of letting the program catch them, copies generators of random numbers, turns what C code made into something
+# else, looks at tensors of subclasses by operations of its own, and shows itself in logs, warnings and identities.
+EAGER = (
+    " is caught", "_random.Random", "Random.", "numpy's random", "the native type ", "a tensor of the class ", ", a deque",
+    "shows a warning", "writes to a log", "calls builtins.id", "calls builtins.hash", "calls functools._lru_cache_wrapper",
+    "the identity of a tensor", "whose state cannot be watched", "run_backward", "a loop of asyncio", "calls sys.", "calls Tensor.numpy",
+    "calls Tensor.__array__", "calls torch._VariableFunctionsClass.from_numpy", "calls torch.from_numpy",
+)  # fmt: skip
+
+
 class CaptureError(RuntimeError):
     """A program that cannot be captured, where something else is not allowed (``capture="native"``, ``fullgraph=True``)."""
+
+
+# What runs later, as its caller drives it. Dynamo does not take it either (before 3.12 it may crash).
+SUSPENDED = tuple(f"returns a value of type {kind}" for kind in ("coroutine", "generator", "async_generator"))
 
 
 class Front:
@@ -41,8 +56,8 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
-        if " is caught" in why and not self.fullgraph:
-            # Dynamo raises errors of operations instead of letting the program catch them.
+        known = any(subject in why for subject in EAGER) and not self.fullgraph
+        if known or "operations, more than" in why or why.startswith(SUSPENDED):
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program
@@ -80,6 +95,16 @@ def describe(program: Callable) -> str:
     return getattr(program, "__qualname__", None) or type(program).__qualname__
 
 
+def suspends(program: Any) -> str:
+    """Why there is nothing to capture in a call of it; empty if its code runs."""
+    call = program.forward if isinstance(program, torch.nn.Module) else program
+    for target in (call, getattr(type(call), "__call__", None)):
+        for kind, test in (("coroutine", inspect.iscoroutinefunction), ("generator", inspect.isgeneratorfunction), ("async_generator", inspect.isasyncgenfunction)):
+            if test(target):
+                return f"a call gives a {kind}, whose code runs as its caller drives it"
+    return ""
+
+
 def compile_with_dynamo(
     program: Callable, options: Options, fullgraph: bool, dynamic: bool | None, collected: Collected
 ) -> Callable:
@@ -91,8 +116,7 @@ def compile_with_dynamo(
 
 def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None) -> Any:
     front = Front(program, options, fullgraph, dynamic)
-    branches = 0 if fullgraph else options.get("branches", OPTIONS["branches"].default)
-    native = {**native_options(options), "dynamic": dynamic, "branches": branches}
+    native = {**native_options(options), "dynamic": dynamic, "whole": fullgraph}
     compiled = _C.Callable(program, front, (), native, True)
     register(compiled)
     functools.update_wrapper(compiled, program, updated=("__dict__",) if inspect.isfunction(program) else ())

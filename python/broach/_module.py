@@ -56,7 +56,7 @@ class CompiledModule(nn.Module):
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _OWN or hasattr(type(self), name):
+        if (name in _OWN or hasattr(type(self), name)) and not (name == "forward" and "_compiled_call" in self.__dict__ and value is not self._compiled_call):
             return super().__setattr__(name, value)
         return setattr(self._orig_mod, name, value)
 

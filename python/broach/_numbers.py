@@ -145,7 +145,7 @@ def _attributes(own: type, stand_in: type, kind: type) -> dict[str, Any]:
     """What torch's class is given, whose numbers the library itself makes: that it is the number's class, and the stand-in's methods,
     since torch's own ask for that class."""
     methods = {**vars(_Number), **vars(stand_in)}
-    mine = {n: f for n, f in methods.items() if inspect.isfunction(f) and n not in ("__repr__", "__hash__")}
+    mine = {n: f for n, f in methods.items() if inspect.isfunction(f) and n != "__hash__"}
     return {"__class__": _says_it_is(kind, own), **{n: _method(f, getattr(own, n, None)) for n, f in mine.items()}}
 
 

@@ -70,8 +70,8 @@ PURE = frozenset(
     # A warning that is shown is seen where the interpreter shows it.
     | _names("warn", "_warnings.")
     | _names("allocate_lock get_native_id", "_thread.")
-    | _names("acquire release locked __enter__ __exit__", "_thread.lock.")
-    | _names("acquire release __enter__ __exit__ _is_owned _release_save _acquire_restore", "_thread.RLock.")
+    | _names("__enter__ __exit__", "_thread.lock.")
+    | _names("__enter__ __exit__", "_thread.RLock.")
     | _names("get", "ContextVar.")
     | _names("get", "_contextvars.ContextVar.")
     | _names("send throw close __next__", "generator.")
@@ -142,6 +142,14 @@ ANSWERS = frozenset(
     | _names("get_num_threads get_num_interop_threads _get_warnAlways get_default_device", "torch._C.")
 )
 
+# What Python's own library and torch call and leave nothing of behind.
+OF_LIBRARIES = frozenset(
+    _names("acquire release locked acquire_lock release_lock", "_thread.lock.")
+    | _names("acquire release _is_owned _release_save _acquire_restore", "_thread.RLock.")
+    | _names("_getframe _getframemodulename gettrace", "sys.")
+    | _names("id hash", "builtins.")  # memos of copies; a tensor's identity is noticed in Tensor.__hash__
+)
+
 # Whoever calls them, torch's own Python code too; a module's or type's name stands for all of it.
 IMPURE = frozenset(
     _names("print input open exec eval breakpoint globals id hash", "builtins.")
@@ -202,9 +210,10 @@ VALUES = frozenset(
     property staticmethod classmethod mappingproxy types.GenericAlias types.UnionType typing.Union slice NotImplementedType ellipsis
     wrapper_descriptor method_descriptor classmethod_descriptor getset_descriptor member_descriptor method-wrapper
     instancemethod code NoneType bool range builtin_function_or_method
-    operator.itemgetter operator.attrgetter operator.methodcaller re.Pattern re.Match collections._tuplegetter _struct.Struct
+    operator.itemgetter operator.attrgetter operator.methodcaller re.Pattern re.Match _collections._tuplegetter collections._tuplegetter _struct.Struct
     datetime.date datetime.time datetime.datetime datetime.timedelta datetime.timezone
-    typing.TypeVar typing.ParamSpec typing.TypeVarTuple typing.TypeAliasType typing.NoDefaultType
+    typing.TypeVar typing.ParamSpec typing.ParamSpecArgs typing.ParamSpecKwargs typing.TypeVarTuple typing.TypeAliasType
+    typing.NoDefaultType typing.Generic
     _contextvars.Token Token
     numpy.dtype numpy.ufunc numpy._ArrayFunctionDispatcher
     torch.dtype torch.device torch.layout torch.memory_format torch.finfo torch.iinfo torch.Size torch.qscheme
@@ -237,9 +246,12 @@ MAKERS = frozenset(
 
 # Attributes and globals of libraries that no result depends on, by their class or module.
 UNWATCHED = {
-    "logging.Logger": {"_cache", "manager", "handlers"},
-    "logging.RootLogger": {"_cache", "manager", "handlers"},
+    "logging.Logger": {"_cache", "handlers"},  # the cache follows from the levels
+    "logging.RootLogger": {"_cache", "handlers"},
+    "logging.Manager": {"loggerDict", "loggerClass", "logRecordFactory", "emittedNoHandlerWarning"},
     "re": {"_cache", "_cache2", "_MAXCACHE"},
     "re._parser": {"_cache"},
     "torch.compiler": {"_is_compiling_flag"},
+    "torch.Tensor": {"tolist"},  # replaced while numbers are symbols
+    "sys": {"modules"},
 }

@@ -782,7 +782,7 @@ void Graph::verify() const {
     check(nodes_[i].id == i, "node ", nodes_[i].id, " (", name_of(nodes_[i].op), ") is not where its id says");
     try {
       verify_node(nodes_[i], *this);
-    } catch (const std::exception& e) {
+    } catch (const Error& e) {
       fail("node %", i, " (", name_of(nodes_[i].op), "): ", e.what());
     }
   }

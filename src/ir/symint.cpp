@@ -31,18 +31,18 @@ SymInt atom(AtomKind kind, const SymInt& a, const SymInt& b);
 
 int64_t plus(int64_t a, int64_t b) {
   int64_t sum;
-  check(!__builtin_add_overflow(a, b, &sum), "symbolic integer: ", a, " + ", b, " overflows");
+  if (__builtin_add_overflow(a, b, &sum)) throw OutOfRange(cat("symbolic integer: ", a, " + ", b, " overflows"));
   return sum;
 }
 
 int64_t times(int64_t a, int64_t b) {
   int64_t p;
-  check(!__builtin_mul_overflow(a, b, &p), "symbolic integer: ", a, " * ", b, " overflows");
+  if (__builtin_mul_overflow(a, b, &p)) throw OutOfRange(cat("symbolic integer: ", a, " * ", b, " overflows"));
   return p;
 }
 
 int64_t floordiv(int64_t a, int64_t b) {
-  check(b != 0, "symbolic integer: division of ", a, " by zero");
+  if (b == 0) throw OutOfRange(cat("symbolic integer: division of ", a, " by zero"));
   if (b == -1) return times(a, -1);
   int64_t q = a / b;
   return (a % b != 0 && (a < 0) != (b < 0)) ? q - 1 : q;

@@ -153,7 +153,7 @@ struct Cursor {
   auto placed(size_t position, const F& f) const {
     try {
       return f();
-    } catch (const std::exception& e) {
+    } catch (const Error& e) {
       fail_at(position, e.what());
     }
   }

@@ -76,7 +76,7 @@ Value join_bits(GraphBuilder& b, Value x, DType wide) {
   shape.back() = floordiv(shape.back(), count);
   shape.push_back(count);
   Value grouped = reshape_guarded(b, x, shape);
-  check(static_cast<bool>(grouped), x.type().str(), " has no whole number of elements of ", name_of(wide));
+  if (!grouped) unsupported(x.type().str(), " has no whole number of elements of ", name_of(wide));
   return from_bit_parts(b, unstacked(b, grouped, count), wide);
 }
 
@@ -90,7 +90,7 @@ Complex parts(GraphBuilder& b, Value x) {
     auto p = bit_parts(b, x, DType::f32);
     return {{b, p[0]}, {b, p[1]}};
   }
-  check(!is_complex(x.dtype()), "no formulas for ", x.type().str());
+  if (is_complex(x.dtype())) unsupported("no formulas for ", x.type().str());
   return {{b, b.cast(x, DType::f32)}, {b, b.full(x.shape(), 0.0, DType::f32)}};
 }
 

@@ -7,8 +7,17 @@
 
 namespace broach {
 
+namespace {
+
+// An argument of a kind that the entry was not written for: none, or known only when the program runs.
+void require(bool ok, std::string_view schema, size_t i, const char* kind) {
+  if (!ok) unsupported(schema, ": argument ", i, " is not ", kind);
+}
+
+}  // namespace
+
 Value OpCall::tensor(size_t i) const {
-  check(is_tensor(i), schema, ": argument ", i, " is not a tensor");
+  require(is_tensor(i), schema, i, "a tensor");
   if (auto n = std::get_if<Arg::Number>(&args_[i].value)) {
     if (n->symbol && !n->symbol->is_constant()) return b.emit(Op::size, {}, {{Attr::expr, *n->symbol}});
     static constexpr DType types[] = {DType::i64, DType::f32, DType::b1, DType::c64};
@@ -27,20 +36,20 @@ std::optional<Value> OpCall::maybe_tensor(size_t i) const { return is_tensor(i) 
 
 std::vector<std::optional<Value>> OpCall::tensors(size_t i) const {
   std::vector<std::optional<Value>> out;
-  check(i < args_.size() && std::holds_alternative<Arg::Tensors>(args_[i].value), schema, ": argument ", i, " is not a list of tensors");
+  require(i < args_.size() && std::holds_alternative<Arg::Tensors>(args_[i].value), schema, i, "a list of tensors");
   for (TensorId id : std::get<Arg::Tensors>(args_[i].value).ids)
     out.push_back(id == kNoTensor ? std::nullopt : std::optional(tensors_.at(static_cast<size_t>(id))));
   return out;
 }
 
 SymInt OpCall::integer(size_t i) const {
-  check(i < args_.size(), schema, ": argument ", i, " is missing");
+  require(i < args_.size(), schema, i, "a number");
   if (auto s = std::get_if<SymInt>(&args_[i].value)) return *s;
   return as_int(scalar(i));
 }
 
 Shape OpCall::ints(size_t i) const {
-  check(i < args_.size(), schema, ": argument ", i, " is missing");
+  require(i < args_.size(), schema, i, "a list of integers");
   if (auto s = std::get_if<Shape>(&args_[i].value)) return *s;
   return {integer(i)};
 }
@@ -52,10 +61,10 @@ std::vector<int64_t> OpCall::constants(size_t i) const {
 }
 
 Scalar OpCall::scalar(size_t i) const {
-  check(i < args_.size(), schema, ": argument ", i, " is missing");
+  require(i < args_.size(), schema, i, "a number");
   if (auto s = std::get_if<SymInt>(&args_[i].value)) return b.symbols().specialize(*s);
   auto s = std::get_if<Scalar>(&args_[i].value);
-  check(s, schema, ": argument ", i, " is not a number");
+  require(s, schema, i, "a number");
   return *s;
 }
 
@@ -75,8 +84,8 @@ OpCall OpCall::mapped(const std::function<Value(Value)>& f) const {
 }
 
 std::string OpCall::text(size_t i) const {
-  auto s = std::get_if<std::string>(&args_.at(i).value);
-  check(s, schema, ": argument ", i, " is not a string");
+  auto s = i < args_.size() ? std::get_if<std::string>(&args_[i].value) : nullptr;
+  require(s, schema, i, "a string");
   return *s;
 }
 

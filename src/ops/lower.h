@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "ops/views.h"
+#include "support/bug.h"
 #include "trace/trace.h"
 
 namespace broach {
@@ -57,8 +58,8 @@ class OpCall {
   std::vector<Type> results_;
 };
 
-// Builds the results of a call, or returns nothing where this combination of arguments has no lowering: it then runs as an
-// extern. Never builds a wrong answer: what is not handled must return nothing.
+// Builds the results of a call, or returns nothing (or throws Unsupported) where this combination of arguments has no lowering:
+// it then runs as an extern. Never builds a wrong answer. Any other exception is a bug of the lowering.
 using Lowering = std::function<std::optional<std::vector<Value>>(OpCall&)>;
 // The view of argument 0 that a call makes, or nothing.
 using ViewLowering = std::function<std::optional<View>(OpCall&)>;
@@ -66,6 +67,21 @@ using ViewLowering = std::function<std::optional<View>(OpCall&)>;
 struct OpEntry {
   Lowering lower;
 };
+
+// What `build` gives for a call of the operation; nothing where it says that it does not handle it.
+template <class F>
+auto where_handled(std::string_view schema, F&& build) -> decltype(build()) {
+  try {
+    return build();
+  } catch (const Unsupported&) {
+    return std::nullopt;
+  } catch (const Bug&) {
+    throw;
+  } catch (const std::exception& e) {  // whatever it is, libtorch knows the answer
+    report_bug(schema, e.what(), "it is called in libtorch instead");
+    return std::nullopt;
+  }
+}
 
 class OpTable {
  public:

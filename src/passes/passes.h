@@ -20,8 +20,11 @@ struct Pass {
 // In the order in which they run.
 std::span<const Pass> passes();
 
-// Runs all passes but those named; times each in seconds, and shows `observe` what each gave. In debug builds the verifier
-// runs in between.
+// An Error that lists the passes where one of the names is none.
+void check_pass_names(const std::vector<std::string>& names);
+
+// Runs all passes but those named; times each in seconds, and shows `observe` what each gave. The verifier runs in between
+// where `verifies()` (support/bug.h).
 Graph run_passes(const Graph& graph, const std::vector<std::string>& disabled, std::vector<std::pair<std::string, double>>* seconds,
                  const std::function<void(const char*, const Graph&)>& observe);
 
@@ -33,5 +36,7 @@ Graph match_activations(const Graph& graph);
 Graph free_contractions(const Graph& graph);
 // No reduction of very many elements gives very few results in one step.
 Graph split_reductions(const Graph& graph);
+// No kernel computes a concatenation of many operands.
+Graph join_many(const Graph& graph);
 
 }  // namespace broach

@@ -61,6 +61,8 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
       c.kernel = compiled[next++];
       c.buffers = k->buffers;
       c.symbols = k->symbols;
+      c.numbers = k->numbers;
+      for (size_t i = 0; i < k->starts.size(); ++i) c.starts.push_back(k->starts[i] * size_of(k->kernel->buffers[i]));
     } else if (auto d = std::get_if<ContractionStep>(&s.work)) {
       c.contraction = target.contraction(*d, settings);
       if (!c.contraction) unsupported("target ", target.name(), " has no ", name_of(d->node->op), " for ", d->result.type.str());
@@ -89,9 +91,11 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
 
 void Executable::find_versions() {
   const auto& buffers = schedule_.buffers;
+  std::map<int, int> first;  // buffers of inputs as they are given
+  for (size_t a = 0; a < buffers.size(); ++a)
+    if (buffers[a].kind == Buffer::Kind::input && buffers[a].version == 0) first.emplace(buffers[a].index, static_cast<int>(a));
   for (size_t b = 0; b < buffers.size(); ++b)
-    for (size_t a = 0; buffers[b].version > 0 && a < buffers.size(); ++a)
-      if (buffers[a].kind == Buffer::Kind::input && buffers[a].index == buffers[b].index && buffers[a].version == 0) versions_.push_back({static_cast<int>(b), static_cast<int>(a)});
+    if (auto it = buffers[b].version > 0 ? first.find(buffers[b].index) : first.end(); it != first.end()) versions_.push_back({static_cast<int>(b), it->second});
 }
 
 void Executable::find_lifetimes() {
@@ -104,9 +108,9 @@ void Executable::find_lifetimes() {
         last[static_cast<size_t>(b)] = static_cast<int>(i);
       }
   std::vector<SymbolId> symbols;
+  const std::set<int> outputs(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
   for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
-    const auto& outputs = schedule_.output_buffers;
-    bool returned = std::find(outputs.begin(), outputs.end(), static_cast<int>(b)) != outputs.end();
+    const bool returned = outputs.contains(static_cast<int>(b));
     if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0 && !returned) steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
     if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
     arena_buffers_.push_back({static_cast<int>(b), first[b], last[b]});
@@ -133,12 +137,16 @@ std::shared_ptr<const MemoryPlan> Executable::plan_for(std::span<const int64_t> 
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
   {
     std::shared_lock lock(mutex_);
-    if (auto it = plans_.find(key); it != plans_.end()) return it->second;
+    if (auto known = plans_.find(key)) return *known;
   }
   auto plan = std::make_shared<const MemoryPlan>(memory_plan(symbols));
   std::unique_lock lock(mutex_);
-  if (plans_.size() > 1024) plans_.clear();
-  return plans_.emplace(std::move(key), std::move(plan)).first->second;
+  return plans_.insert(std::move(key), std::move(plan));
+}
+
+size_t Executable::remembered_plans() const {
+  std::shared_lock lock(mutex_);
+  return plans_.size();
 }
 
 void Executable::place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const {
@@ -150,12 +158,15 @@ void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
   void* few[kFew];
   int64_t few_symbols[kFew];
   std::vector<void*> many(step.buffers.size() > kFew ? step.buffers.size() : 0);
-  std::vector<int64_t> many_symbols(step.symbols.size() > kFew ? step.symbols.size() : 0);
+  const size_t numbers = step.symbols.size() + step.numbers.size();
+  std::vector<int64_t> many_symbols(numbers > kFew ? numbers : 0);
   void** buffers = many.empty() ? few : many.data();
   int64_t* symbols = many_symbols.empty() ? few_symbols : many_symbols.data();
   for (size_t i = 0; i < step.buffers.size(); ++i) buffers[i] = frame.data[static_cast<size_t>(step.buffers[i])];
+  for (size_t i = 0; i < step.starts.size(); ++i) buffers[i] = static_cast<std::byte*>(buffers[i]) + step.starts[i];
   for (size_t i = 0; i < step.symbols.size(); ++i) symbols[i] = frame.symbols[step.symbols[i]];
-  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw std::out_of_range("index out of range in self");
+  std::copy(step.numbers.begin(), step.numbers.end(), symbols + step.symbols.size());
+  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw IndexError("index out of range in self");
 }
 
 namespace {
@@ -193,7 +204,7 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
     tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
     sizes = sizes.subspan(2 * rank);
   }
-  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw std::out_of_range("index out of range in self");
+  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw IndexError("index out of range in self");
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame) const {

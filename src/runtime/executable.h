@@ -7,12 +7,14 @@
 #include <mutex>
 #include <shared_mutex>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "runtime/memory.h"
 #include "runtime/packs.h"
 #include "runtime/profile.h"
+#include "support/recently_used.h"
 #include "target/target.h"
 
 namespace broach {
@@ -38,6 +40,13 @@ class ExternRunner {
 };
 // Makes the runner of a step. May be null in an executable without externs.
 using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
+
+// An index among the program's data lies outside of its tensor. A type of its own, so that whoever expects it takes no error of
+// another container for it.
+class IndexError : public std::out_of_range {
+ public:
+  using std::out_of_range::out_of_range;
+};
 
 struct ExecutableStats {
   int kernels = 0, distinct_kernels = 0, contractions = 0, routines = 0;
@@ -75,6 +84,9 @@ class Executable {
   std::vector<StepProfile> profile() const { return profile_.report(schedule_); }
 
   MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
+  // Vectors of sizes of which the plan is remembered.
+  size_t remembered_plans() const;
+  static constexpr size_t kMostSizes = 256;
 
  private:
   // A routine with the sizes and strides of its tensors, where those are the same on every call.
@@ -84,6 +96,8 @@ class Executable {
     std::shared_ptr<const CompiledKernel> kernel;
     std::vector<int> buffers;
     std::vector<SymbolId> symbols;
+    std::vector<int64_t> starts;   // by buffer, in bytes
+    std::vector<int64_t> numbers;  // behind the symbols
     std::shared_ptr<const CompiledContraction> contraction;
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
@@ -116,7 +130,7 @@ class Executable {
   std::shared_ptr<const MemoryPlan> fixed_plan_;
   mutable Profile profile_;
   mutable std::shared_mutex mutex_;
-  mutable std::map<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_;
+  mutable RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_{kMostSizes};
 };
 
 }  // namespace broach

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <new>
 #include <numeric>
+#include <optional>
+#include <set>
 
 namespace broach {
 
@@ -11,7 +14,69 @@ namespace {
 int64_t round_up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 }  // namespace
 
+namespace {
+
+// Memory that pieces have left, in gaps that do not touch.
+class Gaps {
+ public:
+  void give(int64_t offset, int64_t length) {
+    if (length == 0) return;
+    if (auto next = by_offset_.find(offset + length); next != by_offset_.end()) length += remove(next);
+    if (auto next = by_offset_.lower_bound(offset); next != by_offset_.begin())
+      if (auto before = std::prev(next); before->first + before->second == offset) offset = before->first, length += remove(before);
+    by_offset_.emplace(offset, length);
+    by_length_.emplace(length, offset);
+  }
+
+  // From the smallest gap that is large enough.
+  std::optional<int64_t> take(int64_t length) {
+    auto fit = by_length_.lower_bound({length, 0});
+    if (fit == by_length_.end()) return std::nullopt;
+    const int64_t offset = fit->second;
+    give(offset + length, remove(by_offset_.find(offset)) - length);
+    return offset;
+  }
+
+ private:
+  int64_t remove(std::map<int64_t, int64_t>::iterator gap) {
+    const int64_t length = gap->second;
+    by_length_.erase({length, gap->first});
+    by_offset_.erase(gap);
+    return length;
+  }
+
+  std::map<int64_t, int64_t> by_offset_;            // lengths
+  std::set<std::pair<int64_t, int64_t>> by_length_; // the same
+};
+
+std::vector<size_t> sorted_by(const std::vector<Lifetime>& lifetimes, int Lifetime::* key) {
+  std::vector<size_t> order(lifetimes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lifetimes[a].*key < lifetimes[b].*key; });
+  return order;
+}
+
+// In the order of time.
+MemoryPlan plan_earliest_first(const std::vector<Lifetime>& lifetimes) {
+  MemoryPlan plan;
+  plan.offsets.assign(lifetimes.size(), 0);
+  const std::vector<size_t> ends = sorted_by(lifetimes, &Lifetime::last);
+  Gaps gaps;
+  size_t done = 0;
+  for (size_t i : sorted_by(lifetimes, &Lifetime::first)) {
+    for (; lifetimes[ends[done]].last < lifetimes[i].first; ++done) gaps.give(plan.offsets[ends[done]], round_up(lifetimes[ends[done]].bytes));
+    const int64_t length = round_up(lifetimes[i].bytes);
+    plan.offsets[i] = gaps.take(length).value_or(plan.bytes);
+    plan.bytes = std::max(plan.bytes, plan.offsets[i] + length);
+  }
+  return plan;
+}
+
+}  // namespace
+
 MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes) {
+  constexpr size_t kMany = 1000;  // each of them is compared with all others
+  if (lifetimes.size() > kMany) return plan_earliest_first(lifetimes);
   std::vector<size_t> order(lifetimes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });

@@ -20,7 +20,8 @@ struct MemoryPlan {
   int64_t bytes = 0;             // of the whole arena
 };
 
-// Offsets such that pieces alive at the same time do not overlap: largest first, each at the lowest place that is free.
+// Offsets such that pieces alive at the same time do not overlap: largest first, each at the lowest place that is free; of very
+// many the earliest first.
 MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes);
 
 // Arenas that are not in use, to be taken again: fresh pages cost several times what writing to warm ones does.

@@ -12,7 +12,10 @@ SharedPacks& SharedPacks::of_process() {
 
 std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& source, const PackForm& form, size_t bytes, const std::function<void(std::byte*)>& fill) {
   std::lock_guard lock(mutex_);
-  std::erase_if(entries_, [](const auto& e) { return e.second.expired(); });
+  if (entries_.size() >= next_cleaning_) {
+    std::erase_if(entries_, [](const auto& e) { return e.second.expired(); });
+    next_cleaning_ = 2 * entries_.size() + kFewest;
+  }
   std::weak_ptr<const std::byte[]>& entry = entries_[{source.name, form}];
   if (auto found = entry.lock()) return found;
   // Freed together, so that an entry which is alive says that its name still stands for the same elements.

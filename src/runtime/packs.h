@@ -37,6 +37,9 @@ class SharedPacks {
  private:
   std::mutex mutex_;
   std::map<std::pair<const void*, PackForm>, std::weak_ptr<const std::byte[]>> entries_;
+  // Entries whose memory is gone are removed when there are so many.
+  static constexpr size_t kFewest = 64;
+  size_t next_cleaning_ = kFewest;
 };
 
 }  // namespace broach

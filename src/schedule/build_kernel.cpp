@@ -118,18 +118,32 @@ class KernelBuilder {
   }
 
   int buffer(int id, DType dtype) {
-    for (size_t i = 0; i < buffers_.size(); ++i)
-      if (buffers_[i] == id && k_.buffers[i] == dtype) return static_cast<int>(i);
+    auto [it, fresh] = positions_.emplace(std::pair(id, dtype), static_cast<int>(buffers_.size()));
+    if (!fresh) return it->second;
     buffers_.push_back(id);
     k_.buffers.push_back(dtype);
-    return static_cast<int>(buffers_.size()) - 1;
+    return it->second;
   }
 
+  static size_t hash(const KernelExpr& e) {
+    size_t h = static_cast<size_t>(e.kind) * 31 + static_cast<size_t>(e.op);
+    auto mix = [&](size_t v) { h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2); };
+    mix(static_cast<size_t>(e.dtype));
+    for (int a : e.args) mix(static_cast<size_t>(a));
+    mix(static_cast<size_t>(e.access.buffer));
+    mix(e.access.index.hash());
+    mix(static_cast<size_t>(e.predicate));
+    if (e.kind == Kind::constant) mix(std::hash<std::string>()(str(e.value)));
+    return h;
+  }
+
+  // Equal expressions are shared.
   int add(KernelExpr e) {
-    // The expressions of one kernel are few hundred at most; equal ones are shared.
-    for (size_t i = 0; i < k_.exprs.size(); ++i)
-      if (k_.exprs[i] == e && e.value.index() == k_.exprs[i].value.index() && str(e.value) == str(k_.exprs[i].value)) return static_cast<int>(i);
+    const size_t h = hash(e);
+    for (auto [it, end] = known_.equal_range(h); it != end; ++it)
+      if (const KernelExpr& k = k_.exprs[static_cast<size_t>(it->second)]; k == e && e.value.index() == k.value.index() && str(e.value) == str(k.value)) return it->second;
     k_.exprs.push_back(std::move(e));
+    known_.emplace(h, static_cast<int>(k_.exprs.size()) - 1);
     return static_cast<int>(k_.exprs.size()) - 1;
   }
   int op(Op o, DType dtype, std::vector<int> args) { return add({.kind = Kind::op, .dtype = dtype, .op = o, .args = std::move(args), .value = int64_t{0}, .access = {}, .limit = {}, .predicate = -1}); }
@@ -447,7 +461,27 @@ class KernelBuilder {
     }
     for (auto& s : k_.stores) s.access.index = s.access.index.substitute(renamed);
     k_.symbols = static_cast<int>(symbols.size());
-    return {std::make_shared<const Kernel>(std::move(k_)), buffers_, symbols};
+    std::vector<int64_t> starts = take_starts();
+    return {std::make_shared<const Kernel>(std::move(k_)), buffers_, symbols, std::move(starts), {}};
+  }
+
+  // Where in a buffer the kernel begins is told with each launch: the rows of a tensor, taken one by one, are one kernel then.
+  std::vector<int64_t> take_starts() {
+    std::vector<std::optional<int64_t>> first(buffers_.size());
+    auto each = [&](const auto& f) {
+      for (auto& e : k_.exprs)
+        if (e.kind == Kind::load) f(e.access);
+      for (auto& s : k_.stores) f(s.access);
+    };
+    each([&](const Access& a) {
+      auto& known = first[static_cast<size_t>(a.buffer)];
+      known = std::min(known.value_or(a.index.constant_part()), a.index.constant_part());
+    });
+    std::vector<int64_t> starts;
+    for (const auto& f : first) starts.push_back(f.value_or(0));
+    if (std::all_of(starts.begin(), starts.end(), [](int64_t s) { return s == 0; })) return {};
+    each([&](Access& a) { a.index = a.index - starts[static_cast<size_t>(a.buffer)]; });
+    return starts;
   }
 
   const std::function<const Place*(const Value&)>& place_;
@@ -456,6 +490,8 @@ class KernelBuilder {
   Kernel k_;
   Index full_;
   std::vector<int> buffers_;
+  std::map<std::pair<int, DType>, int> positions_;  // of buffers and element types in buffers_
+  std::unordered_multimap<size_t, int> known_;      // expressions by their hash
   std::vector<Dynamic> dynamic_;
   std::map<Key, int> done_;
   std::unordered_map<const Node*, int> evaluations_;  // in a large kernel, at different positions

@@ -20,6 +20,7 @@ std::string text_of(const KernelExpr& e) {
   std::string out;
   switch (e.kind) {
     case Kind::constant: out = cat("constant ", str(e.value)); break;
+    case Kind::parameter: out = cat("parameter ", str(e.value)); break;
     case Kind::position: out = cat("position ", e.access.index); break;
     case Kind::load: out = cat("load ", text_of(e.access)); break;
     case Kind::bounds: out = cat("bounds e", e.args[0], " < ", e.limit); break;
@@ -34,7 +35,7 @@ std::string text_of(const KernelExpr& e) {
 }  // namespace
 
 std::string Kernel::str() const {
-  std::string out = cat("kernel", strict ? " strict" : "", " symbols ", symbols, "\n");
+  std::string out = cat("kernel", strict ? " strict" : "", " symbols ", symbols, parameters ? cat(" parameters ", parameters) : "", "\n");
   for (const auto& a : axes) out += cat("  ", a.reduced ? "reduce " : "axis ", SymInt::symbol(a.id), " < ", a.extent, "\n");
   for (size_t i = 0; i < buffers.size(); ++i) out += cat("  buffer b", i, " : ", name_of(buffers[i]), "\n");
   for (size_t i = 0; i < exprs.size(); ++i) out += cat("  e", i, " = ", text_of(exprs[i]), "\n");

@@ -30,6 +30,7 @@ struct Access {
 struct KernelExpr {
   enum class Kind : uint8_t {
     constant,   // value
+    parameter,  // number `value` of those that a launch gives behind the symbols
     position,   // access.index as an i64
     load,       // access; where `predicate` is false nothing is read and the result is unspecified
     op,         // elementwise primitive on args
@@ -59,6 +60,7 @@ struct Kernel {
   std::vector<KernelExpr> exprs;      // operands before users
   std::vector<KernelStore> stores;
   int symbols = 0;                    // symbols 0..n-1 are the parameters of a launch
+  int parameters = 0;                 // numbers that follow them, of which kernels with the same code differ
   bool strict = false;                // round after every primitive of a low-precision type, contract nothing
 
   // One line a part; equal kernels have equal texts, which is the key under which code is shared.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "support/error.h"
+#include "support/bug.h"
 
 namespace broach {
 
@@ -150,6 +150,7 @@ class Scheduler {
       check(rounds <= 2 * g_.nodes().size(), "schedule: the kernels do not settle");
       s_.buffers.clear(), s_.steps.clear();
     }
+    share_kernels(s_.steps);
     return std::move(s_);
   }
 
@@ -376,6 +377,7 @@ class Scheduler {
       groups_.in_memory[c.last->id] = true;
     }
     for (auto& p : places_) p.clear();
+    input_buffers_.clear();
     std::fill(unit_of_.begin(), unit_of_.end(), -1);
     for (const Node& n : g_.nodes()) make_buffers(n);
     units_.clear();
@@ -431,11 +433,13 @@ class Scheduler {
 
   // Inputs have one buffer however many values lie in them, one after the other if they are written in place.
   int buffer_id(const Buffer& b) {
-    if (b.kind == Buffer::Kind::input)
-      for (size_t i = 0; i < s_.buffers.size(); ++i)
-        if (s_.buffers[i].kind == b.kind && s_.buffers[i].index == b.index && s_.buffers[i].version == b.version) return static_cast<int>(i);
+    const auto next = static_cast<int>(s_.buffers.size());
+    if (b.kind == Buffer::Kind::input) {
+      auto [it, fresh] = input_buffers_.emplace(std::pair(b.index, b.version), next);
+      if (!fresh) return it->second;
+    }
     s_.buffers.push_back(b);
-    return static_cast<int>(s_.buffers.size()) - 1;
+    return next;
   }
 
   std::optional<Place> window(const Value& v) const {
@@ -614,8 +618,9 @@ class Scheduler {
   std::vector<int> overwritten(int buffer) const {
     const Buffer& b = s_.buffers[static_cast<size_t>(buffer)];
     std::vector<int> out;
-    for (size_t i = 0; b.kind == Buffer::Kind::input && i < s_.buffers.size(); ++i)
-      if (s_.buffers[i].kind == b.kind && s_.buffers[i].index == b.index && (s_.buffers[i].version < b.version || b.version == 0)) out.push_back(static_cast<int>(i));
+    if (b.kind != Buffer::Kind::input) return out;
+    for (auto it = input_buffers_.lower_bound({b.index, 0}); it != input_buffers_.end() && it->first.first == b.index; ++it)
+      if (it->first.second < b.version || b.version == 0) out.push_back(it->second);
     return out;
   }
 
@@ -671,6 +676,7 @@ class Scheduler {
   std::vector<int> unit_of_;
   std::vector<Unit> units_;
   Groups groups_;
+  std::map<std::pair<int, int>, int> input_buffers_;  // by input and version
   bool untangled_ = false;
 };
 
@@ -685,6 +691,7 @@ std::string text_of(const Place& p) {
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& outputs,
                        const ScheduleOptions& options) {
   auto separated = std::make_shared<const Graph>(find_updates(separate_outputs(*graph, outputs), outputs));
+  if (verifies()) separated->verify();
   return Scheduler(std::move(separated), input_strides, outputs, options).run();
 }
 

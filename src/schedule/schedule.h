@@ -45,6 +45,8 @@ struct KernelStep {
   std::shared_ptr<const Kernel> kernel;
   std::vector<int> buffers;        // by position in Kernel::buffers
   std::vector<SymbolId> symbols;   // by position of the kernel's parameters
+  std::vector<int64_t> starts;     // by position in Kernel::buffers: elements before the one that the kernel counts from; empty: none
+  std::vector<int64_t> numbers;    // bits of the kernel's other parameters
 };
 
 // An elementwise operation applied to the result of a contraction before it is stored.
@@ -121,6 +123,9 @@ struct FusionRules {
   std::vector<bool> absorbed;     // by node id: computed by a contraction's epilogue, or a window of a place
 };
 Groups group_nodes(const FusionRules& rules);
+
+// Kernels that differ only in constants become one kernel that is given them, where there are several.
+void share_kernels(std::vector<Step>& steps);
 
 // Builds the kernel that stores `roots`, reading whatever `place` knows. If a reduction does not fit the kernel's axes,
 // returns nothing and names the node in `misfit`.

@@ -4,6 +4,7 @@
 // If the write is an update or a scatter that starts from that input, it can happen in the input itself; the schedule then
 // runs it after all readers of the old elements.
 #include <algorithm>
+#include <set>
 
 #include "schedule/schedule.h"
 
@@ -114,13 +115,14 @@ std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRe
     const int m = requests[i].into_input;
     if (m < 0 || graph.outputs()[i].node->op != Op::copy) continue;
     std::vector<const Node*> chain;
+    std::set<const Node*> there;  // the values that lie in the input
     const Node* n = written_back(graph, i).node;
-    for (; is_write(n->op); n = n->inputs[0].node) chain.push_back(n);
+    for (; is_write(n->op); n = n->inputs[0].node) chain.push_back(n), there.insert(n);
+    there.insert(n);
     if (n->op != Op::input || n->integer(Attr::index) != m) continue;
-    auto lies_there = [&](const Node* v) { return v == n || std::find(chain.begin(), chain.end(), v) != chain.end(); };
     bool safe = std::all_of(chain.begin(), chain.end(), [&](const Node* w) {
       // What is written, and where, must not be read from the memory that is being written.
-      return outputs[w->id] == 0 && result[w->id] < 0 && std::none_of(w->inputs.begin() + 1, w->inputs.end(), [&](const Value& v) { return lies_there(base(v.node)); });
+      return outputs[w->id] == 0 && result[w->id] < 0 && std::none_of(w->inputs.begin() + 1, w->inputs.end(), [&](const Value& v) { return there.contains(base(v.node)); });
     });
     if (safe)
       for (const Node* w : chain) result[w->id] = m;

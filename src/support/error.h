@@ -16,6 +16,12 @@ class Unsupported : public Error {
   using Error::Error;
 };
 
+// Arithmetic on sizes or on the program's integers leaves 64 bits, or divides by zero: with other values it may not.
+class OutOfRange : public Error {
+ public:
+  using Error::Error;
+};
+
 // Integers go past the stream's locale: its facets may be another C++ library's where several live in one process.
 template <class T>
 void write_text(std::ostringstream& out, const T& value) {

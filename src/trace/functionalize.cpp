@@ -6,6 +6,7 @@
 
 #include "ops/lower.h"
 #include "support/error.h"
+#include "trace/pieces.h"
 
 namespace broach {
 
@@ -29,6 +30,7 @@ struct StorageState {
   TensorId root = kNoTensor;
   int version = 0;
   int input = -1;
+  std::optional<Pieces> pieces = {};  // the root's elements, while its value is out of date
 };
 
 class Functionalizer {
@@ -53,6 +55,7 @@ class Functionalizer {
 
   void add_input(int index, TensorId id) {
     StorageState& s = storage(id);
+    position_of_input_.emplace(id, index);
     state(id).value = b_.input(info(id).type);
     program_.input_strides.push_back(info(id).strides);
     if (s.root != kNoTensor) {
@@ -71,12 +74,44 @@ class Functionalizer {
     int now = storage(id).version;
     check(storage(id).root != kNoTensor, "functionalise: tensor ", id, " is read before it exists");
     if (s.version == now) return s.value;
-    check(s.parent != kNoTensor, "functionalise: a root is out of date");
-    Value v = value(s.parent);
-    for (const ViewStep& step : s.steps) v = show(step, v);
-    s.value = v;
+    s.value = s.parent == kNoTensor ? joined(id) : shown(id);
     s.version = now;
+    return s.value;
+  }
+
+  Value joined(TensorId root) {
+    auto& pieces = storage(root).pieces;
+    check(pieces.has_value(), "functionalise: a root is out of date");
+    Value whole = pieces->joined(b_);
+    pieces.reset();
+    return whole;
+  }
+
+  Value shown(TensorId id) {
+    const TensorState& s = state(id);
+    const auto& pieces = storage(id).pieces;
+    auto slab = pieces ? slab_of(id) : std::nullopt;
+    auto window = slab && slab->dim == pieces->dim() ? pieces->window(b_, slab->start, slab->length) : std::nullopt;
+    Value v = window ? *window : value(s.parent);
+    for (size_t i = window ? 1 : 0; i < s.steps.size(); ++i) v = show(s.steps[i], v);
     return v;
+  }
+
+  // The elements of its root that a tensor shows, if these are some of one dimension, perhaps in another shape.
+  std::optional<Slab> slab_of(TensorId id) const {
+    const TensorState& s = tensors_[static_cast<size_t>(id)];
+    if (s.parent == kNoTensor || tensors_[static_cast<size_t>(s.parent)].parent != kNoTensor || s.steps.empty()) return std::nullopt;
+    auto is_reshape = [](const ViewStep& step) { return !step.view && step.op == Op::reshape; };
+    if (s.steps[0].view || s.steps[0].op != Op::slice || !std::all_of(s.steps.begin() + 1, s.steps.end(), is_reshape)) return std::nullopt;
+    const auto &starts = std::get<Shape>(s.steps[0].attrs.at(Attr::starts)), &shape = std::get<Shape>(s.steps[0].attrs.at(Attr::shape)), &whole = info(s.parent).type.shape;
+    std::optional<Slab> slab;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      if (std::get<std::vector<int64_t>>(s.steps[0].attrs.at(Attr::steps))[d] != 1) return std::nullopt;
+      if (shape[d] == whole[d] && starts[d] == SymInt(0)) continue;
+      if (slab || !shape[d].is_constant() || !starts[d].is_constant() || !whole[d].is_constant()) return std::nullopt;
+      slab = {static_cast<int64_t>(d), starts[d].constant(), shape[d].constant()};
+    }
+    return slab;
   }
 
   Value show(const ViewStep& step, Value x) { return step.view ? step.view->get(b_, x) : b_.emit(step.op, {x}, step.attrs); }
@@ -85,17 +120,27 @@ class Functionalizer {
   void write(TensorId id, Value v) {
     if (aliased_.contains(info(id).storage)) unsupported("an input that shares its memory with another is written");
     TensorState& s = state(id);
-    if (s.parent != kNoTensor) {
+    if (auto slab = storage(id).input < 0 ? slab_of(id) : std::nullopt) {
+      write_slab(id, *slab, v);
+    } else if (s.parent != kNoTensor) {
       std::vector<Value> along{value(s.parent)};
       for (const ViewStep& step : s.steps) along.push_back(show(step, along.back()));
       Value carried = v;
       for (size_t i = s.steps.size(); i-- > 0;) carried = inverse(s.steps[i], along[i], carried);
       write(s.parent, carried);
     } else {
+      storage(id).pieces.reset();
       ++storage(id).version;
     }
     s.value = v;
     s.version = storage(id).version;
+  }
+
+  void write_slab(TensorId id, const Slab& slab, Value v) {
+    StorageState& memory = storage(id);
+    if (!memory.pieces || memory.pieces->dim() != slab.dim) memory.pieces.emplace(value(memory.root), slab.dim);
+    memory.pieces->replace(slab.start, b_.reshape(v, std::get<Shape>(state(id).steps[0].attrs.at(Attr::shape))));
+    ++memory.version;
   }
 
   // The operand of a view after what the view shows was replaced by y.
@@ -212,10 +257,27 @@ class Functionalizer {
     return types;
   }
 
-  std::vector<Value> values_of(const std::vector<Arg>& args) {
-    std::vector<Value> out(t_.tensors.size());
-    for_each_tensor(args, [&](TensorId id) { out[static_cast<size_t>(id)] = value(id); });
+  // Arguments that name tensors by their place in a list of this call's own.
+  struct CallArgs {
+    std::vector<Arg> args;
+    std::vector<Value> tensors;
+  };
+  static CallArgs with_values(std::vector<Arg> args, const std::function<Value(TensorId)>& value_of) {
+    CallArgs out{std::move(args), {}};
+    auto place = [&](TensorId& id) {
+      if (id == kNoTensor) return;
+      out.tensors.push_back(value_of(id));
+      id = static_cast<TensorId>(out.tensors.size()) - 1;
+    };
+    for (Arg& a : out.args) {
+      if (auto one = std::get_if<Arg::Tensor>(&a.value)) place(one->id);
+      if (auto number = std::get_if<Arg::Number>(&a.value)) place(number->tensor);
+      if (auto many = std::get_if<Arg::Tensors>(&a.value)) std::for_each(many->ids.begin(), many->ids.end(), place);
+    }
     return out;
+  }
+  CallArgs with_values(const std::vector<Arg>& args) {
+    return with_values(args, [this](TensorId id) { return value(id); });
   }
 
   // The results of an operation as if it had no effect on its operands.
@@ -251,15 +313,11 @@ class Functionalizer {
     for (const Type& t : expected)
       if (t.dtype == DType::opaque && !t.shape.empty() && !(t.shape[0] == SymInt(0))) return std::nullopt;
     size_t before = b_.graph().nodes().size();
-    auto values = values_of(args);
-    std::optional<std::vector<Value>> out;
-    try {
-      OpCall call(b_, schema, args, std::move(values), expected);
-      out = entry->lower(call);
-    } catch (const std::exception&) {
-      // Arguments the lowering was not written for: the host's library knows better.
-      return std::nullopt;
-    }
+    auto [own, tensors] = with_values(args);
+    auto out = where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable {
+      OpCall call(b_, schema, std::move(own), std::move(tensors), expected);
+      return entry->lower(call);
+    });
     if (!out || out->size() < op.results.size()) return std::nullopt;
     for (size_t i = 0; i < op.results.size(); ++i)
       if (op.results[i] != kNoTensor && (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape))) return std::nullopt;
@@ -284,7 +342,8 @@ class Functionalizer {
   std::vector<Value> call_extern(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args, const std::vector<TensorId>& mutated) {
     auto call = std::make_shared<ExternCall>();
     call->schema = schema;
-    // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie.
+    // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie: their strides
+    // follow those of the results.
     const bool exact = op.effect || !schema.starts_with("aten::");
     std::vector<Shape> operand_strides;
     std::vector<Value> inputs;
@@ -397,20 +456,17 @@ class Functionalizer {
   // The steps that make each result of the base, found by lowering the op on a stand-in for it; nothing if that gives no views.
   std::optional<Chains> view_steps(const TraceOp& op, TensorId base) {
     GraphBuilder scratch(b_.graph());
-    std::vector<Value> values(t_.tensors.size());
     Value stand_in = scratch.input(value(base).type());
-    values[static_cast<size_t>(base)] = stand_in;
-    OpCall call(scratch, op.schema, op.args, std::move(values), result_types(op));
-    try {
+    auto [own, tensors] = with_values(op.args, [&](TensorId id) { return id == base ? stand_in : Value(); });
+    OpCall call(scratch, op.schema, std::move(own), std::move(tensors), result_types(op));
+    return where_handled(op.schema, [&]() -> std::optional<Chains> {
       if (const OpEntry* entry = OpTable::get().find(op.schema))
         if (auto out = entry->lower(call))
           if (auto chains = primitive_steps(call, *out, stand_in)) return chains;
       if (const ViewLowering* lowering = OpTable::get().find_view(op.schema))
         if (auto view = (*lowering)(call)) return Chains{{{Op::copy, {}, std::move(view)}}};
-    } catch (const std::exception&) {
-      // Arguments the entry was not written for.
-    }
-    return std::nullopt;
+      return std::nullopt;
+    });
   }
 
   static std::optional<Chains> primitive_steps(const OpCall& call, const std::vector<Value>& out, Value stand_in) {
@@ -470,7 +526,7 @@ class Functionalizer {
   }
 
   // Operations whose arguments are those of another that gives the operands' new elements as its last results.
-  static const char* form_with_results(const std::string& schema) {
+  static std::string form_with_results(const std::string& schema) {
     static const std::pair<const char*, const char*> forms[] = {
         {"aten::native_batch_norm", "aten::_native_batch_norm_legit_functional"},
         {"aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional"},
@@ -479,13 +535,36 @@ class Functionalizer {
     };
     for (auto [name, form] : forms)
       if (schema == name) return form;
-    return nullptr;
+    return "";
+  }
+
+  // An operation on lists that writes the first one's tensors, each by what is at its own position in the others: the one that gives
+  // them as results. Empty if one of them might see what was written to another.
+  std::string form_of_list(const TraceOp& op) const {
+    bool is_out = false;
+    const auto names = functional_names(op.schema, &is_out);
+    if (is_out || names.empty() || !op.results.empty() || op.args.empty() || !std::holds_alternative<Arg::Tensors>(op.args[0].value)) return "";
+    std::map<int32_t, size_t> written;  // storages with the position in the list
+    for (size_t i = 0; i < op.mutated.size(); ++i)
+      if (!written.emplace(info(op.mutated[i]).storage, i).second) return "";
+    for (const Arg& a : op.args) {
+      const auto* many = std::get_if<Arg::Tensors>(&a.value);
+      bool apart = true;
+      size_t position = 0;
+      for_each_tensor({a}, [&](TensorId id) {
+        auto it = written.find(info(id).storage);
+        apart = apart && (it == written.end() || (many && it->second == position && id == op.mutated[position]));
+        ++position;
+      });
+      if (!apart) return "";
+    }
+    return names[0];
   }
 
   // The operation's results and then the new elements of what it wrote.
   std::optional<std::vector<Value>> functional_results(const TraceOp& op) {
-    const char* form = form_with_results(op.schema);
-    if (!form || !options_.lower) return std::nullopt;
+    const std::string form = op.schema.starts_with("aten::_foreach_") ? form_of_list(op) : form_with_results(op.schema);
+    if (form.empty() || !options_.lower) return std::nullopt;
     TraceOp with_results = op;
     with_results.effect = false;
     with_results.results.insert(with_results.results.end(), op.mutated.begin(), op.mutated.end());
@@ -497,16 +576,14 @@ class Functionalizer {
     const OpEntry* entry = OpTable::get().find(schema);
     if (!entry || !options_.lower) return std::nullopt;
     size_t before = b_.graph().nodes().size();
-    auto values = values_of(args);
-    try {
-      OpCall call(b_, schema, args, std::move(values), {info(target).type});
+    auto [own, tensors] = with_values(args);
+    return where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
+      OpCall call(b_, schema, std::move(own), std::move(tensors), {info(target).type});
       auto out = entry->lower(call);
       if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
       Value v = b_.cast((*out)[0], info(target).type.dtype);
       return supported_since(before) ? std::optional(v) : std::nullopt;
-    } catch (const std::exception&) {
-      return std::nullopt;
-    }
+    });
   }
 
   // ---- results ----
@@ -546,10 +623,9 @@ class Functionalizer {
     // In the result's own elements, which may be smaller or larger than the root's.
     SymInt offset = t.type.dtype == info(s.root).type.dtype ? t.offset - info(s.root).offset
                                                             : t.offset - floordiv(info(s.root).offset * SymInt(size_of(info(s.root).type.dtype)), size_of(t.type.dtype));
-    auto as_input = std::find(t_.inputs.begin(), t_.inputs.end(), id);
-    if (as_input != t_.inputs.end()) {
+    if (auto as_input = position_of_input_.find(id); as_input != position_of_input_.end()) {
       r.kind = ResultSpec::Kind::input;
-      r.index = static_cast<int>(as_input - t_.inputs.begin());
+      r.index = as_input->second;
     } else if (s.input >= 0) {
       if (aliased_.contains(t.storage)) unsupported("a returned view of inputs that share memory");
       r.kind = ResultSpec::Kind::view_of_input;
@@ -576,6 +652,7 @@ class Functionalizer {
   std::set<int32_t> unwritten_;  // storages made by `empty`
   std::set<int32_t> aliased_;  // storages of which several inputs are windows
   std::map<int32_t, int> output_of_;
+  std::map<TensorId, int> position_of_input_;  // the first of each
   Program program_;
 };
 

@@ -111,13 +111,10 @@ class Results {
     });
     std::vector<Type> expected;
     for (const TraceTensor& s : seen_) expected.push_back(placeholder(s.type));
-    std::optional<std::vector<Value>> values;
-    try {
+    auto values = where_handled(op_.schema, [&] {
       OpCall call(scratch_, op_.schema, op_.args, operands, expected);
-      values = entry->lower(call);
-    } catch (const std::exception&) {
-      // Arguments the lowering was not written for.
-    }
+      return entry->lower(call);
+    });
     if (!values || values->size() < seen_.size()) return std::nullopt;
     std::vector<TraceTensor> out;
     for (size_t i = 0; i < seen_.size(); ++i) {

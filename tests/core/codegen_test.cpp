@@ -38,6 +38,16 @@ int count() { return std::getenv("BROACH_TEST_ALL") ? 3000 : 150; }
 
 }  // namespace
 
+TEST_CASE("codegen: a repeated dimension of no elements") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {2, 0, 3}, {}});
+  Value y = b.reshape(b.expand(b.reshape(x, {2, 1, 0, 3}), {2, 4, 0, 3}), {8, 0, 3});
+  Value z = b.reshape(b.expand(b.reshape(b.input({DType::f32, {5}, {}}), {1, 5}), {0, 5}), {0});
+  Graph g = b.finish({b.unary(Op::neg, y), b.unary(Op::neg, z)});
+  auto results = run_compiled(g, {HostTensor{g.inputs()[0].type(), {}}, HostTensor{g.inputs()[1].type(), std::vector<std::byte>(20)}});
+  CHECK((results[0].bytes.empty() && results[1].bytes.empty()));
+}
+
 TEST_CASE("random graphs, fused") {
   for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false}, {});
 }

@@ -16,6 +16,7 @@ import zoo
 ALL = os.environ.get("BROACH_TEST_ALL") == "1"
 # Of every family one: encoders, decoders with rotary and learned positions, both, mixtures of experts, state space, images.
 SOME = ["albert", "bart", "bert", "deit", "gemma2", "gpt2", "llama", "mamba", "mixtral", "roberta", "t5", "vit"]
+native: dict[str, bool] = {}  # by model that ran
 GENERATING = ["gpt2", "llama", "gemma", "mistral", "opt", "phi", "qwen2", "gpt_neox", "bloom", "t5"]
 
 def _agree(entry, compiled, *call, **more) -> str:
@@ -36,8 +37,15 @@ def test_model(name):
     for call, more in zoo.calls():
         assert not (why := _agree(entry, compiled, *call, **more)), f"{why} at {call} {more}"
     told = compared.stats(compiled)
-    if not ALL:
-        assert told["front"] == "native" and told["compiled_calls"] >= 1, (told["reasons"], told["eager_reasons"])
+    native[name] = told["front"] == "native" and told["compiled_calls"] >= 1
+    assert native[name] or name not in SOME, (told["reasons"], told["eager_reasons"])
+
+
+@pytest.mark.skipif(not ALL, reason="each of the models of the bounded run is native")
+def test_native_share():
+    others = [name for name, yes in native.items() if not yes]
+    assert len(native) > len(SOME), "run together with the models"
+    assert len(others) <= (1 - zoo.NATIVE_SHARE) * len(native), others
 
 
 def _generator(name):

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import direct
+import table
 
 ALL = os.environ.get("BROACH_TEST_ALL") == "1"
 # A test that takes this many seconds hangs: the process prints every thread's stack and exits.
@@ -36,6 +37,8 @@ def _seeded():
 
 def pytest_terminal_summary(terminalreporter):
     """The shares, and in the file that BROACH_TEST_RANKS names, what to lower next."""
+    for line in table.finish():
+        terminalreporter.write_line(line)
     ranks = []
     for database in sorted({r.database for r in direct.RAN}):
         terminalreporter.section(f"{database}: how samples run once compiled")

@@ -1,11 +1,14 @@
-"""Small versions of the models in examples/ give eager's results, through Dynamo as users call them."""
+"""Small versions of the models in examples/ give eager's results as users call them, and with each graph pass left out."""
 
 from __future__ import annotations
+
+import os
 
 import broach
 import models
 import pytest
 import torch
+from broach._native import _C
 
 SMALL_LLAMA = {
     "hidden_size": 64,
@@ -43,6 +46,19 @@ SMALL = {
     "llama-step": {"prompt": 8, "capacity": 16, **SMALL_LLAMA},
 }
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Every pass and every other step that an option leaves out, alone and together.
+WITHOUT = {
+    **{name: {"disable_passes": [name]} for name in _C.pass_names()},
+    "passes": {"disable_passes": _C.pass_names()},
+    "freeze": {"freeze": False},
+    "fuse": {"fuse": False},
+    "lower": {"lower": False},
+    "anything": {"disable_passes": _C.pass_names(), "freeze": False, "fuse": False},
+}
+ALL = os.environ.get("BROACH_TEST_ALL") == "1"
+TURNS = [(w, list(SMALL)[(i + shift) % len(SMALL)], "fp32") for shift in (0, 4) for i, w in enumerate(WITHOUT)]
+# All with each model and type, or two models each so that every model has a turn.
+PAIRS = [(w, m, t) for w in WITHOUT for m in SMALL for t in DTYPES] if ALL else TURNS
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +74,9 @@ def _call(program: models.Program, call):
     return call(*program.args, **program.kwargs)
 
 
-def _agree(program: models.Program, dtype: torch.dtype) -> None:
+def _agree(program: models.Program, dtype: torch.dtype, **options) -> None:
     want = _call(program, program.call)
-    compiled = broach.compile(program.call)
+    compiled = broach.compile(program.call, options=options)
     for _ in range(2):
         found = models.error(want, _call(program, compiled))
         assert found.relative <= models.tolerance(dtype), found
@@ -78,6 +94,12 @@ def _all_compiled() -> None:
 @torch.no_grad()
 def test_model(name, dtype):
     _agree(models.build(name, dtype=DTYPES[dtype], **SMALL[name]), DTYPES[dtype])
+
+
+@pytest.mark.parametrize("without, name, dtype", PAIRS)
+@torch.no_grad()
+def test_without(without, name, dtype):
+    _agree(models.build(name, dtype=DTYPES[dtype], **SMALL[name]), DTYPES[dtype], **WITHOUT[without])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,6 +1,7 @@
 """Every module of PyTorch's own test database, captured directly: the compiled forward must equal eager's, and leave the same buffers.
 
 Float32 in the bounded run; BROACH_TEST_ALL=1 adds the other element types. BROACH_TEST_OPS=name,name narrows it to modules.
+How they run must be what module_db.txt says (table.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 
 import direct
 import pytest
+import table
 import torch
 from op_db_expected import INEXACT
 from torch.testing._internal.common_modules import module_db
@@ -79,10 +81,9 @@ def run(info, dtype, training, sample) -> str | None:
 @pytest.mark.parametrize("info", [m for m in module_db if not ONLY or m.name in ONLY], ids=lambda m: m.formatted_name)
 @torch.no_grad()
 def test_module(info):
-    failures, reasons, compared = [], set(), 0
-    for dtype in TYPES:
-        if dtype not in info.supported_dtypes("cpu"):
-            continue
+    failures, reasons, compared, ran = [], set(), 0, len(direct.RAN)
+    dtypes = [t for t in TYPES if t in info.supported_dtypes("cpu")]
+    for dtype in dtypes:
         for training in (False, True) if info.train_and_eval_differ or ALL else (False,):
             samples = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=training)
             for number, sample in enumerate(samples if ALL else samples[:SAMPLES]):
@@ -94,5 +95,15 @@ def test_module(info):
                 compared += why is None
                 reasons.add(why)
     assert not failures, "\n".join(failures)
+    table.MODULE_DB.check(info.name, table.cells(direct.RAN[ran:]), dtypes)
     if not compared:
         pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")
+
+
+def test_the_table():
+    """Every line is of a module that there is, once, and has been compared."""
+    if why := table.why_not_compared():
+        pytest.skip(why)
+    names = [m.name for m in module_db]
+    assert len(names) == len(set(names))
+    assert table.MODULE_DB.rows and not set(table.MODULE_DB.rows) - set(names)

@@ -2,6 +2,7 @@
 
 A seeded sample of each operation's arguments; all of them with BROACH_TEST_ALL=1. BROACH_TEST_OPS=name,name and
 BROACH_TEST_TYPES=type,type narrow it. BROACH_TEST_RANKS=file ranks there what keeps samples from running without extern.
+How they run must be what op_db.txt says (table.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 
 import direct
 import pytest
+import table
 import torch
 from op_db_expected import EXPECTED, INEXACT, SKIPPED
 from torch.testing._internal import common_methods_invocations
@@ -128,10 +130,9 @@ def run(op, dtype, sample) -> str | None:
 def test_op(op):
     if name_of(op) in SKIPPED:
         pytest.skip(SKIPPED[name_of(op)])
-    failures, reasons, compared = [], set(), 0
-    for dtype in SAMPLES:
-        if dtype not in op.supported_dtypes("cpu") or (TYPES and direct.short(dtype) not in TYPES):
-            continue
+    failures, reasons, compared, ran = [], set(), 0, len(direct.RAN)
+    dtypes = [t for t in SAMPLES if t in op.supported_dtypes("cpu") and (not TYPES or direct.short(t) in TYPES)]
+    for dtype in dtypes:
         for number, sample in enumerate(samples_of(op, dtype)):
             try:
                 why = run(op, dtype, sample)
@@ -142,7 +143,17 @@ def test_op(op):
             reasons.add(why)
     unexpected = [text for dtype, text in failures if (name_of(op), dtype) not in EXPECTED]
     assert not unexpected, "\n".join(unexpected)
+    table.OP_DB.check(name_of(op), table.cells(direct.RAN[ran:], [dtype for dtype, _ in failures]), dtypes)
     if failures:
         pytest.xfail("; ".join(sorted({EXPECTED[name_of(op), dtype] for dtype, _ in failures})))
     if not compared:
         pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")
+
+
+def test_the_table():
+    """Every line is of an operation that there is, once, and has been compared."""
+    if why := table.why_not_compared():
+        pytest.skip(why)
+    names = [name_of(op) for op in op_db]
+    assert len(names) == len(set(names))
+    assert table.OP_DB.rows and not set(table.OP_DB.rows) - set(names)

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <mutex>
 
 #include "support/error.h"
+#include "support/recently_used.h"
 #include "target/cpu/choice.h"
 #include "target/cpu/epilogue.h"
 #include "target/cpu/onednn.h"
@@ -183,10 +183,12 @@ std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
   return std::nullopt;
 }
 
-// Primitives of the process by what they compute: layers of one shape share one.
+// Primitives of the process by what they compute: layers of one shape share one. Those that nobody asked for lately live with
+// the contractions that use them.
 struct Library {
+  static constexpr size_t kMost = 512;
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<const Primitive>> primitives;
+  RecentlyUsed<std::string, std::shared_ptr<const Primitive>> primitives{kMost};
   static Library& get() {
     static Library* library = new Library;
     return *library;
@@ -232,11 +234,11 @@ std::shared_ptr<const Primitive> primitive_for(const Desc& desc) {
   std::string key = key_of(desc);
   {
     std::lock_guard lock(library.mutex);
-    if (auto it = library.primitives.find(key); it != library.primitives.end()) return it->second;
+    if (auto known = library.primitives.find(key)) return *known;
   }
   auto p = Primitive::create(desc);
   std::lock_guard lock(library.mutex);
-  return library.primitives.emplace(std::move(key), std::move(p)).first->second;
+  return library.primitives.insert(std::move(key), std::move(p));
 }
 
 void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
@@ -526,7 +528,7 @@ class OneDnnContraction : public CompiledContraction {
       }
       if (measures) find_candidates(b, desc);
     }
-    if (!b.primitive) fail("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (!b.primitive) unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
     if (b.packed || b.needs_packing) b.layout = (b.packed ? b.packed : b.primitive)->weight_layout().hash();
     return b;
   }
@@ -577,20 +579,19 @@ class OneDnnContraction : public CompiledContraction {
   Built for_sizes(std::span<const int64_t> symbols) const {
     std::vector<int64_t> key(symbols.begin(), symbols.end());
     std::lock_guard lock(mutex_);
-    auto it = built_.find(key);
-    if (it != built_.end()) return it->second;
-    if (built_.size() > 256) built_.clear();
-    return built_.emplace(std::move(key), build(symbols)).first->second;
+    if (auto known = built_.find(key)) return *known;
+    return built_.insert(std::move(key), build(symbols));
   }
 
   static constexpr int64_t kPackedRows = 96, kNarrowRows = 16;
+  static constexpr size_t kMostSizes = 128;  // of which primitives are kept
 
   ContractionStep step_;
   CompileSettings settings_;
   bool is_static_ = false;
   Built fixed_;
   mutable std::mutex mutex_;
-  mutable std::map<std::vector<int64_t>, Built> built_;
+  mutable RecentlyUsed<std::vector<int64_t>, Built> built_{kMostSizes};
 };
 
 }  // namespace

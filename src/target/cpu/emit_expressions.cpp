@@ -161,6 +161,7 @@ llvm::Value* KernelEmitter::compute(int at) {
   const KernelExpr& e = plan_.expr(at);
   switch (e.kind) {
     case Kind::constant: return constant(e.value, e.dtype);
+    case Kind::parameter: return parameters_.at(static_cast<size_t>(as_int(e.value)));
     case Kind::position: return position(e.access.index);
     case Kind::load: return load(e);
     case Kind::bounds: return bounds(e);

@@ -118,8 +118,20 @@ void KernelEmitter::load_arguments() {
     buffers_.push_back(b_.CreateLoad(ptr, b_.CreateConstGEP1_64(ptr, fn_->getArg(0), i)));
   for (int i = 0; i < k_.symbols; ++i)
     symbols_.push_back(b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstGEP1_64(b_.getInt64Ty(), fn_->getArg(1), static_cast<uint64_t>(i))));
+  load_parameters();
   error_ = local(b_.getInt32Ty(), "error");
   b_.CreateStore(b_.getInt32(0), error_);
+}
+
+// Numbers arrive as doubles, whose values the element types hold.
+void KernelEmitter::load_parameters() {
+  parameters_.assign(static_cast<size_t>(k_.parameters), nullptr);
+  for (const KernelExpr& e : k_.exprs) {
+    if (e.kind != KernelExpr::Kind::parameter) continue;
+    const auto at = static_cast<size_t>(as_int(e.value));
+    V number = b_.CreateLoad(b_.getDoubleTy(), b_.CreateConstGEP1_64(b_.getInt64Ty(), fn_->getArg(1), static_cast<uint64_t>(k_.symbols) + at));
+    parameters_[at] = e.dtype == DType::f64 ? number : b_.CreateFPTrunc(number, scalar_type(e.dtype));
+  }
 }
 
 void KernelEmitter::emit_unit(V unit) {

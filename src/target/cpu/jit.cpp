@@ -25,6 +25,8 @@
 #include <unordered_map>
 
 #include "support/error.h"
+#include "support/log.h"
+#include "support/recently_used.h"
 #include "target/cpu/codegen.h"
 
 namespace broach::cpu {
@@ -68,7 +70,7 @@ struct Host {
   }
 };
 
-// The code that the JIT holds; it lives as long as the process, since any number of executables share it.
+// The code that the JIT holds.
 class Code {
  public:
   static Code& get() {
@@ -76,8 +78,14 @@ class Code {
     return *code;
   }
 
-  void add(std::unique_ptr<llvm::MemoryBuffer> object) {
-    if (auto e = jit_->addObjectFile(std::move(object))) fail("cpu: linking a kernel: ", llvm::toString(std::move(e)));
+  // The code lives until `remove`.
+  llvm::orc::ResourceTrackerSP add(std::unique_ptr<llvm::MemoryBuffer> object) {
+    auto tracker = jit_->getMainJITDylib().createResourceTracker();
+    if (auto e = jit_->addObjectFile(tracker, std::move(object))) fail("cpu: linking a kernel: ", llvm::toString(std::move(e)));
+    return tracker;
+  }
+  static void remove(llvm::orc::ResourceTracker& code) {
+    if (auto e = code.remove()) log_warning("cpu: the code of a kernel stays: ", llvm::toString(std::move(e)));
   }
   KernelFn* find(const std::string& name) { return take(jit_->lookup(name), "looking up a kernel").toPtr<KernelFn*>(); }
 
@@ -98,9 +106,11 @@ class Code {
 
 class CpuKernel : public CompiledKernel {
  public:
-  CpuKernel(KernelFn* fn, KernelShape shape, size_t bytes) : fn_(fn), shape_(std::move(shape)), bytes_(bytes) {
+  CpuKernel(KernelFn* fn, llvm::orc::ResourceTrackerSP code, KernelShape shape, size_t bytes) : fn_(fn), code_(std::move(code)), shape_(std::move(shape)), bytes_(bytes) {
     if (shape_.units.is_constant() && shape_.work_per_unit.is_constant() && shape_.scratch_bytes.is_constant()) fixed_ = sizes({});
   }
+
+  ~CpuKernel() override { Code::remove(*code_); }
 
   bool launch(void* const* buffers, const int64_t* symbols, const Threads& threads) const override {
     Sizes s = fixed_ ? *fixed_ : sizes([&](SymbolId id) { return symbols[id]; });
@@ -142,6 +152,7 @@ class CpuKernel : public CompiledKernel {
   }
 
   KernelFn* fn_;
+  llvm::orc::ResourceTrackerSP code_;
   KernelShape shape_;
   size_t bytes_;
   std::optional<Sizes> fixed_;
@@ -222,10 +233,12 @@ Compiled compile_one(const Kernel& kernel, const std::string& name) {
   return {std::make_unique<llvm::SmallVectorMemoryBuffer>(std::move(bytes), name, false), shape, size};
 }
 
-// Kernels compiled so far, by text. A kernel that another thread is compiling is compiled twice at worst.
+// Kernels compiled lately, by text; others live with the executables that use them. A kernel that another thread is compiling is
+// compiled twice at worst.
 struct Known {
+  static constexpr size_t kMost = 4096;
   std::mutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<const CompiledKernel>> kernels;
+  RecentlyUsed<std::string, std::shared_ptr<const CompiledKernel>> kernels{kMost};
   int names = 0;
   static Known& get() {
     static Known* known = new Known;
@@ -239,19 +252,22 @@ std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<con
   struct Job {
     const Kernel* kernel;
     std::string text, name;
-    std::shared_ptr<const CompiledKernel> result;
     Compiled compiled;
   };
   Known& known = Known::get();
   std::vector<Job> jobs;
   std::vector<std::string> texts;
+  std::unordered_map<const Kernel*, size_t> spelled;  // those that are one object have one text
+  std::unordered_map<std::string, std::shared_ptr<const CompiledKernel>> found;
   {
     std::lock_guard lock(known.mutex);
-    std::unordered_map<std::string, bool> queued;
     for (const auto& k : kernels) {
-      texts.push_back(k->str());
-      if (known.kernels.contains(texts.back()) || !queued.emplace(texts.back(), true).second) continue;
-      jobs.push_back({k.get(), texts.back(), cat("broach_kernel_", known.names++), nullptr, {}});
+      auto [at, fresh] = spelled.emplace(k.get(), texts.size());
+      texts.push_back(fresh ? k->str() : texts[at->second]);
+      auto [it, first] = found.emplace(texts.back(), nullptr);
+      if (!first) continue;
+      if (auto* compiled = known.kernels.find(texts.back())) it->second = *compiled;
+      else jobs.push_back({k.get(), texts.back(), cat("broach_kernel_", known.names++), {}});
     }
   }
   std::atomic<size_t> next{0};
@@ -278,12 +294,14 @@ std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<con
   work();
   for (auto& t : pool) t.join();
   if (failure) std::rethrow_exception(failure);
-  for (Job& j : jobs) Code::get().add(std::move(j.compiled.object));
-  for (Job& j : jobs) j.result = std::make_shared<CpuKernel>(Code::get().find(j.name), j.compiled.shape, j.compiled.bytes);
+  std::vector<llvm::orc::ResourceTrackerSP> code;
+  for (Job& j : jobs) code.push_back(Code::get().add(std::move(j.compiled.object)));
+  for (size_t i = 0; i < jobs.size(); ++i)
+    found[jobs[i].text] = std::make_shared<CpuKernel>(Code::get().find(jobs[i].name), std::move(code[i]), jobs[i].compiled.shape, jobs[i].compiled.bytes);
   std::lock_guard lock(known.mutex);
-  for (Job& j : jobs) known.kernels.emplace(std::move(j.text), std::move(j.result));
+  for (Job& j : jobs) known.kernels.insert(j.text, found.at(j.text));
   std::vector<std::shared_ptr<const CompiledKernel>> out;
-  for (const auto& t : texts) out.push_back(known.kernels.at(t));
+  for (const auto& t : texts) out.push_back(found.at(t));
   return out;
 }
 

@@ -58,6 +58,7 @@ class KernelEmitter : ScalarEmitter {
   void loop(const char* name, V begin, V end, V step, const std::function<void(V)>& body);
   void when(V condition, const std::function<void()>& body, const std::function<void()>& otherwise = nullptr);
   void load_arguments();
+  void load_parameters();
   void emit_units();
   V streamed_buffers_aligned();
   void emit_unit(V unit);
@@ -77,7 +78,7 @@ class KernelEmitter : ScalarEmitter {
   llvm::LLVMContext& context_;
   llvm::Function* fn_;
   llvm::BasicBlock* entry_;
-  std::vector<V> buffers_, symbols_;
+  std::vector<V> buffers_, symbols_, parameters_;
   llvm::AllocaInst* error_ = nullptr;
   std::map<SymbolId, V> point_;      // of each axis, the current position; of the vector axis that of lane 0
   bool streaming_ = false;           // write results that are to be streamed past the caches

@@ -61,14 +61,18 @@ std::string library_path() {
   return configured_path().path.empty() ? "libdnnl.so.3" : configured_path().path;
 }
 
+// Of the process, whoever was built with one: the programs of an instrumented host, say.
+bool runs_under_sanitizer() {
+  auto has = [](const char* name) { return dlsym(RTLD_DEFAULT, name) != nullptr; };
+  return has("__asan_init") || has("__tsan_init") || has("__msan_init") || has("__hwasan_init");
+}
+
 // DEEPBIND makes the library prefer its own symbols to those of any other oneDNN in the process. Sanitizers refuse it,
 // because it hides their malloc.
-constexpr int open_flags() {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  return RTLD_NOW | RTLD_LOCAL;
-#else
-  return RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND;
-#endif
+int open_flags() {
+  const char* choice = std::getenv("BROACH_ONEDNN_DEEPBIND");  // 0 or 1
+  bool deep = choice && *choice ? *choice != '0' : !runs_under_sanitizer();
+  return RTLD_NOW | RTLD_LOCAL | (deep ? RTLD_DEEPBIND : 0);
 }
 
 // The first function that the file lacks, or "".

@@ -105,7 +105,7 @@ class Run {
     for (const Node& n : graph_.nodes()) {
       try {
         values_[n.id] = evaluate(n);
-      } catch (const std::exception& e) {
+      } catch (const Error& e) {
         fail("%", n.id, " (", name_of(n.op), "): ", e.what());
       }
     }

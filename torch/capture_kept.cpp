@@ -1,0 +1,66 @@
+// What host code does besides operations, where it shows: tensors of one run that are still held when it is over, which a replay
+// would not make anew, and sizes that were asked for in plain numbers.
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "capture.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+using Known = std::unordered_set<const c10::TensorImpl*>;
+
+// A view keeps the tensor that it is a view of.
+void add_with_base(const at::Tensor& t, Known& known) {
+  if (!t.defined()) return;
+  known.insert(t.unsafeGetTensorImpl());
+  if (!t.is_inference() && t.is_view()) known.insert(t._base().unsafeGetTensorImpl());
+}
+
+bool is_gradient_of(const at::Tensor& t, const c10::TensorImpl* kept) { return t.defined() && t.is_leaf() && t.grad().unsafeGetTensorImpl() == kept; }
+
+}  // namespace
+
+std::string Capture::kept(const std::vector<at::Tensor>& outputs) const {
+  Known known;
+  for (const auto* list : {&given_, &lifted_, &outputs})
+    for (const at::Tensor& t : *list) add_with_base(t, known);
+  for (const auto& [impl, seen] : tensors_) {
+    if (seen.impl.use_count() == 0 || known.contains(impl)) continue;
+    const Type& type = trace_.tensors[static_cast<size_t>(seen.id)].type;
+    for (const auto* list : {&given_, &lifted_})
+      for (const at::Tensor& t : *list)
+        if (is_gradient_of(t, impl)) return cat("the gradient, ", type.str(), ", of a tensor that it was given or holds");
+    auto maker = std::find_if(trace_.ops.begin(), trace_.ops.end(), [&, id = seen.id](const TraceOp& op) { return std::find(op.results.begin(), op.results.end(), id) != op.results.end(); });
+    if (maker == trace_.ops.end()) continue;
+    return cat("a tensor, ", type.str(), ", that ", maker->schema, " gave", maker->line >= 0 ? " at " + trace_.lines[static_cast<size_t>(maker->line)] : "");
+  }
+  return "";
+}
+
+bool Capture::writes_inputs() const {
+  std::unordered_set<int32_t> written;
+  for (const TraceOp& op : trace_.ops)
+    for (TensorId id : op.mutated) written.insert(trace_.tensors[static_cast<size_t>(id)].storage);
+  return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId id) { return written.contains(trace_.tensors[static_cast<size_t>(id)].storage); });
+}
+
+void Capture::note_plain_read(const SymInt& size) {
+  if (!size.is_constant()) size.collect_symbols(plainly_read_);
+}
+
+std::vector<Capture::InputSize> Capture::plain_reads() const {
+  std::vector<InputSize> out;
+  for (SymbolId id : plainly_read_) {
+    const SymbolInfo& s = trace_.symbols->infos()[static_cast<size_t>(id)];
+    bool known = std::any_of(out.begin(), out.end(), [&](const InputSize& o) { return o.input == s.input && o.dim == s.dim; });
+    if (s.source == SymbolInfo::Source::size && s.input >= 0 && !known) out.push_back({s.input, s.dim});
+  }
+  return out;
+}
+
+}  // namespace broach
