@@ -167,7 +167,12 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (!torch_codes_.insert(code).second) return;
   std::string_view function = text_of(code->co_name);
-  if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) effect(frame, "asks for the identity of a tensor");
+  if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
+    torch_codes_.erase(code);  // whoever asks next
+    Ref asks = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame)));
+    Ref by = asks ? Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(asks.get())))) : Ref();
+    if (by && owner(reinterpret_cast<PyCodeObject*>(by.get())) == Owner::user) effect(frame, "asks for the identity of a tensor");
+  }
   asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" || function == "is_torchdynamo_compiling";
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";

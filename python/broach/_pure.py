@@ -72,8 +72,8 @@ PURE = frozenset(
     | _names("allocate_lock get_native_id", "_thread.")
     | _names("__enter__ __exit__", "_thread.lock.")
     | _names("__enter__ __exit__", "_thread.RLock.")
-    | _names("get", "ContextVar.")
-    | _names("get", "_contextvars.ContextVar.")
+    | _names("get set reset", "ContextVar.")  # whose value is compared afterwards
+    | _names("get set reset", "_contextvars.ContextVar.")
     | _names("send throw close __next__", "generator.")
     | _names("getter setter deleter", "property.")
     | _names("get keys values items copy", "mappingproxy.")
@@ -218,7 +218,7 @@ VALUES = frozenset(
     _contextvars.Token Token
     numpy.dtype numpy.ufunc numpy._ArrayFunctionDispatcher
     torch.dtype torch.device torch.layout torch.memory_format torch.finfo torch.iinfo torch.Size torch.qscheme
-    PyCapsule
+    PyCapsule ScriptFunction torch._C.ScriptFunction
     """.split()
 )
 

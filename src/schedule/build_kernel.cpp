@@ -275,7 +275,8 @@ class KernelBuilder {
   Index reshaped(const Shape& from, const Shape& to, const Index& index) const {
     Ranges r = ranges();
     // Without elements no position is read, and none could be divided by the sizes.
-    if (std::find(to.begin(), to.end(), SymInt(0)) != to.end()) return Index(to.size());
+    auto none = [](const Shape& s) { return std::find(s.begin(), s.end(), SymInt(0)) != s.end(); };
+    if (none(from) || none(to)) return Index(to.size(), SymInt(0));
     Index out(to.size());
     // Only the groups of dimensions that really change are linearised.
     size_t i = 0, j = 0;
