@@ -43,7 +43,8 @@ class State {
   // its defaults. Of torch's code it watches what the names stand for, and not what that consists of.
   void enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function);
   // A function without arguments whose answer is part of the state (how many threads there are).
-  void watch_answer(PyObject* function);
+  // `its_own`: one that the program may itself have changed for a while, as torch's code does; it is then left out.
+  void watch_answer(PyObject* function, bool its_own = false);
   // Globals of a library's module that C code reads.
   void watch_globals(const char* module, std::initializer_list<const char*> names);
 
@@ -95,6 +96,7 @@ class State {
     int parent;
     std::string label;
     bool module_dict = false;  // the instance dict of an nn.Module
+    bool its_own = false, left = false;  // answer: may be left out, and is
     bool of_torch = false;     // part of an object of torch's that is no module
     Ref type;                  // whose class dict it is
     const std::unordered_set<std::string>* unwatched = nullptr;

@@ -169,6 +169,7 @@ void State::find_weakly_held() {
     if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o)) problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
   }
   weak_.clear();
+  for (Node& n : nodes_) n.left = n.left || (n.its_own && !same(n, false, nullptr));
 }
 
 // Python's own containers, and what refers to others. False for anything else.
@@ -459,9 +460,10 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
   in_library_ = false;
 }
 
-void State::watch_answer(PyObject* function) {
+void State::watch_answer(PyObject* function, bool its_own) {
   if (known_.contains(function)) return;
-  node_of(Kind::answer, function, -1, cat(reinterpret_cast<PyCFunctionObject*>(function)->m_ml->ml_name, "()"));
+  int id = node_of(Kind::answer, function, -1, cat(reinterpret_cast<PyCFunctionObject*>(function)->m_ml->ml_name, "()"));
+  nodes_[static_cast<size_t>(id)].its_own = its_own;
   visit_queued();
 }
 
