@@ -164,7 +164,7 @@ IMPURE = frozenset(
     )
     | _names("_to_dlpack _to_dlpack_versioned _from_dlpack _dlpack_exchange_api _data_address _tensor_impl_raw_handle", "torch._C.")
     | _names("_swap_tensor_impl _replace_ _increment_version _unsafe_reset_storage _add_cached_tensor _is_cached_tensor", "torch._C.")
-    | _names("_construct_storage_from_data_pointer Generator default_generator _EngineBase _ImperativeEngine fork wait", "torch._C.")
+    | _names("_construct_storage_from_data_pointer Generator default_generator fork wait", "torch._C.")
     | _names("_current_graph_task_id _current_autograd_node set_flush_denormal set_anomaly_enabled _enter_dual_level", "torch._C.")
     | _names(
         """
