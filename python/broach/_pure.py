@@ -54,7 +54,7 @@ PURE = frozenset(
     | _names("_count_elements", "_collections.")
     | _names("popleft appendleft append pop clear extend extendleft rotate reverse insert remove index count copy __copy__", "collections.deque.")
     | _names("move_to_end popitem pop setdefault clear copy keys values items update __reversed__", "collections.OrderedDict.")
-    | _names("copy __copy__ __missing__", "collections.defaultdict.")
+    | _names("copy __copy__ __missing__ get keys values items pop popitem setdefault update clear", "collections.defaultdict.")
     | _names("get_cache_token _abc_init _abc_register _abc_instancecheck _abc_subclasscheck", "_abc.")
     | _names("bisect_right insort_right bisect_left insort_left", "_bisect.")
     | _names("heappush heappushpop heappop heapreplace heapify _heappop_max _heapify_max _heapreplace_max", "_heapq.")
