@@ -32,7 +32,7 @@ class CaptureError(RuntimeError):
 
 
 # What runs later, as its caller drives it. Dynamo does not take it either (before 3.12 it may crash).
-SUSPENDED = tuple(f"returns a value of type {kind}" for kind in ("coroutine", "generator", "async_generator"))
+SUSPENDED = tuple(f"returns a value of the native type {kind}" for kind in ("coroutine", "generator", "async_generator"))
 
 
 class Front:
