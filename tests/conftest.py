@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("BROACH_VERIFY", "1")
 
 import pytest
+import torch
 from broach._native import _C
 
 
@@ -15,3 +16,10 @@ def _no_bugs():
     yield
     bugs = _C.take_bugs()
     assert not bugs, "\n".join(bugs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settable():
+    """torch's own test helpers, once a test module imports them, forbid to set a backend's flags as users do."""
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():
+        yield

@@ -47,10 +47,3 @@ def pytest_terminal_summary(terminalreporter):
         ranks += [database, *direct.share_report(database), *direct.rank_report(database), ""]
     if ranks and (path := os.environ.get("BROACH_TEST_RANKS")):
         Path(path).write_text("\n".join(ranks))
-
-
-@pytest.fixture(autouse=True)
-def _settable():
-    """torch's own test helpers, once imported, forbid to set a backend's flags as users do."""
-    with getattr(torch.backends, "__allow_nonbracketed_mutation")():
-        yield
