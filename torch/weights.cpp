@@ -59,16 +59,46 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
 Weights::StatePointer Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !prologue_) return nullptr;
   StatePointer state = state_.load(std::memory_order_acquire);
-  if (state && is_fresh(*state, inputs) && is_complete(*state, inputs, symbols)) return state;
-  std::unique_lock lock(mutex_);
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (state && is_fresh(*state, inputs)) {
+    if (is_complete(*state, inputs, symbols) || !lock.try_lock()) return state;  // another thread is packing more
+  } else {
+    lock.lock();
+  }
   state = renewed(inputs, symbols);
   lock.unlock();
   return state ? state : once(inputs);
 }
 
-// Whether nothing more could be packed: no measurement wants other weights packed, and nobody let go of one.
+// What is to be packed, if all could be at once.
+std::vector<Executable::Packable> Weights::wanted(const std::vector<int64_t>& symbols) const {
+  const Executable& main = main_->executable();
+  std::vector<Executable::Packable> out;
+  std::set<size_t> trials;  // one weight packed for each
+  for (const auto& p : packables_) {
+    bool wants = main.wants_packed(p.contraction, symbols);
+    size_t shape = wants ? 0 : main.packing_trial(p.contraction, symbols);
+    if (wants || (shape && trials.insert(shape).second)) out.push_back(p);
+  }
+  return out;
+}
+
+bool Weights::affords(const Executable::Packable& p, const std::vector<int64_t>& symbols) const {
+  const Executable& main = main_->executable();
+  return !main.pace() || main.pace()->affords_packing(main.packed_bytes(p.contraction, symbols));
+}
+
+// Whether this call can add nothing: the pace allows none of the copies that are wanted, and nobody let go of a weight.
 bool Weights::is_complete(const State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
-  if (!state.settled && main_->executable().is_settled(symbols)) return false;
+  if (!state.settled) {
+    bool lacks = false;
+    for (const auto& p : wanted(symbols)) {
+      if (state.packs[static_cast<size_t>(p.contraction)].data || state.unwatched.contains(p.input)) continue;
+      if (affords(p, symbols)) return false;
+      lacks = true;
+    }
+    if (!lacks && main_->executable().is_settled(symbols)) return false;
+  }
   return std::none_of(state.denied.begin(), state.denied.end(), [&](const auto& d) { return d.most.allow(tensor(inputs, d.input)); });
 }
 
@@ -77,7 +107,7 @@ Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vecto
   StatePointer state = state_.load();
   std::vector<std::shared_ptr<const Watch>> now;
   Packs kept;
-  bool may_build = upkeep_.affords(building_);
+  bool goes_on = state && !state->settled, may_build = goes_on || upkeep_.affords(building_);
   if (state && !is_fresh(*state, inputs)) {
     if (!upkeep_.affords(comparing_)) return nullptr;
     double idle = upkeep_.idle();
@@ -88,12 +118,15 @@ Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vecto
       kept = packs_that_hold(*state, now);
       state_.store(nullptr);  // gives back what the other copies hold
       state = nullptr;
+      goes_on = false;
+      may_build = upkeep_.affords(building_);
     }
   }
   if (state && (is_complete(*state, inputs, symbols) || !may_build)) return state;
   if (!state && (!stays_the_same(inputs) || !may_build)) return nullptr;
   StatePointer next;
-  building_ = upkeep_.spend([&] { next = build(inputs, symbols, state && !state->settled ? state.get() : nullptr); });
+  double took = upkeep_.spend([&] { next = build(inputs, symbols, goes_on ? state.get() : nullptr); });
+  building_ = goes_on ? building_ + took : took;
   state_.store(next, std::memory_order_release);
   return next;
 }
@@ -171,7 +204,7 @@ std::optional<PackSource> Weights::source_of(State& state, int input, const RunI
   return PackSource{inputs.addresses[static_cast<size_t>(input)], watch.get(), watch};
 }
 
-// `old`: a state that agrees with the inputs; what is packed alike in both is shared.
+// `old`: a state that agrees with the inputs and lacks copies.
 Weights::StatePointer Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
   state->found_written = Watches::of_process().found_written();
@@ -184,24 +217,21 @@ Weights::StatePointer Weights::build(const RunInputs& inputs, const std::vector<
     state->frozen = prologue_->run(inputs, {}, nullptr, {});
     state->frozen_names = std::make_shared<std::byte[]>(state->frozen.size());
   }
-  pack(*state, inputs, symbols);
+  pack(*state, inputs, symbols, old);
   for (const at::Tensor& t : state->frozen) state->frozen_inputs.add(t);
   return state;
 }
 
-void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
+// As many of the copies that are wanted as the program's pace allows in this call. What `old` has is found again.
+void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   const Executable& main = main_->executable();
   state.packs.resize(static_cast<size_t>(main.contractions()));
   state.settled = main.is_settled(symbols);
-  std::set<size_t> trials;  // one weight packed for each
-  for (const auto& p : packables_) {
-    bool trial = false;
-    if (!main.wants_packed(p.contraction, symbols)) {
-      size_t shape = main.packing_trial(p.contraction, symbols);
-      trial = shape && trials.insert(shape).second;
-      if (!trial) continue;
-    }
-    if (auto source = source_of(state, p.input, inputs)) state.packs[static_cast<size_t>(p.contraction)] = main.pack(p.contraction, *source, symbols, trial);
+  for (const auto& p : wanted(symbols)) {
+    const auto at = static_cast<size_t>(p.contraction);
+    if (!(old && old->packs[at].data) && !affords(p, symbols)) state.settled = false;
+    else if (auto source = source_of(state, p.input, inputs)) state.packs[at] = main.pack(p.contraction, *source, symbols);
+    else state.unwatched.insert(p.input);
   }
   if (!symbols.empty() || !state.settled) return;  // other sizes, or candidates, may want them in other arrangements
   for (size_t i = 0; i < state.frozen.size(); ++i)

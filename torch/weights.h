@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "runner.h"
@@ -69,7 +70,8 @@ class Weights {
     RunInputs frozen_inputs;         // the same, as a run takes them
     std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
-    bool settled = true;             // it is known which contractions want their weights packed
+    bool settled = true;             // it is known which contractions want their weights packed, and they are
+    std::set<int> unwatched;         // inputs whose memory cannot be watched
   };
 
   // `constant`: which inputs are passed unchanged from call to call. `prologue` may be null. `by_rule`: what is packed does not
@@ -92,6 +94,8 @@ class Weights {
 
   StatePointer renewed(const RunInputs& inputs, const std::vector<int64_t>& symbols);
   StatePointer once(const RunInputs& inputs) const;
+  std::vector<Executable::Packable> wanted(const std::vector<int64_t>& symbols) const;
+  bool affords(const Executable::Packable& p, const std::vector<int64_t>& symbols) const;  // packing it in this call
   bool is_complete(const State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
   bool is_unchanged(const State& state, const RunInputs& inputs, std::vector<std::shared_ptr<const Watch>>& now) const;
   Packs packs_that_hold(const State& state, const std::vector<std::shared_ptr<const Watch>>& now) const;
@@ -101,7 +105,7 @@ class Weights {
   // Null if the input's memory cannot be watched.
   std::shared_ptr<const Watch> add_source(State& state, int input, const RunInputs& inputs) const;
   std::optional<PackSource> source_of(State& state, int input, const RunInputs& inputs) const;
-  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
+  void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
 
   std::shared_ptr<const Runner> main_, prologue_;
   std::vector<bool> constant_;

@@ -243,9 +243,9 @@ void Executable::run_steps(Frame& frame) const {
   for (const CompiledStep& s : steps_) run_step(s, frame);
 }
 
-PackedWeight Executable::pack(int contraction, const PackSource& source, std::span<const int64_t> symbols, bool trial) const {
+PackedWeight Executable::pack(int contraction, const PackSource& source, std::span<const int64_t> symbols) const {
   const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
-  size_t bytes = s.contraction->packed_bytes(symbols, trial);
+  size_t bytes = s.contraction->packed_bytes(symbols, true);
   if (bytes == 0) return {};
   const Operand& w = s.contraction_step->operands[1];
   const int64_t offset = w.place.offset.eval(symbols) * static_cast<int64_t>(size_of(w.type.dtype));
@@ -253,7 +253,12 @@ PackedWeight Executable::pack(int contraction, const PackSource& source, std::sp
   PackForm form{static_cast<int64_t>(w.type.dtype), offset, static_cast<int64_t>(packed.layout)};
   for (const Shape* numbers : {&w.type.shape, &w.place.strides})
     for (const SymInt& n : *numbers) form.push_back(n.eval(symbols));
-  packed.data = SharedPacks::of_process().find_or_make(source, form, bytes, [&](std::byte* memory) { s.contraction->pack(symbols, static_cast<const std::byte*>(source.data) + offset, memory); });
+  packed.data = SharedPacks::of_process().find_or_make(source, form, bytes, [&](std::byte* memory) {
+    auto start = std::chrono::steady_clock::now();
+    s.contraction->pack(symbols, static_cast<const std::byte*>(source.data) + offset, memory);
+    std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    pace_.packed(bytes, took.count());
+  });
   return packed;
 }
 

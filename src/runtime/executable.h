@@ -74,9 +74,9 @@ class Executable {
   int contractions() const { return static_cast<int>(contraction_steps_.size()); }
   // For these sizes; at others it is used if they want the same arrangement. What is packed alike already, by whatever program,
   // is shared.
-  PackedWeight pack(int contraction, const PackSource& source, std::span<const int64_t> symbols, bool trial) const;
+  PackedWeight pack(int contraction, const PackSource& source, std::span<const int64_t> symbols) const;
   bool wants_packed(int contraction, std::span<const int64_t> symbols) const;
-  size_t packed_bytes(int contraction, std::span<const int64_t> symbols) const;  // if it is, for a trial too
+  size_t packed_bytes(int contraction, std::span<const int64_t> symbols) const;  // of its weight, if it is packed
   // See CompiledContraction.
   size_t packing_trial(int contraction, std::span<const int64_t> symbols) const;
   bool is_settled(std::span<const int64_t> symbols) const;  // all of them

@@ -149,3 +149,17 @@ def test_pinned_weights_are_packed_at_once():
         results = [fast(x) for _ in range(6)]
         assert broach.explain(fast, x).packed_bytes >= 3 * model[0].weight.nbytes
     assert all(torch.equal(results[1], r) for r in results[1:])
+
+
+def test_measured_weights_are_packed_a_few_in_a_call():
+    model, x = _linears(64, 1088, count=12)
+    packed = []
+    with torch.no_grad():
+        fast, expected = broach.compile(model), model(x)
+        for call in range(2 * ENOUGH):
+            torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-5)
+            if call < 40:
+                packed.append(broach.explain(fast, x).packed_bytes)  # which is a call, too
+    assert packed == sorted(packed)
+    if packed[-1] >= len(model) * model[0].weight.nbytes:  # packing won here
+        assert len(set(packed)) > 3

@@ -376,8 +376,10 @@ class OneDnnContraction : public CompiledContraction {
       desc.math = math_mode(math());
       if (settings_.host_contraction) b.host = host_form(desc, symbols);
       build_conv(b, desc, symbols);
-      // oneDNN 3.2 computes transposed ones by the kernels of others: better than the host's only where measured to be.
-      const bool measures = is_worth_measuring(desc.weight, flops(desc));
+      // oneDNN 3.2 computes transposed ones by the kernels of others: better than the host's only where measured to be. Those of
+      // single points are matrix products, which the host computes as such; oneDNN may take 40 times as long.
+      const bool is_product = desc.transposed && b.host && std::all_of(desc.src.dims.begin() + 2, desc.src.dims.end(), [](int64_t d) { return d == 1; });
+      const bool measures = !is_product && is_worth_measuring(desc.weight, flops(desc));
       if (b.primitive && measures) find_candidates(b, key_of(desc));
       else if (desc.transposed && b.host) keep_host_only(b);
     } else {
