@@ -302,8 +302,7 @@ def test_weights_in_one_memory():
 def _packs_here():
     _, compiled, x = _compiled("product")
     w = torch.randn(64, 64)
-    compiled(x, w), compiled(x, w)
-    return _is_packed(compiled)
+    return _until_packed(compiled, lambda: compiled(x, w))
 
 
 needs_packing = pytest.mark.skipif(not _packs_here(), reason="nothing is packed on this machine")
