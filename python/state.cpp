@@ -105,11 +105,11 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   n.parent = parent;
   n.label = std::move(label);
   switch (kind) {
-    case Kind::set: case Kind::ordered: case Kind::sequence: case Kind::context: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
+    case Kind::set: case Kind::sequence: case Kind::context: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
     default: break;
   }
   n.of_torch = parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch;
-  bool dict = kind == Kind::dict || kind == Kind::names || kind == Kind::cache;
+  bool dict = kind == Kind::dict || kind == Kind::ordered || kind == Kind::names || kind == Kind::cache;
   if (dict && !cpython::kDictVersions) {
     if (cpython::watch_dict(o, &announce)) watchers().emplace(o, Watcher{this, id});
     else n.every_call = true;
@@ -387,6 +387,7 @@ void State::add_words(Node& n) {
   PyObject* o = n.object.get();
   switch (n.kind) {
     case Kind::dict:
+    case Kind::ordered:
     case Kind::names:
     case Kind::cache:
       if (const uint64_t* version = cpython::version_word(o)) word(version);
@@ -427,7 +428,8 @@ void State::stamp() {
     }
     // Dicts are compared by version: several nodes of one dict need one word.
     add_words(n);
-    if (n.every_call) every_call_.push_back(static_cast<int>(id));
+    const bool may_be_reordered = n.kind == Kind::ordered && n.keys.size() > 1;  // without the dict's knowing
+    if (n.every_call || may_be_reordered) every_call_.push_back(static_cast<int>(id));
   }
   touched_.clear();
 }
