@@ -27,6 +27,17 @@ double modulo(double a, double b) {
   return (b < 0) == (r < 0) ? r : r + b;
 }
 
+// What a stand-in has no answer to is no error of the program's: the capture is over even where the program catches it.
+template <class F>
+auto answered(const F& f) {
+  try {
+    return f();
+  } catch (const Error& e) {
+    if (Capture* c = Capture::current()) c->abandon(e.what());
+    throw;
+  }
+}
+
 // A comparison of sizes, or several joined; asked once the program decides by it.
 using Condition = std::function<bool()>;
 
@@ -53,7 +64,7 @@ class SizeNode : public c10::SymNodeImpl {
   HostFloats::Id number() const { return number_; }
   double recorded_value() const { return floats().hint(as_number()); }
   SymNode apply(size_t function) const {
-    auto result = floats().apply(function, as_number());
+    auto result = answered([&] { return floats().apply(function, as_number()); });
     return result ? number(*result) : SymNode();
   }
   bool has_hint() override { return true; }
@@ -73,27 +84,29 @@ class SizeNode : public c10::SymNodeImpl {
   SymNode floordiv(const SymNode& o) override {
     if (is_float() || o->is_float()) {
       double a = fixed_number(), b = fixed_number(o);
-      return number(floats().constant(std::floor((a - modulo(a, b)) / b + 0.5)));
+      return answered([&] { return number(floats().constant(std::floor((a - modulo(a, b)) / b + 0.5))); });
     }
-    return integer(broach::floordiv(value(), positive(o)));
+    return answered([&] { return integer(broach::floordiv(value(), positive(o))); });
   }
   SymNode mod(const SymNode& o) override {
     if (is_float() || o->is_float()) {
       double a = fixed_number(), b = fixed_number(o);
-      return number(floats().constant(modulo(a, b)));
+      return answered([&] { return number(floats().constant(modulo(a, b))); });
     }
-    return integer(broach::mod(value(), positive(o)));
+    return answered([&] { return integer(broach::mod(value(), positive(o))); });
   }
-  SymNode truediv(const SymNode& o) override { return number(floats().compute(Float::div, as_number(), number_of(o))); }
+  SymNode truediv(const SymNode& o) override { return computed(Float::div, o); }
   SymNode pow(const SymNode& o) override {
-    if (is_float() || o->is_float()) return number(floats().compute(Float::pow, as_number(), number_of(o)));
+    if (is_float() || o->is_float()) return computed(Float::pow, o);
     int64_t exponent = symbols_->specialize(value_of(o));
-    if (exponent < 0) return number(floats().compute(Float::pow, as_number(), number_of(o)));
-    SymInt p(1);
-    for (int64_t i = 0; i < exponent; ++i) p = p * value();
-    return integer(p);
+    if (exponent < 0) return computed(Float::pow, o);
+    return answered([&] {
+      SymInt p(1);
+      for (int64_t i = 0; i < exponent; ++i) p = p * value();
+      return integer(p);
+    });
   }
-  SymNode neg() override { return is_float() ? number(floats().compute(Float::neg, number_)) : integer(SymInt(0) - value()); }
+  SymNode neg() override { return is_float() ? number(floats().compute(Float::neg, number_)) : answered([&] { return integer(SymInt(0) - value()); }); }
   SymNode floor() override { return is_float() ? integer(static_cast<int64_t>(std::floor(fixed_number()))) : clone(); }
   SymNode ceil() override { return is_float() ? integer(static_cast<int64_t>(std::ceil(fixed_number()))) : clone(); }
   SymNode sym_float() override { return number(as_number()); }
@@ -160,7 +173,7 @@ class SizeNode : public c10::SymNodeImpl {
   // As a constant, which fixes the sizes and numbers it is computed from.
   double fixed_number(HostFloats::Id id) const {
     for (const SymInt& e : floats().sizes_behind(id)) symbols_->specialize(e);
-    return floats().fix(id);
+    return answered([&] { return floats().fix(id); });
   }
   double fixed_number() const { return fixed_number(as_number()); }
   double fixed_number(const SymNode& n) const { return fixed_number(number_of(n)); }
@@ -175,11 +188,14 @@ class SizeNode : public c10::SymNodeImpl {
 
   template <class F>
   SymNode arithmetic(const SymNode& o, Float op, const F& f) {
-    if (is_float() || o->is_float()) return number(floats().compute(op, as_number(), number_of(o)));
-    return integer(f(value(), value_of(o)));
+    if (is_float() || o->is_float()) return computed(op, o);
+    return answered([&] { return integer(f(value(), value_of(o))); });
+  }
+  SymNode computed(Float op, const SymNode& o) const {
+    return answered([&] { return number(floats().compute(op, as_number(), number_of(o))); });
   }
   SymNode extreme(const SymNode& o, bool greater) {
-    if (is_float() || o->is_float()) return number(floats().compute(greater ? Float::max : Float::min, as_number(), number_of(o)));
+    if (is_float() || o->is_float()) return computed(greater ? Float::max : Float::min, o);
     return integer(greater ? broach::max(value(), value_of(o)) : broach::min(value(), value_of(o)));
   }
   SymNode compare(const SymNode& o, Relation r) {

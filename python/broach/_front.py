@@ -19,11 +19,13 @@ log = logging.getLogger("broach")
 
 # Reasons after which a program runs eagerly, since Dynamo is known to answer otherwise than eager there: it raises errors of
 # operations instead of letting the program catch them, copies generators of random numbers, turns what C code made into something
-# else, looks at tensors of subclasses by operations of its own, and shows itself in logs, warnings and identities.
+# else (numpy's scalars into arrays), looks at tensors of subclasses by operations of its own, and shows itself in logs, warnings
+# and identities.
 EAGER = (
     " is caught", "_random.Random", "Random.", "numpy's random", "the native type ", "a tensor of the class ", ", a deque",
     "shows a warning", "writes to a log", "calls builtins.hash", "calls functools._lru_cache_wrapper",
-    "the identity of a tensor", "whose state cannot be watched", "run_backward", "a loop of asyncio", "calls sys.", "beyond 64 bits", "calls builtins.id",
+    "the identity of a tensor", "whose state cannot be watched", "run_backward", "calls Tensor.numpy", "a loop of asyncio", "calls sys.", "beyond 64 bits", "calls builtins.id",
+    "a number that stands for another is kept",
 )  # fmt: skip
 
 
@@ -55,7 +57,7 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and "read on the host" in why:
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
-        known = any(subject in why for subject in EAGER) and not self.fullgraph
+        known = (any(subject in why for subject in EAGER) or computes_with_numpy(self.program)) and not self.fullgraph
         if known or "operations, more than" in why or why.startswith(SUSPENDED):
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
@@ -92,6 +94,16 @@ def _again(program: Callable, options: dict, fullgraph: bool, dynamic: bool | No
 
 def describe(program: Callable) -> str:
     return getattr(program, "__qualname__", None) or type(program).__qualname__
+
+
+def computes_with_numpy(program: Callable) -> bool:
+    """Whether the program's own code names numpy or something of it. What it calls is not looked at."""
+    function = inspect.unwrap(type(program).forward if isinstance(program, torch.nn.Module) else program)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    named = [function.__globals__.get(name) for name in code.co_names]
+    return any((getattr(value, "__module__", None) or getattr(value, "__name__", "")).split(".")[0] == "numpy" for value in named if value is not None)
 
 
 def suspends(program: Any) -> str:
