@@ -735,7 +735,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   std::lock_guard lock(mutex_);
   if (out.effect) keep_generator();
-  check_sizes(written, name);
+  if (!out.is_view) check_sizes(written, name);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);
   trace_.ops.push_back(std::move(out));
