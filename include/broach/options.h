@@ -1,5 +1,10 @@
-// How broach::compile compiles. Every setter returns the options, so that they chain: Options().pure().strict(true).
+// How broach::compile compiles. Every setter returns the options, so that they chain: Options().pure().strict(true). A number
+// below zero is an Error.
 #pragma once
+
+#include <string>
+
+#include "broach/error.h"
 
 namespace broach {
 
@@ -24,13 +29,13 @@ class Options {
   Options& freeze(bool on = true) { return set(freeze_, on); }
   // Threads that compile kernels; 0, the default, is one a core. Compiled programs run on libtorch's own threads
   // (at::set_num_threads).
-  Options& threads(int n) { return set(threads_, n); }
+  Options& threads(int n) { return set(threads_, counted("threads", n)); }
   // What cannot be compiled or replayed runs eagerly on every call, and explain() says why. Default: off, an Error.
   Options& fallback(bool on = true) { return set(fallback_, on); }
 
   // The first n calls of a compiled version run on copies of the arguments, then the program itself runs on the real ones, and
   // both are compared. A difference is told, and the program runs eagerly from then on. Default: 0.
-  Options& verify(int n) { return set(verify_, n); }
+  Options& verify(int n) { return set(verify_, counted("verify", n)); }
 
   bool is_pure() const { return pure_; }
   bool is_strict() const { return strict_; }
@@ -45,6 +50,10 @@ class Options {
   Options& set(T& member, T value) {
     member = value;
     return *this;
+  }
+  static int counted(const char* name, int n) {
+    if (n < 0) throw Error(std::string("broach::Options::") + name + "(" + std::to_string(n) + "): must be 0 or more");
+    return n;
   }
 
   bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false, deterministic_ = false;

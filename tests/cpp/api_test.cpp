@@ -19,6 +19,8 @@
 #undef CHECK  // c10's, which ends the process
 #include <doctest/doctest.h>
 
+#include "errors.h"
+
 namespace nn = torch::nn;
 using broach::Options;
 using torch::Tensor;
@@ -43,17 +45,6 @@ struct GatedImpl : nn::Module {
   std::atomic<int> runs{0};
 };
 TORCH_MODULE(Gated);
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const broach::Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 
@@ -211,6 +202,8 @@ TEST_CASE("host code of one's own needs the promise") {
   CHECK(has(error_of([] { broach::compile([](Tensor x) { return x; }, Options()); }), "pure()"));
 
   Tensor x = torch::randn({2, 8});
+  CHECK(has(error_of([] { Options().threads(-1); }), "threads(-1): must be 0 or more"));
+  CHECK(has(error_of([] { Options().verify(-2); }), "verify(-2): must be 0 or more"));
   auto fast = broach::compile(gated, Options().pure());
   Tensor want = gated(x);
   for (int i = 0; i < 4; ++i) CHECK(close(fast(x), want));

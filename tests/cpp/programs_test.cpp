@@ -10,6 +10,8 @@
 #undef CHECK  // c10's, which ends the process
 #include <doctest/doctest.h>
 
+#include "errors.h"
+
 namespace nn = torch::nn;
 using broach::Options;
 using torch::Tensor;
@@ -17,17 +19,6 @@ using torch::Tensor;
 namespace {
 
 bool close(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && torch::allclose(a, b, 1e-4, 1e-5); }
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const broach::Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
-bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
 
 // What a run prints as warnings.
 class Warnings {
