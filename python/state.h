@@ -131,6 +131,7 @@ class State {
   // Whether a name that is not there could come later, and how far a value is looked into.
   enum class Names { all, found, shallow };
   void watch_names(PyObject* dict, PyObject* names, const std::string& label, Names which);
+  void watch_entries(PyObject* container, int parent, const std::string& label);
   void watch_imports(PyCodeObject* code, PyObject* globals);
   void watch_builtins(PyCodeObject* code, PyObject* globals);
   int node_of(Kind kind, PyObject* o, int parent, const std::string& label);

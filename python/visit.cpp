@@ -400,7 +400,21 @@ void State::watch_names(PyObject* dict, PyObject* names, const std::string& labe
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
     if (value && PyModule_Check(value)) visit_module(value, name);
     else if (value && which != Names::shallow) visit(value, id, cat(" ", text_of(name)));
+    else if (value) watch_entries(value, id, cat(" ", text_of(name)));
   }
+}
+
+// What torch's own code keeps in a container of its module (parametrised weights, while they are cached) is state. What it reads
+// of the tables that it never writes is not: those are large.
+void State::watch_entries(PyObject* container, int parent, const std::string& label) {
+  constexpr Py_ssize_t kLargestCache = 64;
+  const bool dict = PyDict_CheckExact(container), list = PyList_CheckExact(container);
+  if ((!dict && !list && !PyODict_CheckExact(container)) || PyObject_Size(container) > kLargestCache || known_.contains(container)) return;
+  const int id = add(dict ? Kind::dict : list ? Kind::list : Kind::ordered, container, parent, label);
+  fill(id);
+  const auto values = nodes_[static_cast<size_t>(id)].values;  // by copy: visiting adds nodes
+  for (const Ref& v : values)
+    if (v && THPVariable_Check(v.get())) visit(v.get(), id, "[...]");
 }
 
 void State::visit_module_names(PyObject* module, PyCodeObject* code) {

@@ -18,6 +18,7 @@ import pytest
 import torch
 from compared import check, difference, native, r, ran_natively, stats
 from torch import nn
+from torch.nn.utils import parametrize
 
 
 # ---- changes between calls ----
@@ -715,3 +716,27 @@ def test_explain_lists_the_state():
     listed = "\n".join(told.state[0])
     for part in ("self.config", "self.a", "self.blocks", "self"):
         assert part in listed, listed
+
+
+@torch.no_grad()
+def test_what_torch_keeps_in_its_modules():
+    class Twice(nn.Module):
+        def forward(self, w):
+            return 2 * w
+
+    def model():
+        m = nn.Linear(2, 2, bias=False).requires_grad_(False)
+        m.weight.fill_(1)
+        return parametrize.register_parametrization(m, "weight", Twice())
+
+    def run(m, f, x=torch.ones(2)):
+        f(x), f(x)
+        with parametrize.cached():
+            out = [f(x), f(x)]
+            m.parametrizations.weight.original.mul_(5)
+            out.append(f(x))
+        return [*out, f(x)]
+
+    theirs, ours = model(), model()
+    for want, have in zip(run(theirs, theirs), run(ours, broach.compile(ours))):
+        torch.testing.assert_close(have, want)
