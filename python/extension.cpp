@@ -96,7 +96,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { ArenaPool::get().clear(); });
   m.def("take_bugs", &take_bugs);
-  m.def("pass_names", [] { std::vector<std::string> names; for (const Pass& p : passes()) names.emplace_back(p.name); return names; });
+  m.def("pass_names", [] { std::vector<std::string> names; for (const Pass& p : passes()) if (!p.is_needed) names.emplace_back(p.name); return names; });
   m.def("idle_arena_bytes", [] { return ArenaPool::get().idle_bytes(); });
 }
 

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "passes/freeze.h"
 #include "passes/passes.h"
 #include "schedule/failures.h"
 #include "support/bug.h"
@@ -72,9 +71,13 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); }, [&](const Node& n) { return target.routine(n) != nullptr; }, options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
-  auto observe = [](const char* pass, const Graph& g) { dump("passes", cat("after ", pass), [&] { return g.str(); }); };
-  auto graph = std::make_shared<const Graph>(run_passes(*out.program.graph, options.disabled_passes, &out.seconds, observe));
-  watch.skip();
+
+  for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
+  Module module{out.program.graph, out.program.requests, nullptr, nullptr};
+  auto observe = [](const char* pass, const Module& m) { dump("passes", cat("after ", pass), [&] { return m.str(); }); };
+  run_passes(module, {std::move(constant), options.freeze, options.settings.strict}, options.disabled_passes, &out.seconds, observe);
+  out.program.graph = module.graph;
+  out.segments = module.segments;
 
   auto build = [&](std::shared_ptr<const Graph> g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
     auto strides = input_strides(*g, out.program.input_strides, carried);
@@ -94,27 +97,14 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     watch.lap("generate code");
     return executable;
   };
-
-  if (options.freeze) {
-    for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-    if (!options.settings.strict) graph = std::make_shared<const Graph>(fold_scales(*graph, constant));
-    Frozen frozen = split_constants(*graph, constant);
-    watch.lap("freeze");
-    if (frozen.prologue) {
-      graph = frozen.main;
-      out.prologue = build(frozen.prologue, contiguous_outputs(*frozen.prologue));
-    }
-  }
-  out.program.graph = graph;
-  if (!has_data_sizes(*graph)) {
-    out.main = build(graph, out.program.requests);
+  if (module.prologue) out.prologue = build(module.prologue, contiguous_outputs(*module.prologue));
+  if (!module.segments) {
+    out.main = build(module.graph, module.requests);
     return out;
   }
-  out.segments = std::make_shared<const Segments>(split_at_calls(*graph, out.program.requests));
-  watch.lap("split at sizes that depend on data");
-  for (const Segment& s : out.segments->list) {
+  for (const Segment& s : module.segments->list) {
     std::vector<Shape> carried;
-    for (size_t slot : s.carried) carried.push_back(out.segments->slots[slot].strides);
+    for (size_t slot : s.carried) carried.push_back(module.segments->slots[slot].strides);
     auto executable = build(s.graph, s.requests, carried);
     if (!out.main) out.main = std::move(executable);
     else out.later.push_back(std::move(executable));
