@@ -98,6 +98,7 @@ def test_threads_measure_together():
         t.join()
     assert not wrong
     with torch.no_grad():
+        _many(fast, x)  # calls at the same time may count as one
         assert "being measured" not in next(iter(broach.explain(fast, x).picks))
 
 
