@@ -87,6 +87,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_capturing", &Function::is_capturing);
   m.def("reject_capture", &Function::reject_capture);
   m.def("capture_keys", [] { return std::vector<std::string>{c10::toString(kCaptureKey), c10::toString(kCompositeKey)}; });
+  m.def("target_names", &target_names);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
   m.def("has_bf16_contractions", [] { return cpu_target() && cpu_target()->has_contractions(DType::bf16); });

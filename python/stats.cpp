@@ -19,6 +19,7 @@ ProgramOptions options_from(const py::dict& d) {
   if (d.contains("symbolic_dims")) o.symbolic_dims = d["symbolic_dims"].cast<std::vector<uint64_t>>();
   if (d.contains("branches")) o.branches = d["branches"].cast<int>();
   if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();
+  if (d.contains("target")) o.target = d["target"].cast<std::string>();
   if (d.contains("disable_passes")) o.disabled_passes = d["disable_passes"].cast<std::vector<std::string>>();
   if (d.contains("progress") && !d["progress"].is_none()) {
     auto callback = std::make_shared<py::object>(d["progress"]);

@@ -23,6 +23,7 @@ struct PipelineOptions {
   bool fuse = true;
   bool lower = true;                          // false: every op a call of the host's library
   std::vector<std::string> disabled_passes;   // by name
+  std::string target = "cpu";                 // of target_names()
   CompileSettings settings;
 };
 

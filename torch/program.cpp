@@ -50,14 +50,12 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
   for (const at::Tensor& t : lifted_) held_.push_back(&t);
-  const Target* target = cpu_target();
-  if (!target) unsupported("this build has no CPU target (LLVM)");
   size_t inputs = trace.inputs.size();
   std::vector<bool> constant = constant_inputs;
   constant.resize(given_, false);
   constant.resize(given_ + lifted_.size(), true);  // lifted tensors stay the same
   constant.resize(inputs, false);
-  CompiledTrace compiled = compile_trace(trace, constant, *target, make_extern, options);
+  CompiledTrace compiled = compile_trace(trace, constant, target_named(options.target), make_extern, options);
   program_ = std::move(compiled.program);
   stats_.seconds = std::move(compiled.seconds);
   stats_.graph_text = std::move(compiled.graph_text);

@@ -41,6 +41,14 @@ def _capture(value: Any) -> str:
     return value
 
 
+def _target(value: Any) -> str:
+    from ._native import _C
+
+    if not isinstance(value, str) or value not in _C.target_names():
+        raise (ValueError if isinstance(value, str) else TypeError)(f"must be one of {', '.join(map(repr, _C.target_names()))}")
+    return value
+
+
 def _passes(value: Any) -> list[str]:
     from ._native import _C
 
@@ -74,6 +82,7 @@ OPTIONS = {
         Option("lower", True, _flag, "compile operations (off: call each one in libtorch, to find a difference)"),
         Option("compile_threads", 0, _count, "threads that compile kernels; 0: one a core"),
         Option("disable_passes", (), _passes, "names of graph passes to leave out"),
+        Option("target", "cpu", _target, "what computes: the CPU, or the reference interpreter, to find a difference (very slow)"),
         Option("progress", None, _flag_or_none, "show progress while kernels compile; by default when standard error is a terminal"),
     )
 }

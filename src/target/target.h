@@ -1,5 +1,5 @@
 // What a target does for the rest of the compiler: turn kernel IR into something that runs, and offer implementations of
-// contractions and convolutions. Adding a target edits nothing outside its folder.
+// contractions and convolutions. Adding a target edits its folder, a row in targets.cpp, and CMakeLists.txt.
 #pragma once
 
 #include <array>
@@ -130,5 +130,11 @@ void set_library_path(const std::string& library, std::string path);
 
 // The target for the machine's CPU; null in a build without LLVM.
 const Target* cpu_target();
+// The target that interprets: very slow, for tests that hold every target against it.
+const Target* reference_target();
+
+std::vector<std::string> target_names();
+// Throws Unsupported where this build has not got it.
+const Target& target_named(const std::string& name);
 
 }  // namespace broach

@@ -1,4 +1,4 @@
-// Runs a graph on the CPU target.
+// Runs a graph on a target.
 #pragma once
 
 #include <cstring>
@@ -11,13 +11,13 @@ namespace broach::testing {
 // What a program that embeds the core does: memory for inputs and outputs, and a call. `offset`: bytes from an address of 64
 // at which results lie.
 inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vector<HostTensor>& inputs, const ScheduleOptions& options = {},
-                                            const Threads& threads = SerialThreads(), size_t offset = 0) {
+                                            const Threads& threads = SerialThreads(), size_t offset = 0, const Target* target = cpu_target()) {
   auto graph = std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
   std::vector<Shape> strides;
   for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
   std::vector<OutputRequest> requests;
   for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-  Executable executable(make_schedule(graph, strides, requests, options), *cpu_target(), {}, nullptr);
+  Executable executable(make_schedule(graph, strides, requests, options), *target, {}, nullptr);
   Frame frame;
   frame.threads = &threads;
   const Schedule& s = executable.schedule();

@@ -91,6 +91,11 @@ def test_passes(kind, value):
     refused(kind, "'disable_passes'", "list of names", repr(value), *_C.pass_names(), options={"disable_passes": value})
 
 
+@pytest.mark.parametrize("kind, value", [(ValueError, "cuda"), (ValueError, ""), (TypeError, None), (TypeError, ["cpu"])], ids=repr)
+def test_targets(kind, value):
+    refused(kind, "'target'", "'cpu', 'reference'", repr(value), options={"target": value})
+
+
 def test_the_decorator_is_checked_where_it_is_written():
     refused(TypeError, "fullgraph", model=None, fullgraph="yes")
     refused(ValueError, "strikt", model=None, options={"strikt": True})

@@ -1,0 +1,301 @@
+// The target that needs no compiler: it interprets kernels expression by expression, and hands contractions and routines to the
+// reference interpreter as graphs of one operation. Slow and obvious; what a program gives on it holds for every target.
+#include "target/target.h"
+
+#include <cstring>
+#include <map>
+#include <optional>
+
+#include "support/error.h"
+#include "target/reference/interpreter.h"
+
+namespace broach {
+
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+Sizes evaluate(const Shape& shape, std::span<const int64_t> symbols) {
+  Sizes out;
+  for (const SymInt& s : shape) out.push_back(s.eval(symbols));
+  return out;
+}
+
+// f(index, position) for every index in row-major order.
+template <class F>
+void for_each_index(const Sizes& sizes, const F& f) {
+  int64_t count = 1;
+  for (int64_t s : sizes) count *= s;
+  Sizes index(sizes.size());
+  for (int64_t position = 0; position < count; ++position) {
+    f(index, position);
+    for (size_t d = sizes.size(); d-- > 0 && ++index[d] == sizes[d];) index[d] = 0;
+  }
+}
+
+int64_t offset_of(const Sizes& index, std::span<const int64_t> strides) {
+  int64_t offset = 0;
+  for (size_t d = 0; d < index.size(); ++d) offset += index[d] * strides[d];
+  return offset;
+}
+
+HostTensor read_window(const void* data, DType dtype, const Sizes& sizes, std::span<const int64_t> strides) {
+  HostTensor out = zeros(dtype, sizes);
+  const auto size = static_cast<int64_t>(size_of(dtype));
+  for_each_index(sizes, [&](const Sizes& index, int64_t i) {
+    std::memcpy(out.bytes.data() + i * size, static_cast<const std::byte*>(data) + offset_of(index, strides) * size, static_cast<size_t>(size));
+  });
+  return out;
+}
+
+void write_window(const HostTensor& x, void* data, std::span<const int64_t> strides) {
+  const auto size = static_cast<int64_t>(size_of(x.type.dtype));
+  for_each_index(x.sizes(), [&](const Sizes& index, int64_t i) {
+    std::memcpy(static_cast<std::byte*>(data) + offset_of(index, strides) * size, x.bytes.data() + i * size, static_cast<size_t>(size));
+  });
+}
+
+// What `build` makes of these inputs.
+template <class Build>
+std::vector<HostTensor> compute(std::span<const HostTensor> inputs, const Build& build) {
+  GraphBuilder b;
+  std::vector<Value> values;
+  for (const HostTensor& t : inputs) values.push_back(b.input(t.type));
+  return interpret(b.finish(build(b, values)), inputs);
+}
+
+Attrs with_constants(Attrs attrs, std::span<const int64_t> symbols) {
+  for (auto& [name, value] : attrs) {
+    if (auto number = std::get_if<SymInt>(&value)) *number = number->eval(symbols);
+    if (auto shape = std::get_if<Shape>(&value))
+      for (SymInt& s : *shape) s = s.eval(symbols);
+  }
+  return attrs;
+}
+
+// ---- kernels ----
+
+// One launch. A value has the rank of the kernel's axes, with size 1 along those that its expression does not use.
+class Launch {
+ public:
+  Launch(const Kernel& k, void* const* buffers, const int64_t* symbols) : k_(k), uses_(axis_uses(k)), buffers_(buffers), symbols_(symbols) {
+    for (size_t a = 0; a < k.axes.size(); ++a) position_[k.axes[a].id] = a;
+    for (const KernelAxis& a : k.axes) extents_.push_back(a.extent.eval(std::span(symbols, static_cast<size_t>(k.symbols))));
+  }
+
+  // False if an index is out of bounds.
+  bool run() {
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      values_.push_back(evaluate(k_.exprs[i], uses_[i]));
+      if (is_out_of_bounds_) return false;
+    }
+    for (const KernelStore& s : k_.stores) write(s);
+    return true;
+  }
+
+ private:
+  using Kind = KernelExpr::Kind;
+
+  Sizes sizes_over(const std::vector<bool>& axes) const {
+    Sizes out;
+    for (size_t a = 0; a < axes.size(); ++a) out.push_back(axes[a] ? extents_[a] : 1);
+    return out;
+  }
+  const HostTensor& value(int expr) const { return values_[static_cast<size_t>(expr)]; }
+  Scalar at(int expr, const Sizes& point) const {
+    const HostTensor& x = value(expr);
+    const Sizes sizes = x.sizes();
+    int64_t i = 0;
+    for (size_t a = 0; a < sizes.size(); ++a) i = i * sizes[a] + (sizes[a] == 1 ? 0 : point[a]);
+    return x.at(i);
+  }
+  bool holds(int predicate, const Sizes& point) const { return predicate < 0 || std::get<bool>(at(predicate, point)); }
+  int64_t index(const SymInt& e, const Sizes& point) const {
+    return e.eval([&](SymbolId id) { return id < kFirstAxis ? symbols_[id] : point[position_.at(id)]; });
+  }
+  std::byte* address(const Access& a, const Sizes& point) const {
+    int64_t i = index(a.index, point);
+    for (const auto& [expr, stride] : a.dynamic) i += as_int(at(expr, point)) * index(stride, point);
+    const auto buffer = static_cast<size_t>(a.buffer);
+    return static_cast<std::byte*>(buffers_[buffer]) + i * static_cast<int64_t>(size_of(k_.buffers[buffer]));
+  }
+
+  HostTensor evaluate(const KernelExpr& e, const std::vector<bool>& axes) {
+    const Sizes sizes = sizes_over(axes);
+    switch (e.kind) {
+      case Kind::op: return apply(e, sizes);
+      case Kind::reduction: return reduce(e, sizes);
+      case Kind::bounds: return checked(e, sizes);
+      default: break;
+    }
+    HostTensor out = zeros(e.dtype, sizes);
+    const auto size = static_cast<int64_t>(size_of(e.dtype));
+    if (e.kind == Kind::constant) out.set(0, e.value);
+    if (e.kind == Kind::parameter) {
+      double number;
+      std::memcpy(&number, symbols_ + k_.symbols + as_int(e.value), sizeof number);
+      out.set(0, number);
+    }
+    for_each_index(sizes, [&](const Sizes& point, int64_t i) {
+      if (e.kind == Kind::position) out.set(i, index(e.access.index, point));
+      if (e.kind == Kind::load && holds(e.predicate, point)) std::memcpy(out.bytes.data() + i * size, address(e.access, point), static_cast<size_t>(size));
+    });
+    return out;
+  }
+
+  HostTensor apply(const KernelExpr& e, const Sizes& sizes) const {
+    std::vector<HostTensor> operands;
+    for (int arg : e.args) operands.push_back(value(arg));
+    Attrs attrs;
+    if (kind_of(e.op) == OpKind::cast) attrs[Attr::dtype] = e.dtype;
+    return compute(operands, [&](GraphBuilder& b, std::vector<Value> in) {
+      for (Value& v : in) v = b.expand(v, Shape(sizes.begin(), sizes.end()));
+      return std::vector{b.emit(e.op, in, attrs)};
+    }).front();
+  }
+
+  HostTensor reduce(const KernelExpr& e, const Sizes& sizes) const {
+    Shape whole(sizes.begin(), sizes.end());
+    std::vector<int64_t> dims;
+    for (size_t a = 0; a < sizes.size(); ++a)
+      if (k_.axes[a].reduced) whole[a] = extents_[a], dims.push_back(static_cast<int64_t>(a));
+    return compute(std::span(&value(e.args[0]), 1), [&](GraphBuilder& b, const std::vector<Value>& in) {
+      return std::vector{b.reduce(e.op, b.expand(in[0], whole), dims, true)};
+    }).front();
+  }
+
+  HostTensor checked(const KernelExpr& e, const Sizes& sizes) {
+    HostTensor out = zeros(e.dtype, sizes);
+    for_each_index(sizes, [&](const Sizes& point, int64_t i) {
+      const int64_t n = as_int(at(e.args[0], point));
+      is_out_of_bounds_ = is_out_of_bounds_ || (holds(e.predicate, point) && (n < 0 || n >= index(e.limit, point)));
+      out.set(i, n);
+    });
+    return out;
+  }
+
+  void write(const KernelStore& s) const {
+    std::vector<bool> axes = uses_[static_cast<size_t>(s.expr)];
+    for (size_t a = 0; a < axes.size(); ++a) axes[a] = axes[a] || !k_.axes[a].reduced || s.access.index.contains(k_.axes[a].id);
+    HostTensor one = zeros(value(s.expr).type.dtype, Sizes());
+    for_each_index(sizes_over(axes), [&](const Sizes& point, int64_t) {
+      one.set(0, at(s.expr, point));
+      std::memcpy(address(s.access, point), one.bytes.data(), one.bytes.size());
+    });
+  }
+
+  const Kernel& k_;
+  std::vector<std::vector<bool>> uses_;
+  void* const* buffers_;
+  const int64_t* symbols_;
+  std::map<SymbolId, size_t> position_;
+  Sizes extents_;
+  std::vector<HostTensor> values_;
+  bool is_out_of_bounds_ = false;
+};
+
+class InterpretedKernel : public CompiledKernel {
+ public:
+  explicit InterpretedKernel(std::shared_ptr<const Kernel> kernel) : kernel_(std::move(kernel)) {}
+  bool launch(void* const* buffers, const int64_t* symbols, const Threads&) const override { return Launch(*kernel_, buffers, symbols).run(); }
+
+ private:
+  std::shared_ptr<const Kernel> kernel_;
+};
+
+// ---- contractions ----
+
+class InterpretedContraction : public CompiledContraction {
+ public:
+  explicit InterpretedContraction(ContractionStep step) : step_(std::move(step)) {}
+
+  void run(const ContractionArgs& args) const override {
+    auto window = [&](const Operand& o, const void* data) { return read_window(data, o.type.dtype, evaluate(o.type.shape, args.symbols), evaluate(o.place.strides, args.symbols)); };
+    std::vector<HostTensor> inputs{window(step_.operands[0], args.operands[0]), window(step_.operands[1], args.operands[1])};
+    if (step_.bias) inputs.push_back(window(*step_.bias, args.bias));
+    for (size_t i = 0, next = 0; i < step_.epilogue.size(); ++i)
+      if (const auto& o = step_.epilogue[i].operand) inputs.push_back(window(*o, args.epilogue[next++]));
+    HostTensor result = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return std::vector{whole(b, in, args.symbols)}; }).front();
+    write_window(result, args.result, evaluate(step_.result.place.strides, args.symbols));
+  }
+
+  size_t packed_bytes(std::span<const int64_t>, bool) const override { return 0; }
+  size_t packed_layout(std::span<const int64_t>) const override { return 0; }
+  void pack(std::span<const int64_t>, const void*, void*) const override {}
+  size_t packing_trial(std::span<const int64_t>) const override { return 0; }
+  bool is_settled(std::span<const int64_t>) const override { return true; }
+  std::string pick(std::span<const int64_t>) const override { return "reference"; }
+
+ private:
+  Value whole(GraphBuilder& b, const std::vector<Value>& in, std::span<const int64_t> symbols) const {
+    const bool is_conv = step_.node->op == Op::conv;
+    Value y = b.emit(step_.node->op, {in[0], in[1]}, with_constants(step_.node->attrs, symbols));
+    size_t next = 2;
+    if (step_.bias) y = b.binary(Op::add, y, b.cast(along(b, in[next++], y, is_conv ? 1 : y.shape().size() - 1), y.dtype()));
+    for (const Epilogue& e : step_.epilogue) y = e.operand ? b.binary(e.op, y, b.cast(in[next++], y.dtype())) : b.unary(e.op, y);
+    return b.cast(y, step_.result.type.dtype);
+  }
+
+  // One value for each position of a dimension.
+  static Value along(GraphBuilder& b, Value vector, Value y, size_t dim) {
+    Shape shape(y.shape().size(), SymInt(1));
+    shape[dim] = vector.type().numel();
+    return b.reshape(vector, shape);
+  }
+
+  ContractionStep step_;
+};
+
+// ---- routines ----
+
+class InterpretedRoutine : public CompiledRoutine {
+ public:
+  explicit InterpretedRoutine(const Node& node) : op_(node.op), attrs_(node.attrs) {}
+
+  bool run(const RoutineArgs& args) const override {
+    std::vector<HostTensor> inputs;
+    for (const RoutineTensor& t : args.operands) inputs.push_back(read_window(t.data, t.dtype, Sizes(t.sizes.begin(), t.sizes.end()), t.strides));
+    Attrs attrs = attrs_;
+    if (attrs.contains(Attr::starts)) attrs[Attr::starts] = Shape(args.starts.begin(), args.starts.end());
+    if (op_ == Op::topk) attrs[Attr::k] = SymInt(args.results[0].sizes[static_cast<size_t>(std::get<int64_t>(attrs.at(Attr::dim)))]);
+    std::vector<HostTensor> results;
+    try {
+      results = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return b.emit_all(op_, in, attrs); });
+    } catch (const Error&) {  // of the interpreter: an index outside, as all else was checked when the graph was made
+      return false;
+    }
+    for (size_t i = 0; i < results.size(); ++i)
+      if (args.results[i].data) write_window(results[i], args.results[i].data, args.results[i].strides);
+    return true;
+  }
+
+ private:
+  Op op_;
+  Attrs attrs_;
+};
+
+class ReferenceTarget : public Target {
+ public:
+  std::string name() const override { return "reference"; }
+  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings&) const override {
+    std::vector<std::shared_ptr<const CompiledKernel>> out;
+    for (const auto& k : kernels) out.push_back(std::make_shared<InterpretedKernel>(k));
+    return out;
+  }
+  std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings&) const override { return std::make_shared<InterpretedContraction>(step); }
+  std::shared_ptr<const CompiledRoutine> routine(const Node& node) const override {
+    if (kind_of(node.op) != OpKind::routine) return nullptr;
+    if (node.op == Op::kth && !node.get<SymInt>(Attr::k).is_constant()) return nullptr;
+    return std::make_shared<InterpretedRoutine>(node);
+  }
+  bool has_contractions(DType dtype) const override { return is_floating(dtype); }
+};
+
+}  // namespace
+
+const Target* reference_target() {
+  static const ReferenceTarget target;
+  return &target;
+}
+
+}  // namespace broach
