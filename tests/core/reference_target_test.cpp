@@ -50,4 +50,14 @@ TEST_CASE("reference target: an index outside is told, and nothing is read there
   CHECK_THROWS_AS(testing::run_compiled(g, {values, index}, {}, SerialThreads(), 0, reference_target()), IndexError);
 }
 
+TEST_CASE("reference target: nothing is read where there is nothing to compute") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {0}, {}});
+  Value repeated = b.expand(b.reshape(x, {1, 0}), {3, 0});
+  Graph g = b.finish({b.unary(Op::neg, repeated), b.reduce(Op::reduce_sum, repeated, {1})});
+  auto results = testing::run_compiled(g, {zeros(DType::f32, std::vector<int64_t>{0})}, {}, SerialThreads(), 0, reference_target());
+  CHECK(results[0].bytes.empty());
+  for (int64_t i = 0; i < 3; ++i) CHECK(as_double(results[1].at(i)) == 0);
+}
+
 }  // namespace broach

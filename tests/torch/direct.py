@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
@@ -27,6 +28,9 @@ class Ran:
 
 RAN: list[Ran] = []
 
+# What the databases run on: with "reference", every schedule is checked without a compiler or a library.
+TARGET = os.environ.get("BROACH_TEST_TARGET", "cpu")
+
 
 class Direct:
     """`fn` captured on its first call and compiled for the following ones. Arguments are tensors, results any structure."""
@@ -38,7 +42,7 @@ class Direct:
             leaves, self._spec = pytree.tree_flatten(fn(*args))
             return tuple(leaves)
 
-        self.function = _C.Callable(flat, None, tuple(constant), options, False)
+        self.function = _C.Callable(flat, None, tuple(constant), {"target": TARGET, **options}, False)
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         return pytree.tree_unflatten(list(self.function(*tensors)), self._spec)

@@ -2,6 +2,7 @@
 // reference interpreter as graphs of one operation. Slow and obvious; what a program gives on it holds for every target.
 #include "target/target.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -85,8 +86,15 @@ class Launch {
 
   // False if an index is out of bounds.
   bool run() {
+    bool reduces_nothing = false;
+    for (size_t a = 0; a < extents_.size(); ++a) {
+      if (extents_[a] == 0 && !k_.axes[a].reduced) return true;
+      reduces_nothing = reduces_nothing || extents_[a] == 0;
+    }
+    const std::vector<bool> stored = needed_by_stores();
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
-      values_.push_back(evaluate(k_.exprs[i], uses_[i]));
+      const bool runs = stored[i] || !reduces_nothing;  // there may be nothing where it would be loaded from
+      values_.push_back(runs ? evaluate(k_.exprs[i], uses_[i]) : zeros(k_.exprs[i].dtype, sizes_over(uses_[i])));
       if (is_out_of_bounds_) return false;
     }
     for (const KernelStore& s : k_.stores) write(s);
@@ -95,6 +103,24 @@ class Launch {
 
  private:
   using Kind = KernelExpr::Kind;
+
+  // Not those that are needed inside of reductions alone.
+  std::vector<bool> needed_by_stores() const {
+    std::vector<bool> needed(k_.exprs.size());
+    auto mark = [&](int expr) { needed[static_cast<size_t>(expr)] = true; };
+    auto mark_access = [&](const Access& a) {
+      for (const auto& [expr, stride] : a.dynamic) mark(expr);
+    };
+    for (const KernelStore& s : k_.stores) mark(s.expr), mark_access(s.access);
+    for (size_t i = k_.exprs.size(); i-- > 0;) {
+      const KernelExpr& e = k_.exprs[i];
+      if (!needed[i]) continue;
+      if (e.predicate >= 0) mark(e.predicate);
+      mark_access(e.access);
+      if (e.kind != Kind::reduction) std::for_each(e.args.begin(), e.args.end(), mark);
+    }
+    return needed;
+  }
 
   Sizes sizes_over(const std::vector<bool>& axes) const {
     Sizes out;
