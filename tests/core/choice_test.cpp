@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -172,4 +173,12 @@ TEST_CASE("pace: what costs more than a call may spend is saved for") {
   for (; calls < 100 && !pace.affords_packing(5000000); ++calls) pace.finish(0.01, true);
   CHECK(calls > 3);
   CHECK(calls < 15);
+}
+
+TEST_CASE("choice: shapes that nobody asks for any more are forgotten") {
+  auto held = Choice::of("a shape that is held", Candidate::plain, kAll);
+  runs_until_decided(*held, {1.0, 2.0, 2.0});
+  for (size_t i = 0; i < Choice::kMostShapes; ++i) Choice::of("one of many shapes " + std::to_string(i), Candidate::plain, kAll);
+  CHECK(held->decided() == Candidate::plain);
+  CHECK_FALSE(Choice::of("a shape that is held", Candidate::plain, kAll)->decided());
 }

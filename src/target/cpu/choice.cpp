@@ -4,9 +4,9 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <map>
 
 #include "support/error.h"
+#include "support/recently_used.h"
 
 namespace broach::cpu {
 
@@ -33,7 +33,7 @@ constexpr const char* kNames[] = {"plain", "packed", "aten"};
 
 struct Registry {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Choice>> choices;
+  RecentlyUsed<std::string, std::shared_ptr<Choice>> choices{Choice::kMostShapes};
   static Registry& get() {
     static Registry* registry = new Registry;
     return *registry;
@@ -45,9 +45,8 @@ struct Registry {
 std::shared_ptr<Choice> Choice::of(const std::string& shape, Candidate rule, Set candidates) {
   Registry& registry = Registry::get();
   std::lock_guard lock(registry.mutex);
-  auto& found = registry.choices[shape];
-  if (!found) found = std::make_shared<Choice>(rule, candidates);
-  return found;
+  if (auto found = registry.choices.find(shape)) return *found;
+  return registry.choices.insert(shape, std::make_shared<Choice>(rule, candidates));
 }
 
 Candidate Choice::best_of(Set available) const {

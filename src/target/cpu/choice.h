@@ -24,7 +24,9 @@ class Choice {
   using Set = unsigned;
   static constexpr Set set_of(Candidate c) { return 1u << static_cast<unsigned>(c); }
 
-  // The one of the process for this shape. Rule and candidates are those of whoever asks first: they follow from the shape.
+  // The one of the process for this shape. Rule and candidates are those of whoever asks first: they follow from the shape. What
+  // nobody asked for since for longest is forgotten beyond so many, but by those who hold it.
+  static constexpr size_t kMostShapes = 4096;
   static std::shared_ptr<Choice> of(const std::string& shape, Candidate rule, Set candidates);
 
   Choice(Candidate rule, Set candidates) : rule_(rule), candidates_(candidates) {}
