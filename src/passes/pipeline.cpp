@@ -46,8 +46,6 @@ const Pass kPasses[] = {
     {"split_data_sizes", "cuts the program where a size is found out", split_data_sizes, true},
 };
 
-bool is_any_of(const std::vector<std::string>& names, const Pass& pass) { return std::find(names.begin(), names.end(), pass.name) != names.end(); }
-
 }  // namespace
 
 void Module::verify() const {
@@ -80,7 +78,7 @@ void run_passes(Module& module, const PassContext& context, const std::vector<st
                 std::vector<std::pair<std::string, double>>* seconds, const std::function<void(const char*, const Module&)>& observe) {
   check_pass_names(disabled);
   for (const Pass& p : kPasses) {
-    if (is_any_of(disabled, p)) continue;
+    if (std::find(disabled.begin(), disabled.end(), p.name) != disabled.end()) continue;
     auto start = std::chrono::steady_clock::now();
     p.run(module, context);
     if (verifies()) module.verify();

@@ -1,4 +1,4 @@
-// Each pass against text files, one a pass: graphs before and after it, and graphs in which it must do nothing. What it gives must
+// Each pass against text files, one for each function: graphs before and after it, and graphs in which it must do nothing. What it gives must
 // also compute the same, by the reference interpreter. With BROACH_TEST_RECORD=1 the results are written into the files instead.
 //
 //     case: what it shows
@@ -27,7 +27,11 @@ struct Case {
   bool stays = false;
 };
 
-std::filesystem::path file_of(const Pass& pass) { return std::filesystem::path(BROACH_TESTS) / "core" / "passes" / cat(pass.name, ".txt"); }
+// A pass that runs again has the file of its first time.
+std::filesystem::path file_of(const Pass& pass) {
+  std::string name = pass.name;
+  return std::filesystem::path(BROACH_TESTS) / "core" / "passes" / cat(name.substr(0, name.find("_again")), ".txt");
+}
 
 std::vector<Case> cases_of(const Pass& pass) {
   std::ifstream file(file_of(pass));

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "support/error.h"
+#include "target/reference/indices.h"
 #include "target/reference/routines.h"
 #include "target/reference/scalar.h"
 
@@ -13,33 +14,11 @@ namespace broach {
 namespace reference {
 namespace {
 
-using Sizes = std::vector<int64_t>;
-
-int64_t count(std::span<const int64_t> sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
-
 Sizes strides_of(std::span<const int64_t> sizes) {
   Sizes strides(sizes.size());
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0; step *= sizes[i]) strides[i] = step;
   return strides;
-}
-
-int64_t dot_product(std::span<const int64_t> index, std::span<const int64_t> strides) {
-  return std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0});
-}
-
-// f(index, position) for every index in row-major order.
-template <class F>
-void for_each_index(const Sizes& sizes, const F& f) {
-  Sizes index(sizes.size());
-  const int64_t n = count(sizes);
-  for (int64_t position = 0; position < n; ++position) {
-    f(std::as_const(index), position);
-    for (size_t d = sizes.size(); d-- > 0;) {
-      if (++index[d] < sizes[d]) break;
-      index[d] = 0;
-    }
-  }
 }
 
 // The type in which sums of T are taken.

@@ -5,16 +5,18 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <optional>
 
 #include "support/error.h"
+#include "target/reference/indices.h"
 #include "target/reference/interpreter.h"
 
 namespace broach {
 
 namespace {
 
-using Sizes = std::vector<int64_t>;
+using reference::dot_product;
+using reference::for_each_index;
+using reference::Sizes;
 
 Sizes evaluate(const Shape& shape, std::span<const int64_t> symbols) {
   Sizes out;
@@ -22,29 +24,11 @@ Sizes evaluate(const Shape& shape, std::span<const int64_t> symbols) {
   return out;
 }
 
-// f(index, position) for every index in row-major order.
-template <class F>
-void for_each_index(const Sizes& sizes, const F& f) {
-  int64_t count = 1;
-  for (int64_t s : sizes) count *= s;
-  Sizes index(sizes.size());
-  for (int64_t position = 0; position < count; ++position) {
-    f(index, position);
-    for (size_t d = sizes.size(); d-- > 0 && ++index[d] == sizes[d];) index[d] = 0;
-  }
-}
-
-int64_t offset_of(const Sizes& index, std::span<const int64_t> strides) {
-  int64_t offset = 0;
-  for (size_t d = 0; d < index.size(); ++d) offset += index[d] * strides[d];
-  return offset;
-}
-
 HostTensor read_window(const void* data, DType dtype, const Sizes& sizes, std::span<const int64_t> strides) {
   HostTensor out = zeros(dtype, sizes);
   const auto size = static_cast<int64_t>(size_of(dtype));
   for_each_index(sizes, [&](const Sizes& index, int64_t i) {
-    std::memcpy(out.bytes.data() + i * size, static_cast<const std::byte*>(data) + offset_of(index, strides) * size, static_cast<size_t>(size));
+    std::memcpy(out.bytes.data() + i * size, static_cast<const std::byte*>(data) + dot_product(index, strides) * size, static_cast<size_t>(size));
   });
   return out;
 }
@@ -52,7 +36,7 @@ HostTensor read_window(const void* data, DType dtype, const Sizes& sizes, std::s
 void write_window(const HostTensor& x, void* data, std::span<const int64_t> strides) {
   const auto size = static_cast<int64_t>(size_of(x.type.dtype));
   for_each_index(x.sizes(), [&](const Sizes& index, int64_t i) {
-    std::memcpy(static_cast<std::byte*>(data) + offset_of(index, strides) * size, x.bytes.data() + i * size, static_cast<size_t>(size));
+    std::memcpy(static_cast<std::byte*>(data) + dot_product(index, strides) * size, x.bytes.data() + i * size, static_cast<size_t>(size));
   });
 }
 
