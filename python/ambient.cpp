@@ -42,7 +42,8 @@ uint64_t ambient_settings() {
   }
   add(precision, 3);
   add(c.deterministicMkldnn(), 1);
-  for (auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN}) add(static_cast<uint64_t>(c.float32Precision(at::Float32Backend::MKLDNN, op)), 3);
+  for (auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN})
+    add(static_cast<uint64_t>(c.float32Precision(at::Float32Backend::MKLDNN, op)), 3);
   for (auto device : {c10::kCPU, c10::kCUDA}) {
     bool on = at::autocast::is_autocast_enabled(device);
     add(on, 1);
@@ -53,7 +54,8 @@ uint64_t ambient_settings() {
 }
 
 bool must_run_plainly() {
-  return Capture::current() || c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::PythonTorchFunctionTLS::stack_len() > 0 || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+  return Capture::current() || c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::PythonTorchFunctionTLS::stack_len() > 0 ||
+         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
          at::tracer::impl::is_dispatch_enabled();
 }
 

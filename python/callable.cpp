@@ -54,24 +54,27 @@ struct Pending {
   struct Version* version;
   Arguments arguments;
   Leaves leaves;
-  Ref result;                // of a run of the program itself on the caller's own arguments
+  Ref result;  // of a run of the program itself on the caller's own arguments
   bool captured = false, ran_eagerly = false;
-  std::string rejected;      // why the capture must not be used
-  bool final = false;        // no other attempt will fare better
-  bool again = false;        // the next attempt knows more: where the program keeps what it computes
-  bool copies = false;       // the arguments are copies: the program's own places are not to be touched
-  int runs = 0;              // of the program, for this call
+  std::string rejected;  // why the capture must not be used
+  bool final = false;    // no other attempt will fare better
+  bool again = false;    // the next attempt knows more: where the program keeps what it computes
+  bool copies = false;   // the arguments are copies: the program's own places are not to be touched
+  int runs = 0;          // of the program, for this call
 };
 thread_local Pending* pending = nullptr;
 
 // What the arguments of a call look like, the state that the program then read, and its compiled versions by sizes.
 struct Version {
   Version(const std::vector<bool>& constant, const ProgramOptions& options)
-      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); }, constant, options) {}
+      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints,
+                        c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); },
+                 constant, options) {}
 
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
   Ref run_again(Pending& p, const Arguments& arguments, const Recorded& first);
-  Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
+  Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before,
+                              const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
 
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
   // captured.
@@ -88,21 +91,20 @@ struct Version {
 };
 
 struct Callable {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* dict;
   PyObject* weak;
   struct Data {
     Ref program, policy, fallback;
-    bool strict = false;  // one attempt only
-    bool guarded = true;  // false: a program without state or effects, as Dynamo hands over
+    bool strict = false;         // one attempt only
+    bool guarded = true;         // false: a program without state or effects, as Dynamo hands over
     bool says_compiling = true;  // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
     std::vector<bool> constant;
     ProgramOptions options;
     std::vector<std::shared_ptr<Version>> versions;  // the last one used first
     int captures = 0, attempts = 0;
     std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
-    bool busy = false;  // some thread captures
+    bool busy = false;                        // some thread captures
     int64_t plain_calls = 0, fallback_calls = 0;
     int64_t verify = 0, verify_next = 0, verify_seen = 0, verified = 0;  // option; when next, of how many calls; how many were
     std::vector<std::string> reasons;
@@ -117,8 +119,10 @@ void note(Callable::Data& d, const std::string& why) {
 
 // Watches torch's own switches that its Python code keeps.
 void watch_torch(State& state) {
-  for (auto [module, name] : {std::pair{"torch.nn.modules.module", "_global_forward_hooks"}, {"torch.nn.modules.module", "_global_forward_pre_hooks"},
-                              {"torch.nn.modules.module", "_global_backward_hooks"}, {"torch.nn.modules.module", "_global_backward_pre_hooks"}}) {
+  for (auto [module, name] : {std::pair{"torch.nn.modules.module", "_global_forward_hooks"},
+                              {"torch.nn.modules.module", "_global_forward_pre_hooks"},
+                              {"torch.nn.modules.module", "_global_backward_hooks"},
+                              {"torch.nn.modules.module", "_global_backward_pre_hooks"}}) {
     Ref m = Ref::steal(PyImport_ImportModule(module));
     Ref o = m ? Ref::steal(PyObject_GetAttrString(m.get(), name)) : Ref();
     if (o) state.watch(o.get(), cat(module, ".", name));
@@ -243,7 +247,8 @@ void reject(Pending& p, std::string why) {
 }
 
 bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
 }
 
 bool Version::holds_the_same(const Leaves& leaves) const {
@@ -260,8 +265,10 @@ bool Version::holds_the_same(const Leaves& leaves) const {
 
 void Version::note_own(const Leaves& leaves) {
   noted_own = true;
-  for (const at::Tensor& t : leaves.tensors) own_tensors.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
-  for (size_t i = 0; i < form.containers(); ++i) own_containers.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
+  for (const at::Tensor& t : leaves.tensors)
+    own_tensors.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
+  for (size_t i = 0; i < form.containers(); ++i)
+    own_containers.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
 }
 
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
@@ -270,7 +277,8 @@ Ref Version::run_again(Pending& p, const Arguments& arguments, const Recorded& f
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   bool& says = p.callable->data->says_compiling;
-  if (!type || !says || !first.has_only_asked() || Function::is_capturing_symbols() || Capture::current()->has_written() || !state->changes().empty()) {
+  if (!type || !says || !first.has_only_asked() || Function::is_capturing_symbols() || Capture::current()->has_written() ||
+      !state->changes().empty()) {
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }
@@ -287,10 +295,13 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
   p.rejected.clear();  // of an attempt with symbols for sizes
-  if (p.runs++ > 0 && state && !state->restore()) throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
+  if (p.runs++ > 0 && state && !state->restore())
+    throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
   p.final = false;
   p.again = false;
-  bool own = !p.copies && !Function::is_capturing_symbols() && are(inputs, p.leaves.tensors) && std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(), [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
+  bool own = !p.copies && !Function::is_capturing_symbols() && are(inputs, p.leaves.tensors) &&
+             std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(),
+                        [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
              std::none_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
   std::vector<Ref> replaced;
   std::vector<PyObject*> values, containers = p.leaves.containers;
@@ -347,13 +358,15 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   if (!p.rejected.empty()) Function::reject_capture(p.rejected);
   else if (state) state->stamp();
   if (state && !noted_own) note_own(p.leaves);
-  else if (state && !holds_the_same(p.leaves)) Function::reject_capture(p.rejected = "is given a tensor or container that it also reads by itself");
+  else if (state && !holds_the_same(p.leaves))
+    Function::reject_capture(p.rejected = "is given a tensor or container that it also reads by itself");
   if (own) p.result = std::move(result);
   return out;
 }
 
 // The program's results, and what it wrote into its arguments, as tensors and integers with their form.
-Function::Results Version::described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
+Function::Results Version::described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before,
+                                     const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
   Function::Results out;
   auto made = new_result_form();
   Form::Rules rules;
@@ -467,7 +480,9 @@ void find_changed_numbers(Callable::Data& d, const Arguments& a) {
     std::vector<StatePlace> found;
     std::vector<State::Change> changes = v->state->changes();
     for (const State::Change& change : changes) {
-      auto place = is_number(change.before) && is_number(change.now) && Py_TYPE(change.before.get()) == Py_TYPE(change.now.get()) ? v->state->place_of(change) : std::nullopt;
+      auto place = is_number(change.before) && is_number(change.now) && Py_TYPE(change.before.get()) == Py_TYPE(change.now.get())
+                       ? v->state->place_of(change)
+                       : std::nullopt;
       if (place && place->kind != StatePlace::Kind::whole) found.push_back(std::move(*place));
     }
     if (found.size() != changes.size() || d.places.size() + found.size() > kMostPlaces) continue;
@@ -494,7 +509,8 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
   if (!described || (d.guarded && d.captures >= kMostCaptures)) {
-    std::string why = v->form.form().problem().empty() ? cat("more than ", kMostCaptures, " captures would be needed") : cat("is given ", v->form.form().problem());
+    std::string why = v->form.form().problem().empty() ? cat("more than ", kMostCaptures, " captures would be needed")
+                                                       : cat("is given ", v->form.form().problem());
     if (!give_up(c, why)) return nullptr;
     return call(d.fallback.get(), a);
   }
@@ -580,7 +596,8 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
     for (const StatePlace& place : v->form.places()) now.push_back(Ref::borrow(place.value()));
     for (size_t i = 0; i < tried.size(); ++i)  // a list as a whole: the trial wrote to its copy
       if (v->form.places()[i].kind == StatePlace::Kind::whole) tried[i] = built[p.arguments.all() + i];
-    py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments, now).release()), copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments, tried).release());
+    py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments, now).release()),
+              copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments, tried).release());
     why = trial.attr("difference")(py::handle(want.get()), py::handle(got.get()), mine, copies).cast<std::string>();
   } else if (!want && got) {
     why = cat("the program raises ", raised->what());
@@ -617,7 +634,9 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
     p.leaves.clear();
     if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same(p.leaves)) continue;
     if (v->state && !v->state->holds(nullptr)) continue;
-    if (i > 0 && i < d.versions.size()) std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i), d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+    if (i > 0 && i < d.versions.size())
+      std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i),
+                  d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
     if (v->state && must_verify(d)) return run_verified(c, p, v);
     Ref result = Ref::steal(run(p));
@@ -635,7 +654,8 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* keywords[] = {"program", "policy", "constant", "options", "guarded", nullptr};
   PyObject *program, *policy, *constant, *options;
   int guarded;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOp", const_cast<char**>(keywords), &program, &policy, &constant, &options, &guarded)) return nullptr;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOp", const_cast<char**>(keywords), &program, &policy, &constant, &options, &guarded))
+    return nullptr;
   HANDLE_TH_ERRORS
   auto data = std::make_unique<Callable::Data>();
   data->program = Ref::borrow(program);
@@ -684,7 +704,8 @@ int clear(PyObject* self) {
     // What this destroys may come back here.
     auto versions = std::exchange(c->data->versions, {});
     auto written = std::exchange(c->data->written, {}), places = std::exchange(c->data->places, {});
-    Ref program = std::exchange(c->data->program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)), fallback = std::exchange(c->data->fallback, Ref());
+    Ref program = std::exchange(c->data->program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)),
+        fallback = std::exchange(c->data->fallback, Ref());
   }
   return 0;
 }
@@ -754,7 +775,10 @@ PyObject* get_fallback(PyObject* self, void*) {
   return f ? Ref(f).release() : Ref::borrow(Py_None).release();
 }
 
-PyMethodDef kMethods[] = {{"stats", stats, METH_NOARGS, nullptr}, {"reset", reset, METH_NOARGS, nullptr}, {"__reduce__", reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef kMethods[] = {{"stats", stats, METH_NOARGS, nullptr},
+                          {"reset", reset, METH_NOARGS, nullptr},
+                          {"__reduce__", reduce, METH_NOARGS, nullptr},
+                          {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef kFields[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
                          {"program", get_program, nullptr, nullptr, nullptr},
                          {"policy", get_policy, nullptr, nullptr, nullptr},
@@ -773,10 +797,19 @@ void* slot(F* f) {
 }
 
 PyObject* make_type() {
-  static PyType_Slot slots[] = {{Py_tp_new, slot(&new_callable)}, {Py_tp_call, slot(&PyVectorcall_Call)}, {Py_tp_traverse, slot(&traverse)}, {Py_tp_clear, slot(&clear)},
-                                {Py_tp_dealloc, slot(&deallocate)}, {Py_tp_descr_get, slot(&get_descriptor)}, {Py_tp_methods, kMethods}, {Py_tp_getset, kFields},
-                                {Py_tp_members, kMembers}, {Py_tp_repr, slot(&represent)}, {0, nullptr}};
-  static PyType_Spec spec{"broach_ext._C.Callable", sizeof(Callable), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
+  static PyType_Slot slots[] = {{Py_tp_new, slot(&new_callable)},
+                                {Py_tp_call, slot(&PyVectorcall_Call)},
+                                {Py_tp_traverse, slot(&traverse)},
+                                {Py_tp_clear, slot(&clear)},
+                                {Py_tp_dealloc, slot(&deallocate)},
+                                {Py_tp_descr_get, slot(&get_descriptor)},
+                                {Py_tp_methods, kMethods},
+                                {Py_tp_getset, kFields},
+                                {Py_tp_members, kMembers},
+                                {Py_tp_repr, slot(&represent)},
+                                {0, nullptr}};
+  static PyType_Spec spec{"broach_ext._C.Callable", sizeof(Callable), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, slots};
   return PyType_FromSpec(&spec);
 }
 
@@ -785,9 +818,15 @@ PyObject* make_type() {
 void add_callable_type(py::module_& m) {
   m.attr("Callable") = py::reinterpret_steal<py::object>(make_type());
   using Strings = std::unordered_set<std::string>;
-  m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) { set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)}); });
-  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators) { set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators)}); });
-  m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) { set_native_types({std::move(values), std::move(stateless), std::move(makers)}); });
+  m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) {
+    set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)});
+  });
+  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators) {
+    set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators)});
+  });
+  m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) {
+    set_native_types({std::move(values), std::move(stateless), std::move(makers)});
+  });
   m.def("set_unwatched", &set_unwatched);
 }
 

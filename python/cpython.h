@@ -107,8 +107,7 @@ inline PyObject** dict_place_if_any(PyObject* o) {
 inline PyFunctionObject* function_of(PyFrameObject* frame) {
 #if PY_VERSION_HEX >= 0x030B0000
   struct Frame {
-    PyObject_HEAD
-    PyFrameObject* back;
+    PyObject_HEAD PyFrameObject* back;
     struct Interpreter {
       void* words[3];
     }* interpreter;
@@ -121,7 +120,8 @@ inline PyFunctionObject* function_of(PyFrameObject* frame) {
 #else
   // By its name, in the frame's globals or in the type of its first argument.
   PyObject* found = PyDict_GetItem(frame->f_globals, frame->f_code->co_name);
-  if (!found && frame->f_code->co_argcount > 0 && frame->f_localsplus[0]) found = _PyType_Lookup(Py_TYPE(frame->f_localsplus[0]), frame->f_code->co_name);
+  if (!found && frame->f_code->co_argcount > 0 && frame->f_localsplus[0])
+    found = _PyType_Lookup(Py_TYPE(frame->f_localsplus[0]), frame->f_code->co_name);
   bool same = found && PyFunction_Check(found) && PyFunction_GET_CODE(found) == reinterpret_cast<PyObject*>(frame->f_code);
   return same ? reinterpret_cast<PyFunctionObject*>(found) : nullptr;
 #endif

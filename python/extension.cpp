@@ -40,7 +40,9 @@ c10::SymNode unwrap(const c10::SymNode& node) {
   auto* wrapped = dynamic_cast<torch::impl::PythonSymNodeImpl*>(node.get());
   if (!wrapped) return node;
   py::gil_scoped_acquire gil;
-  return py::isinstance<c10::SymNodeImpl>(wrapped->getPyObj()) ? py::reinterpret_borrow<py::object>(wrapped->getPyObj()).cast<c10::SymNode>() : node;
+  return py::isinstance<c10::SymNodeImpl>(wrapped->getPyObj())
+             ? py::reinterpret_borrow<py::object>(wrapped->getPyObj()).cast<c10::SymNode>()
+             : node;
 }
 
 c10::SymNode wrap(const c10::SymNode& node) {
@@ -58,7 +60,8 @@ void set_in_class(const py::type& type, const py::str& name, const py::object& v
 
 void add_numbers(py::module_& m) {
   m.def("is_capturing_symbols", &Function::is_capturing_symbols);
-  m.def("is_number", [](const py::object& node) { return py::isinstance<c10::SymNodeImpl>(node) && is_program_number(node.cast<c10::SymNode>()); });
+  m.def("is_number",
+        [](const py::object& node) { return py::isinstance<c10::SymNodeImpl>(node) && is_program_number(node.cast<c10::SymNode>()); });
   m.def("value_of_number", [](const c10::SymNode& node) { return recorded_value(node); });
   m.def("set_in_class", &set_in_class);
   m.def("functions_of_numbers", [] {
@@ -97,7 +100,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { ArenaPool::get().clear(); });
   m.def("take_bugs", &take_bugs);
-  m.def("pass_names", [] { std::vector<std::string> names; for (const Pass& p : passes()) if (!p.is_needed) names.emplace_back(p.name); return names; });
+  m.def("pass_names", [] {
+    std::vector<std::string> names;
+    for (const Pass& p : passes())
+      if (!p.is_needed) names.emplace_back(p.name);
+    return names;
+  });
   m.def("idle_arena_bytes", [] { return ArenaPool::get().idle_bytes(); });
 }
 

@@ -58,10 +58,13 @@ bool is_enum_member(PyObject* o) {
 bool by_identity(PyObject* o) {
   static PyObject* module = imported("torch.nn", "Module");
   static PyObject* partial = imported("functools", "partial");
-  return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_instance(o, module) || is_enum_member(o) || is_instance(o, partial);
+  return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_instance(o, module) || is_enum_member(o) ||
+         is_instance(o, partial);
 }
 
-bool same_key(PyObject* a, PyObject* b) { return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b); }
+bool same_key(PyObject* a, PyObject* b) {
+  return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b);
+}
 
 // Attributes that Python code gave a tensor; null if there are none.
 PyObject* attributes_of(PyObject* tensor) {
@@ -119,16 +122,17 @@ bool all_distinct(std::vector<PyObject*> containers) {
 bool Form::fail(PyObject* o) {
   if (!problem_.empty()) return false;
   PyTypeObject* native = native_base(Py_TYPE(o));
-  problem_ = THPVariable_Check(o)                                         ? cat("a tensor of the class ", Py_TYPE(o)->tp_name)
+  problem_ = THPVariable_Check(o)                                            ? cat("a tensor of the class ", Py_TYPE(o)->tp_name)
              : native == Py_TYPE(o) && native->tp_base == &PyBaseObject_Type ? cat("a value of the native type ", native->tp_name)
-                                                                          : cat("a value of type ", Py_TYPE(o)->tp_name);
+                                                                             : cat("a value of type ", Py_TYPE(o)->tp_name);
   return false;
 }
 
 bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (!rules.any_tensor && !is_plain_tensor(o)) return fail(o);
   const at::Tensor& t = THPVariable_Unpack(o);
-  if (rules.results && attributes_of(o) && !(rules.was_there && rules.was_there(o)) && std::none_of(rules.given.begin(), rules.given.end(), [&](const at::Tensor& g) { return g.is_same(t); })) {
+  if (rules.results && attributes_of(o) && !(rules.was_there && rules.was_there(o)) &&
+      std::none_of(rules.given.begin(), rules.given.end(), [&](const at::Tensor& g) { return g.is_same(t); })) {
     problem_ = "a tensor with attributes of its own";
     return false;
   }
@@ -160,9 +164,12 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
   };
   bool integer = PyLong_CheckExact(o), floating = PyFloat_CheckExact(o);
   if (rules.results && !integer && !floating) {
-    if (torch::is_symint(py::handle(o))) return leaves.program_ints.emplace_back(node_in(o)), add(Kind::integer, leaves.program_ints.size() - 1);
-    if (torch::is_symbool(py::handle(o))) return add(Kind::constant, 0), parts_.back().value = Ref::borrow(node_in(o)->bool_() ? Py_True : Py_False), true;
-    if (torch::is_symfloat(py::handle(o))) return leaves.program_floats.emplace_back(node_in(o)), add(Kind::floating, leaves.program_floats.size() - 1);
+    if (torch::is_symint(py::handle(o)))
+      return leaves.program_ints.emplace_back(node_in(o)), add(Kind::integer, leaves.program_ints.size() - 1);
+    if (torch::is_symbool(py::handle(o)))
+      return add(Kind::constant, 0), parts_.back().value = Ref::borrow(node_in(o)->bool_() ? Py_True : Py_False), true;
+    if (torch::is_symfloat(py::handle(o)))
+      return leaves.program_floats.emplace_back(node_in(o)), add(Kind::floating, leaves.program_floats.size() - 1);
   }
   if (integer && (rules.results || rules.numbers)) {
     int overflow = 0;
@@ -375,7 +382,8 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       }
       return true;
     }
-    case Kind::repeated: return static_cast<size_t>(p.index) < leaves.containers.size() && leaves.containers[static_cast<size_t>(p.index)] == o;
+    case Kind::repeated:
+      return static_cast<size_t>(p.index) < leaves.containers.size() && leaves.containers[static_cast<size_t>(p.index)] == o;
     case Kind::argument: return false;
   }
   return false;
@@ -416,7 +424,8 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
       Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
       // As unpickling does: a class's own constructor does not run. A struct sequence is made of all its fields.
       bool of_python = native_base(p.type) == &PyTuple_Type;
-      Ref made = Ref::steal(of_python ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr) : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr));
+      Ref made = Ref::steal(of_python ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr)
+                                      : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr));
       for (uint32_t i = 0; made && i < p.attributes; ++i) {
         Ref v = Ref::steal(build(at, leaves));
         if (!v || PyDict_SetItem(*cpython::dict_place(made.get()), PyTuple_GET_ITEM(p.value.get(), i), v.get()) < 0) return nullptr;
@@ -471,7 +480,8 @@ PyObject* Form::build_keyed(const Part& p, size_t& at, const Leaves& leaves) con
   for (uint32_t i = 0; i < p.items; ++i) {
     Ref v = Ref::steal(build(at, leaves));
     PyObject* k = PyTuple_GET_ITEM(p.value.get(), key++);
-    if (!v || (PyODict_Check(made.get()) ? PyODict_SetItem(made.get(), k, v.get()) : PyDict_SetItem(made.get(), k, v.get())) < 0) return nullptr;
+    if (!v || (PyODict_Check(made.get()) ? PyODict_SetItem(made.get(), k, v.get()) : PyDict_SetItem(made.get(), k, v.get())) < 0)
+      return nullptr;
   }
   PyObject** place = p.attributes ? cpython::dict_place(made.get()) : nullptr;
   for (uint32_t i = 0; i < p.attributes; ++i) {
@@ -511,7 +521,8 @@ TensorAttributes::TensorAttributes(at::TensorList tensors) {
 }
 
 bool TensorAttributes::changed() const {
-  return std::any_of(before_.begin(), before_.end(), [](const auto& b) { return !same_attributes(b.second.get(), attributes_of(b.first.get())); });
+  return std::any_of(before_.begin(), before_.end(),
+                     [](const auto& b) { return !same_attributes(b.second.get(), attributes_of(b.first.get())); });
 }
 
 // ---- arguments ----

@@ -28,7 +28,7 @@ struct Part {
     tuple,
     list,
     dict,
-    object,    // an instance of a Python class, by its attributes
+    object,  // an instance of a Python class, by its attributes
     slice,
     set,       // of numbers, strings and the like: `value` is a tuple of them, in their order
     argument,  // in results: container number `index` of the arguments
@@ -38,14 +38,14 @@ struct Part {
 
   Kind kind;
   bool requires_grad = false;
-  bool frozen = false;           // set: a frozenset
-  bool parameter = false;        // tensor, in results: an nn.Parameter
+  bool frozen = false;     // set: a frozenset
+  bool parameter = false;  // tensor, in results: an nn.Parameter
   int index = -1;
   uint32_t items = 0, attributes = 0;
   PyTypeObject* type = nullptr;  // kept alive by `value` or by `keep`
   Ref value;                     // constant, or the keys of items and then attributes
   std::vector<Py_ssize_t> slots;
-  Ref keep;                      // tensor: its attributes, if it has any
+  Ref keep;  // tensor: its attributes, if it has any
 };
 
 // What matching or flattening collects.
@@ -53,10 +53,10 @@ struct Leaves {
   std::vector<at::Tensor> tensors;
   std::vector<int64_t> ints;
   std::vector<double> floats;
-  std::vector<c10::SymInt> program_ints;   // what the program is given, and its results
+  std::vector<c10::SymInt> program_ints;  // what the program is given, and its results
   std::vector<c10::SymFloat> program_floats;
-  std::vector<PyObject*> containers;       // borrowed
-  mutable std::vector<PyObject*> made;     // by `build`, borrowed, in the order of `containers`
+  std::vector<PyObject*> containers;    // borrowed
+  mutable std::vector<PyObject*> made;  // by `build`, borrowed, in the order of `containers`
   void clear() { tensors.clear(), ints.clear(), floats.clear(), program_ints.clear(), program_floats.clear(), containers.clear(); }
 };
 
@@ -64,12 +64,12 @@ class Form {
  public:
   // How flattening decides about what it cannot know itself.
   struct Rules {
-    bool numbers = false;                                // ints and floats become parts that may differ
-    bool any_tensor = false;                             // tensors of every Python type
-    bool results = false;                                // symbolic numbers too; whole objects by the maps below
-    std::function<bool(PyObject*)> was_there;            // results: an object that exists independently of the call
-    const std::vector<PyObject*>* arguments = nullptr;   // results: the containers of the arguments
-    at::TensorList given;                                // results: the tensors of the arguments
+    bool numbers = false;                               // ints and floats become parts that may differ
+    bool any_tensor = false;                            // tensors of every Python type
+    bool results = false;                               // symbolic numbers too; whole objects by the maps below
+    std::function<bool(PyObject*)> was_there;           // results: an object that exists independently of the call
+    const std::vector<PyObject*>* arguments = nullptr;  // results: the containers of the arguments
+    at::TensorList given;                               // results: the tensors of the arguments
   };
 
   // Adds a value. False if it has a part that cannot be described; `problem` says which.

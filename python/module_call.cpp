@@ -14,7 +14,8 @@ namespace {
 // `__call__` of the module that wraps a compiled one: its own hooks, if it has any, are nn.Module's business.
 PyObject* call_module(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   static PyObject* call_name = PyUnicode_InternFromString("_compiled_call");
-  static PyObject* hooks[] = {PyUnicode_InternFromString("_forward_hooks"), PyUnicode_InternFromString("_forward_pre_hooks"), PyUnicode_InternFromString("_backward_hooks"), PyUnicode_InternFromString("_backward_pre_hooks")};
+  static PyObject* hooks[] = {PyUnicode_InternFromString("_forward_hooks"), PyUnicode_InternFromString("_forward_pre_hooks"),
+                              PyUnicode_InternFromString("_backward_hooks"), PyUnicode_InternFromString("_backward_pre_hooks")};
   static PyObject* module_call = [] {
     py::object m = py::module_::import("torch.nn").attr("Module").attr("__call__");
     return m.release().ptr();
@@ -36,12 +37,15 @@ PyObject* call_module(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObj
   return PyObject_Vectorcall(compiled, args, static_cast<size_t>(n), names);
 }
 
-PyMethodDef kModuleCall = {"__call__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_module)), METH_FASTCALL | METH_KEYWORDS, nullptr};
+PyMethodDef kModuleCall = {"__call__", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call_module)), METH_FASTCALL | METH_KEYWORDS,
+                           nullptr};
 
 }  // namespace
 
 void add_module_call(py::module_& m) {
-  m.def("install_module_call", [](py::type type) { type.attr("__call__") = py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &kModuleCall)); });
+  m.def("install_module_call", [](py::type type) {
+    type.attr("__call__") = py::reinterpret_steal<py::object>(PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &kModuleCall));
+  });
 }
 
 }  // namespace broach

@@ -19,7 +19,9 @@ Ref held(const StatePlace& p) {
 }  // namespace
 
 PyObject* StatePlace::value() const {
-  PyObject* v = kind == Kind::whole ? owner.get() : kind == Kind::cell ? PyCell_GET(owner.get()) : PyDict_GetItemWithError(owner.get(), key.get());
+  PyObject* v = kind == Kind::whole  ? owner.get()
+                : kind == Kind::cell ? PyCell_GET(owner.get())
+                                     : PyDict_GetItemWithError(owner.get(), key.get());
   return v ? v : nothing();
 }
 
@@ -27,7 +29,9 @@ bool StatePlace::set(PyObject* value) const {
   if (kind == Kind::whole) return value == owner.get() || PyList_SetSlice(owner.get(), 0, PyList_GET_SIZE(owner.get()), value) == 0;
   bool remove = value == nothing();
   if (kind == Kind::cell) return PyCell_Set(owner.get(), remove ? nullptr : value) == 0;
-  if (!remove) return (PyODict_Check(owner.get()) ? PyODict_SetItem(owner.get(), key.get(), value) : PyDict_SetItem(owner.get(), key.get(), value)) == 0;
+  if (!remove)
+    return (PyODict_Check(owner.get()) ? PyODict_SetItem(owner.get(), key.get(), value) : PyDict_SetItem(owner.get(), key.get(), value)) ==
+           0;
   if (!PyDict_GetItemWithError(owner.get(), key.get())) return !PyErr_Occurred();
   return (PyODict_Check(owner.get()) ? PyODict_DelItem(owner.get(), key.get()) : PyDict_DelItem(owner.get(), key.get())) == 0;
 }

@@ -24,8 +24,9 @@ std::string short_repr(PyObject* o) {
 
 // What the interpreter itself adds to a class when it is asked for it.
 bool is_interpreters_own(std::string_view key) {
-  static const std::unordered_set<std::string_view> names = {"__annotations__", "_abc_impl", "__annotations_cache__",
-                                                             "__annotate_func__", "__static_attributes__", "__firstlineno__", "__weakref__", "__dict__", "__qualname__"};
+  static const std::unordered_set<std::string_view> names = {
+      "__annotations__", "_abc_impl", "__annotations_cache__", "__annotate_func__", "__static_attributes__", "__firstlineno__",
+      "__weakref__",     "__dict__",  "__qualname__"};
   return names.contains(key);
 }
 
@@ -40,8 +41,10 @@ PyObject* contextvar_value(PyObject* var) {
 }  // namespace
 
 bool is_atom(PyObject* o) {
-  return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o) || PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || o == Py_Ellipsis ||
-         PyType_Check(o) || PyCFunction_Check(o) || PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) || THPMemoryFormat_Check(o) || is_numpy_scalar(Py_TYPE(o));
+  return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o) ||
+         PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || o == Py_Ellipsis || PyType_Check(o) || PyCFunction_Check(o) ||
+         PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) ||
+         THPMemoryFormat_Check(o) || is_numpy_scalar(Py_TYPE(o));
 }
 
 bool same_value(PyObject* a, PyObject* b) {
@@ -105,7 +108,13 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
   n.parent = parent;
   n.label = std::move(label);
   switch (kind) {
-    case Kind::set: case Kind::sequence: case Kind::context: case Kind::weak: case Kind::buffer: case Kind::fields: case Kind::answer: n.every_call = true; break;
+    case Kind::set:
+    case Kind::sequence:
+    case Kind::context:
+    case Kind::weak:
+    case Kind::buffer:
+    case Kind::fields:
+    case Kind::answer: n.every_call = true; break;
     default: break;
   }
   n.of_torch = parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch;
@@ -124,12 +133,15 @@ void State::leave_out(const StatePlace& place) {
 }
 
 bool State::is_left_out(PyObject* owner, PyObject* key) const {
-  return std::any_of(left_out_.begin(), left_out_.end(), [&](const StatePlace& p) { return p.kind == StatePlace::Kind::item && p.owner.get() == owner && same_value(p.key.get(), key); });
+  return std::any_of(left_out_.begin(), left_out_.end(), [&](const StatePlace& p) {
+    return p.kind == StatePlace::Kind::item && p.owner.get() == owner && same_value(p.key.get(), key);
+  });
 }
 
 std::optional<StatePlace> State::place_of(const Change& change) const {
   const Node& n = nodes_[static_cast<size_t>(change.node)];
-  if (n.kind == Kind::list && PyList_CheckExact(n.object.get())) return StatePlace{StatePlace::Kind::whole, n.object, {}, path(change.node)};
+  if (n.kind == Kind::list && PyList_CheckExact(n.object.get()))
+    return StatePlace{StatePlace::Kind::whole, n.object, {}, path(change.node)};
   if (n.kind == Kind::cell) return StatePlace{StatePlace::Kind::cell, n.object, {}, change.path};
   bool keyed = (n.kind == Kind::dict && !n.type) || n.kind == Kind::names;
   if (!keyed || !change.key) return std::nullopt;
@@ -221,7 +233,8 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     case Kind::cell: value(PyCell_GET(o)); return true;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc}) value(v);
+      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc})
+        value(v);
       return true;
     }
     case Kind::instance:
@@ -231,18 +244,14 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       return true;
     case Kind::mro: value(reinterpret_cast<PyTypeObject*>(o)->tp_mro); return true;
     case Kind::weak: value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True); return true;
-    case Kind::context:
-      values.push_back(Ref::steal(contextvar_value(o)));
-      return true;
+    case Kind::context: values.push_back(Ref::steal(contextvar_value(o))); return true;
     case Kind::fields:
       for (const char* field : {"func", "args", "keywords"}) {
         values.push_back(Ref::steal(PyObject_GetAttrString(o, field)));
         if (!values.back()) return PyErr_Clear(), false;
       }
       return true;
-    case Kind::answer:
-      values.push_back(Ref::steal(PyObject_CallNoArgs(o)));
-      return values.back() || (PyErr_Clear(), false);
+    case Kind::answer: values.push_back(Ref::steal(PyObject_CallNoArgs(o))); return values.back() || (PyErr_Clear(), false);
     case Kind::buffer: {
       Ref bytes = Ref::steal(PyBytes_FromObject(o));
       if (!bytes) return PyErr_Clear(), false;
@@ -260,7 +269,8 @@ bool State::same(Node& n, bool take, std::string* why) const {
   bool fine = read(n, keys, values) && keys.size() == n.keys.size() && values.size() == n.values.size();
   if (!fine && why) *why = cat(path(static_cast<int>(&n - nodes_.data())), " has other entries than before");
   for (size_t i = 0; fine && i < keys.size(); ++i) {
-    fine = same_value(n.keys[i].get(), keys[i].get()) || (PyUnicode_Check(keys[i].get()) && PyUnicode_Check(n.keys[i].get()) && PyUnicode_Compare(keys[i].get(), n.keys[i].get()) == 0);
+    fine = same_value(n.keys[i].get(), keys[i].get()) ||
+           (PyUnicode_Check(keys[i].get()) && PyUnicode_Check(n.keys[i].get()) && PyUnicode_Compare(keys[i].get(), n.keys[i].get()) == 0);
     if (!fine && why) *why = cat(path(static_cast<int>(&n - nodes_.data())), " has other keys than before");
   }
   for (size_t i = 0; fine && i < values.size(); ++i) {
@@ -281,7 +291,8 @@ bool put_back_items(PyObject* dict, const std::vector<Ref>& keys, const std::vec
   bool ordered = PyODict_Check(dict);
   for (size_t i = 0; i < keys.size(); ++i) {
     PyObject *k = keys[i].get(), *v = values[i].get();
-    if (PyObject* now = PyDict_GetItemWithError(dict, k); now && (ordered ? PyODict_DelItem(dict, k) : PyDict_DelItem(dict, k)) < 0) return false;
+    if (PyObject* now = PyDict_GetItemWithError(dict, k); now && (ordered ? PyODict_DelItem(dict, k) : PyDict_DelItem(dict, k)) < 0)
+      return false;
     if (v && (ordered ? PyODict_SetItem(dict, k, v) : PyDict_SetItem(dict, k, v)) < 0) return false;
   }
   return true;
@@ -305,7 +316,9 @@ bool State::put_back(const Node& n) {
     case Kind::dict:
       if (n.type) {
         for (size_t i = 0; i < n.keys.size(); ++i)
-          if (PyObject* now = PyDict_GetItemWithError(o, n.keys[i].get()); now != n.values[i].get() && PyObject_SetAttr(n.type.get(), n.keys[i].get(), n.values[i].get()) < 0) return false;
+          if (PyObject* now = PyDict_GetItemWithError(o, n.keys[i].get());
+              now != n.values[i].get() && PyObject_SetAttr(n.type.get(), n.keys[i].get(), n.values[i].get()) < 0)
+            return false;
         return true;
       }
       [[fallthrough]];
@@ -325,7 +338,8 @@ bool State::put_back(const Node& n) {
         if (now != v && (v ? PyDict_SetItem(o, k, v) : PyDict_DelItem(o, k)) < 0) return false;
       }
       return true;
-    case Kind::answer: case Kind::weak: return true;  // no program's to write
+    case Kind::answer:
+    case Kind::weak: return true;   // no program's to write
     case Kind::cache: return true;  // a result that was computed once more is a hit
     case Kind::list: return PyList_SetSlice(o, 0, PyList_GET_SIZE(o), list_of(n.values).get()) == 0;
     case Kind::set: return call_method(o, "clear", nullptr) && call_method(o, "update", list_of(n.values).get());
@@ -359,14 +373,17 @@ std::vector<State::Change> State::changes() const {
     if (same(const_cast<Node&>(n), false, nullptr)) continue;
     std::vector<Ref> keys, values;
     if (!read(n, keys, values)) continue;
-    auto changed = [&](Ref key, Ref before, Ref now, std::string where) { out.push_back({static_cast<int>(id), std::move(key), std::move(before), std::move(now), std::move(where)}); };
+    auto changed = [&](Ref key, Ref before, Ref now, std::string where) {
+      out.push_back({static_cast<int>(id), std::move(key), std::move(before), std::move(now), std::move(where)});
+    };
     if (n.kind == Kind::dict || n.kind == Kind::ordered) {
       bool same_order = keys.size() == n.keys.size();
       for (size_t i = 0; i < keys.size(); ++i) {
         auto old = std::find_if(n.keys.begin(), n.keys.end(), [&](const Ref& k) { return same_value(k.get(), keys[i].get()); });
         same_order = same_order && old != n.keys.end() && static_cast<size_t>(old - n.keys.begin()) == i;
         if (old == n.keys.end()) changed(keys[i], {}, values[i], cat(path(static_cast<int>(id)), "[", short_repr(keys[i].get()), "]"));
-        else if (auto at = static_cast<size_t>(old - n.keys.begin()); !same_value(n.values[at].get(), values[i].get())) changed(keys[i], n.values[at], values[i], path(n, at));
+        else if (auto at = static_cast<size_t>(old - n.keys.begin()); !same_value(n.values[at].get(), values[i].get()))
+          changed(keys[i], n.values[at], values[i], path(n, at));
       }
       if (!same_order && (out.empty() || out.back().node != static_cast<int>(id))) changed({}, {}, {}, path(static_cast<int>(id)));
       continue;
@@ -376,7 +393,8 @@ std::vector<State::Change> State::changes() const {
       continue;
     }
     for (size_t i = 0; i < values.size(); ++i)
-      if (!same_value(n.values[i].get(), values[i].get())) changed(i < n.keys.size() ? n.keys[i] : Ref(), n.values[i], values[i], path(n, i));
+      if (!same_value(n.values[i].get(), values[i].get()))
+        changed(i < n.keys.size() ? n.keys[i] : Ref(), n.values[i], values[i], path(n, i));
   }
   return out;
 }
@@ -402,7 +420,9 @@ void State::add_words(Node& n) {
     case Kind::cell: word(&reinterpret_cast<PyCellObject*>(o)->ob_ref); break;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject** field : {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict, &f->func_name, &f->func_qualname, &f->func_doc}) word(field);
+      for (PyObject** field :
+           {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict, &f->func_name, &f->func_qualname, &f->func_doc})
+        word(field);
       break;
     }
     case Kind::instance:
@@ -437,7 +457,9 @@ void State::stamp() {
 // The present words of one node, whose values are those of the snapshot. False if it has others than before.
 bool State::take_words(const Node& n) {
   if (n.kind == Kind::list && PyList_GET_SIZE(n.object.get()) + 2 != static_cast<Py_ssize_t>(n.words)) return false;
-  if (n.kind == Kind::list && words_[n.first + 1].expected != reinterpret_cast<uint64_t>(reinterpret_cast<PyListObject*>(n.object.get())->ob_item)) return false;
+  if (n.kind == Kind::list &&
+      words_[n.first + 1].expected != reinterpret_cast<uint64_t>(reinterpret_cast<PyListObject*>(n.object.get())->ob_item))
+    return false;
   for (uint32_t i = n.first; i < n.first + n.words; ++i) words_[i].expected = *static_cast<const uint64_t*>(words_[i].at);
   return true;
 }
@@ -478,14 +500,17 @@ std::string State::path(const Node& n, size_t i) const {
   std::string_view key = i < n.keys.size() ? text_of(n.keys[i].get()) : std::string_view();
   switch (n.kind) {
     case Kind::dict:
-    case Kind::ordered: return n.label.empty() || n.parent < 0 ? cat(base, ".", key) : cat(base, "[", i < n.keys.size() ? short_repr(n.keys[i].get()) : "", "]");
+    case Kind::ordered:
+      return n.label.empty() || n.parent < 0 ? cat(base, ".", key)
+                                             : cat(base, "[", i < n.keys.size() ? short_repr(n.keys[i].get()) : "", "]");
     case Kind::names: return cat(base, " ", key);
     case Kind::cache: return base + ", a cached result";
     case Kind::fields: return base + (i == 0 ? ".func" : i == 1 ? ".args" : ".keywords");
     case Kind::list:
     case Kind::sequence: return cat(base, "[", i, "]");
     case Kind::function: {
-      static constexpr const char* fields[] = {".__code__", ".__defaults__", ".__kwdefaults__", ".__dict__", ".__name__", ".__qualname__", ".__doc__"};
+      static constexpr const char* fields[] = {".__code__", ".__defaults__", ".__kwdefaults__", ".__dict__",
+                                               ".__name__", ".__qualname__", ".__doc__"};
       return cat(base, fields[i]);
     }
     case Kind::instance: return i == 0 ? base + ".__class__" : i == 1 ? base + ".__dict__" : cat(base, ", slot ", i - 2);

@@ -89,20 +89,37 @@ class State {
  private:
   // names: of a dict, some keys only; cache: of functools.lru_cache, likewise those that it had; fields: attributes written in C;
   // answer: what a function gives.
-  enum class Kind { dict, names, cache, ordered, list, set, sequence, cell, function, instance, mro, context, weak, buffer, fields, answer };
+  enum class Kind {
+    dict,
+    names,
+    cache,
+    ordered,
+    list,
+    set,
+    sequence,
+    cell,
+    function,
+    instance,
+    mro,
+    context,
+    weak,
+    buffer,
+    fields,
+    answer
+  };
   struct Node {
     Kind kind;
     Ref object;
     int parent;
     std::string label;
-    bool module_dict = false;  // the instance dict of an nn.Module
+    bool module_dict = false;            // the instance dict of an nn.Module
     bool its_own = false, left = false;  // answer: may be left out, and is
-    bool of_torch = false;     // part of an object of torch's that is no module
-    Ref type;                  // whose class dict it is
+    bool of_torch = false;               // part of an object of torch's that is no module
+    Ref type;                            // whose class dict it is
     const std::unordered_set<std::string>* unwatched = nullptr;
     std::vector<Ref> keys, values;
-    std::vector<Py_ssize_t> slots;   // instance: offsets of the slots
-    PyObject** place = nullptr;      // instance: where its dict is
+    std::vector<Py_ssize_t> slots;  // instance: offsets of the slots
+    PyObject** place = nullptr;     // instance: where its dict is
     uint32_t first = 0, words = 0;
     bool every_call = false;
   };
@@ -151,13 +168,15 @@ class State {
 
   std::vector<Node> nodes_;
   std::vector<int> queue_;
-  std::unordered_map<PyObject*, int> known_;      // by object; instance dicts and class dicts too
-  std::unordered_map<PyObject*, int> names_;      // by dict of globals, or of modules
+  std::unordered_map<PyObject*, int> known_;  // by object; instance dicts and class dicts too
+  std::unordered_map<PyObject*, int> names_;  // by dict of globals, or of modules
   struct PairHash {
-    size_t operator()(const std::pair<PyObject*, PyObject*>& p) const { return std::hash<PyObject*>()(p.first) * 31 + std::hash<PyObject*>()(p.second); }
+    size_t operator()(const std::pair<PyObject*, PyObject*>& p) const {
+      return std::hash<PyObject*>()(p.first) * 31 + std::hash<PyObject*>()(p.second);
+    }
   };
   std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
-  std::unordered_set<PyObject*> candidates_;      // functions that were there before the run without having been watched
+  std::unordered_set<PyObject*> candidates_;                       // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> codes_, entered_, made_here_;  // without and with torch's
   std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them
   struct Held {
@@ -171,7 +190,7 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<std::string> problems_;
-  bool in_library_ = false;  // code of Python's own library is entered
+  bool in_library_ = false;   // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;
 };

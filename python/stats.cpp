@@ -8,14 +8,17 @@ namespace broach {
 
 ProgramOptions options_from(const py::dict& d) {
   ProgramOptions o;
-  auto flag = [&](const char* name, bool& into) { if (d.contains(name)) into = d[name].cast<bool>(); };
+  auto flag = [&](const char* name, bool& into) {
+    if (d.contains(name)) into = d[name].cast<bool>();
+  };
   flag("strict", o.settings.strict);
   flag("freeze", o.freeze);
   flag("whole", o.whole);
   flag("fuse", o.fuse);
   flag("lower", o.lower);
   flag("deterministic", o.settings.contractions.deterministic);
-  if (d.contains("dynamic") && !d["dynamic"].is_none()) o.dynamic = d["dynamic"].cast<bool>() ? ProgramOptions::Dynamic::always : ProgramOptions::Dynamic::never;
+  if (d.contains("dynamic") && !d["dynamic"].is_none())
+    o.dynamic = d["dynamic"].cast<bool>() ? ProgramOptions::Dynamic::always : ProgramOptions::Dynamic::never;
   if (d.contains("symbolic_dims")) o.symbolic_dims = d["symbolic_dims"].cast<std::vector<uint64_t>>();
   if (d.contains("branches")) o.branches = d["branches"].cast<int>();
   if (d.contains("compile_threads")) o.settings.threads = d["compile_threads"].cast<int>();

@@ -35,7 +35,9 @@ destructor end_of_instance() {
 
 // Types that C code makes by a specification are heap types as well: they have a module, an end or fields of their own.
 bool is_made_by_statement(PyTypeObject* t) {
-  bool end = t->tp_dealloc == end_of_instance() || (THPVariableClass && t->tp_dealloc == reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_dealloc);  // torch sets that of tensors
+  bool end =
+      t->tp_dealloc == end_of_instance() ||
+      (THPVariableClass && t->tp_dealloc == reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_dealloc);  // torch sets that of tensors
   if (!is_heap(t) || !t->tp_base || !end || reinterpret_cast<PyHeapTypeObject*>(t)->ht_module) return false;
   constexpr Py_ssize_t kPointer = sizeof(PyObject*);
   Py_ssize_t fields = PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE) ? Py_SIZE(t) : 0;  // one for each of its `__slots__`

@@ -29,8 +29,9 @@ bool starts_with_dunder(std::string_view s) { return s.size() > 4 && s.starts_wi
 // Fields of every nn.Module that only saving, loading and gradients read.
 bool is_bookkeeping(std::string_view field) {
   static const std::unordered_set<std::string_view> names = {
-      "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set",
-      "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called", "_is_full_backward_hook"};
+      "_state_dict_hooks",           "_state_dict_pre_hooks",      "_load_state_dict_pre_hooks",     "_load_state_dict_post_hooks",
+      "_non_persistent_buffers_set", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+      "_is_full_backward_hook"};
   return names.contains(field);
 }
 
@@ -121,14 +122,15 @@ void State::children(int id) {
     std::string_view key = i < keys.size() ? text_of(keys[i].get()) : std::string_view();
     if (module_dict && is_bookkeeping(key)) continue;
     bool members = module_dict && (key == "_modules" || key == "_parameters" || key == "_buffers");
-    if (kind == Kind::cache && std::string_view(Py_TYPE(v)->tp_name) == "functools._lru_list_elem") continue;  // what it holds has been visited
+    if (kind == Kind::cache && std::string_view(Py_TYPE(v)->tp_name) == "functools._lru_list_elem")
+      continue;                                      // what it holds has been visited
     if (kind == Kind::function && i == 0) continue;  // its code
     if (kind == Kind::instance && i < 2) continue;   // its type and dict are nodes of their own
     std::string step = kind == Kind::cell || kind == Kind::instance ? (i < keys.size() && keys[i] ? cat(".", key) : std::string())
-                       : members                                     ? std::string()
-                       : of_instance                                 ? cat(".", key)
-                       : i < keys.size()                             ? (key.empty() ? "[...]" : cat("['", key, "']"))
-                                                                     : cat("[", i, "]");
+                       : members                                    ? std::string()
+                       : of_instance                                ? cat(".", key)
+                       : i < keys.size()                            ? (key.empty() ? "[...]" : cat("['", key, "']"))
+                                                                    : cat("[", i, "]");
     if (kind == Kind::names) step = cat(" ", key);
     visit(v, id, step);
   }
@@ -146,7 +148,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
   if (PyModule_Check(o)) return visit_module(o, nullptr);
-  if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o))) return problems_.push_back("a number that stands for another is kept in globals or objects that are not watched yet");
+  if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o)))
+    return problems_.push_back("a number that stands for another is kept in globals or objects that are not watched yet");
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
@@ -158,7 +161,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
 // A bound method written in C. That of a container may change it without a trace; any other's calls are judged by their names.
 void State::visit_builtin_method(PyObject* o, int parent, const std::string& label) {
   PyObject* self = cpython::self_of(o);
-  if (self && (PyList_Check(self) || PyDict_Check(self) || PySet_Check(self) || PyByteArray_Check(self))) visit(self, parent, cat(label, ".__self__"));
+  if (self && (PyList_Check(self) || PyDict_Check(self) || PySet_Check(self) || PyByteArray_Check(self)))
+    visit(self, parent, cat(label, ".__self__"));
 }
 
 // To look at what a weak reference refers to would keep it alive. What others refer to is looked at anyway; classes and functions
@@ -166,7 +170,8 @@ void State::visit_builtin_method(PyObject* o, int parent, const std::string& lab
 void State::find_weakly_held() {
   for (const auto& [reference, where] : weak_) {
     PyObject* o = PyWeakref_GET_OBJECT(reference);
-    if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o)) problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
+    if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o))
+      problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
   }
   weak_.clear();
   for (Node& n : nodes_) n.left = n.left || (n.its_own && !same(n, false, nullptr));
@@ -186,7 +191,9 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
     return true;
   }
   std::string_view type = native->tp_name;
-  if (native == &PyLong_Type || native == &PyFloat_Type || native == &PyComplex_Type || native == &PyUnicode_Type || native == &PyBytes_Type || native == &PyFrozenSet_Type) return has_seen(o), true;
+  if (native == &PyLong_Type || native == &PyFloat_Type || native == &PyComplex_Type || native == &PyUnicode_Type ||
+      native == &PyBytes_Type || native == &PyFrozenSet_Type)
+    return has_seen(o), true;
   auto node = [&](Kind kind) { return node_of(kind, o, parent, label), true; };
   if (native == &PyDict_Type || type == "collections.defaultdict") return node(Kind::dict);
   if (native == &PyODict_Type) {
@@ -244,7 +251,8 @@ void State::visit_cache(PyObject* wrapper, int parent, const std::string& label)
     if (owner_of_file(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(wrapped.get()))->co_filename) != Owner::user) return;
   auto parts = referents_of(wrapper);
   auto function = std::find(parts.begin(), parts.end(), wrapped.get());  // behind the dict
-  if (!wrapped || function == parts.begin() || function == parts.end() || !PyDict_CheckExact(function[-1])) return problem(o, parent, label, " is a cache whose entries cannot be found");
+  if (!wrapped || function == parts.begin() || function == parts.end() || !PyDict_CheckExact(function[-1]))
+    return problem(o, parent, label, " is a cache whose entries cannot be found");
   PyObject* cache = function[-1];
   for (auto each = parts.begin(); each != function; ++each)
     if (*each != cache && !PyType_Check(*each)) visit(*each, parent, label);
@@ -281,7 +289,8 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
     // A wrapper (no_grad, a hook) may hold a user's function.
     if (closure)
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i)
-        if (PyObject* v = PyCell_GET(PyTuple_GET_ITEM(closure, i)); v && (PyFunction_Check(v) || PyMethod_Check(v))) visit(v, parent, label);
+        if (PyObject* v = PyCell_GET(PyTuple_GET_ITEM(closure, i)); v && (PyFunction_Check(v) || PyMethod_Check(v)))
+          visit(v, parent, label);
     return;
   }
   int id = add(Kind::function, f, parent, cat(label.empty() ? "" : label, "<", text_of(code->co_name), ">"));
@@ -318,9 +327,11 @@ void State::visit_type(PyTypeObject* type, int parent, const std::string& label)
   if (known_.contains(o)) return;
   has_seen(o);
   PyTypeObject* native = native_base(type);
-  if (!may_be_made(native)) return problem(o, parent, label, cat(" names the type ", native->tp_name, ", whose instances cannot be watched"));
+  if (!may_be_made(native))
+    return problem(o, parent, label, cat(" names the type ", native->tp_name, ", whose instances cannot be watched"));
   if (type == native || !type->tp_mro) return;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) visit_class_dict(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i)
+    visit_class_dict(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i)));
   fill(add(Kind::mro, o, parent, type->tp_name));
   if (Py_TYPE(type) != &PyType_Type) visit_type(Py_TYPE(type), parent, label);
 }
@@ -339,7 +350,8 @@ void State::visit_class_dict(PyTypeObject* base) {
   auto keys = nodes_[static_cast<size_t>(id)].keys;
   auto values = nodes_[static_cast<size_t>(id)].values;
   for (size_t k = 0; k < keys.size(); ++k)
-    if (std::string_view key = text_of(keys[k].get()); PyFunction_Check(values[k].get()) || !starts_with_dunder(key)) visit_class_value(values[k].get(), id, cat(".", key));
+    if (std::string_view key = text_of(keys[k].get()); PyFunction_Check(values[k].get()) || !starts_with_dunder(key))
+      visit_class_value(values[k].get(), id, cat(".", key));
 }
 
 // Functions are looked at when they run.
@@ -457,14 +469,16 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
-    if (whose == Owner::user && names_both(code, "sys", "modules")) problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
+    if (whose == Owner::user && names_both(code, "sys", "modules"))
+      problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
     std::vector<PyObject*> modules;  // more may come
     for (const auto& [module, names] : modules_)
       if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);
     for (PyObject* m : modules) visit_module_names(m, code);
   }
   if (fresh || !names_.contains(globals)) {
-    watch_names(globals, cpython::names_of(code), cat("module ", name_of_module(globals), ", global"), torchs ? Names::shallow : Names::all);
+    watch_names(globals, cpython::names_of(code), cat("module ", name_of_module(globals), ", global"),
+                torchs ? Names::shallow : Names::all);
     watch_builtins(code, globals);
   }
   auto* f = reinterpret_cast<PyObject*>(function);

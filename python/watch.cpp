@@ -58,15 +58,17 @@ std::string users_place(PyFrameObject* frame) {
 // Python's own containers, numbers and texts: their methods change nothing but themselves, which is found by comparing.
 bool is_builtin_value(PyObject* o) {
   PyTypeObject* t = native_base(Py_TYPE(o));
-  for (PyTypeObject* known : {&PyList_Type, &PyDict_Type, &PyODict_Type, &PyTuple_Type, &PyUnicode_Type, &PyLong_Type, &PyBool_Type, &PyFloat_Type, &PyComplex_Type, &PyBytes_Type, &PyByteArray_Type, &PySet_Type,
-                              &PyFrozenSet_Type, &PySlice_Type, &PyRange_Type})
+  for (PyTypeObject* known :
+       {&PyList_Type, &PyDict_Type, &PyODict_Type, &PyTuple_Type, &PyUnicode_Type, &PyLong_Type, &PyBool_Type, &PyFloat_Type,
+        &PyComplex_Type, &PyBytes_Type, &PyByteArray_Type, &PySet_Type, &PyFrozenSet_Type, &PySlice_Type, &PyRange_Type})
     if (t == known) return true;
   return false;
 }
 
 // Whether an import statement that found no module runs this code: it will find one the next time.
 bool is_importing(PyFrameObject* frame) {
-  for (Ref f = Ref::borrow(reinterpret_cast<PyObject*>(frame)); f; f = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(f.get()))))) {
+  for (Ref f = Ref::borrow(reinterpret_cast<PyObject*>(frame)); f;
+       f = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(f.get()))))) {
     Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(f.get()))));
     if (text_of(reinterpret_cast<PyCodeObject*>(code.get())->co_filename).starts_with("<frozen importlib.")) return true;
   }
@@ -130,7 +132,8 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
 int Watch::end_program() {
   static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
   ends_ = false;
-  PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others" : effects_.back().c_str());
+  PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
+                                          : effects_.back().c_str());
   return -1;
 }
 
@@ -173,12 +176,14 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     Ref by = asks ? Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(asks.get())))) : Ref();
     if (by && owner(reinterpret_cast<PyCodeObject*>(by.get())) == Owner::user) effect(frame, "asks for the identity of a tensor");
   }
-  asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" || function == "is_torchdynamo_compiling";
+  asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" ||
+           function == "is_torchdynamo_compiling";
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
-  if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper") return abandon(frame);
+  if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper")
+    return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
 }
@@ -202,7 +207,8 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
   PyObject* self = cpython::self_of(function);
   std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
   // A class method says where it is from by its class.
-  if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch) module = attribute(self, "__module__");
+  if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch)
+    module = attribute(self, "__module__");
   bool of_object = self && !PyModule_Check(self) && !PyType_Check(self) && module.empty();
   bool tensors = self && THPVariable_Check(self);
   v.name = tensors     ? cat("Tensor.", method->ml_name)
@@ -211,7 +217,9 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
                                                                                                : cat(module, ".", qualified);
   v.torch = tensors || (of_object ? owner_of_type(Py_TYPE(self)) == Owner::torch : owner_of_module(v.name) == Owner::torch);
   const NativeFunctions& f = known();
-  bool pure = f.pure.contains(v.name) || qualified.ends_with(".__class_getitem__") || (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) || (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
+  bool pure = f.pure.contains(v.name) || qualified.ends_with(".__class_getitem__") ||
+              (v.torch && f.operators.contains(method->ml_name) && (tensors || v.name.starts_with("torch."))) ||
+              (of_object && !tensors && (is_builtin_value(self) || is_object_method(method)));
   // Settings that torch's own code asks for.
   bool setting = v.torch && (method->ml_flags & METH_NOARGS) && !of_object && is_question(method->ml_name);
   if (setting && !pure && !is_within(f.impure, v.name)) v.kind = Kind::answer;
@@ -253,7 +261,8 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (!answers_for(v.name, function)) return effect(frame, cat("calls ", v.name));
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function, whose == Owner::torch);
-  if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function)))) return;
+  if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function))))
+    return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
   if (whose == Owner::torch && v.kind == Kind::unknown) return;
   effect(frame, cat("calls ", v.name));
@@ -268,7 +277,8 @@ void Watch::step_aside(PyFrameObject* frame, const std::string& function) {
 
 void Watch::effect(PyFrameObject* frame, const std::string& what, bool first) {
   std::string text = cat(what, " at ", users_place(frame));
-  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end()) effects_.insert(first ? effects_.begin() : effects_.end(), std::move(text));
+  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end())
+    effects_.insert(first ? effects_.begin() : effects_.end(), std::move(text));
   ends_ = ends_ || symbols_;
 }
 

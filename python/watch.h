@@ -14,11 +14,11 @@ namespace broach {
 
 // What is known of functions written in C, each by its own name: "module.function" or "Type.method".
 struct NativeFunctions {
-  std::unordered_set<std::string> pure;       // change nothing but their arguments, and depend on these only
-  std::unordered_set<std::string> answers;    // depend on something besides, which can be asked again: it is compared on each call
-  std::unordered_set<std::string> impure;     // whoever calls them; the name of a module or type stands for all of it
+  std::unordered_set<std::string> pure;          // change nothing but their arguments, and depend on these only
+  std::unordered_set<std::string> answers;       // depend on something besides, which can be asked again: it is compared on each call
+  std::unordered_set<std::string> impure;        // whoever calls them; the name of a module or type stands for all of it
   std::unordered_set<std::string> of_libraries;  // called by Python's own library and torch, whose use of them leaves nothing behind
-  std::unordered_set<std::string> operators;  // of torch: each call is an operation that is recorded
+  std::unordered_set<std::string> operators;     // of torch: each call is an operation that is recorded
 };
 void set_native_functions(NativeFunctions functions);
 

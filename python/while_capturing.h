@@ -61,7 +61,9 @@ inline bool is_in_hand(const at::Tensor& t) { return is_taken(*t.unsafeGetTensor
 inline at::Tensor found(const State& state, const at::Tensor& t) {
   if (state.holds_tensor(t.unsafeGetTensorImpl())) return t;
   for (const at::Tensor& held : state.tensors())
-    if (held.layout() == c10::kStrided && held.has_storage() && t.has_storage() && held.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl()) return held;
+    if (held.layout() == c10::kStrided && held.has_storage() && t.has_storage() &&
+        held.storage().unsafeGetStorageImpl() == t.storage().unsafeGetStorageImpl())
+      return held;
   return {};
 }
 

@@ -28,7 +28,8 @@ Shallow::Shallow(PyObject* o) : object(o) {
     for (Py_ssize_t offset : cpython::slots_of(Py_TYPE(o))) slots.push_back(Ref::borrow(slot_at(o, offset)));
 }
 
-bool Writes::find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form, const Form::Rules& rules, Leaves& leaves) {
+bool Writes::find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form,
+                          const Form::Rules& rules, Leaves& leaves) {
   PyObject *k, *v;
   for (Py_ssize_t at = 0; PyDict_Next(before, &at, &k, &v);)
     if (!PyDict_Contains(now, k)) writes_.push_back({remove, container, Ref::borrow(k)});
@@ -56,8 +57,12 @@ bool Writes::find(const std::vector<Shallow>& before, Form& form, const Form::Ru
       continue;
     }
     if (PySet_Check(b.object) && PyObject_RichCompareBool(b.object, b.items.get(), Py_EQ) != 1) return form.refuse(b.object);
-    if (PyDict_Check(b.object) && !find_in_dict(b.object, b.items.get(), container, Write::Kind::item, Write::Kind::no_item, form, rules, leaves)) return false;
-    if (b.attributes && !find_in_dict(instance_dict(b.object), b.attributes.get(), container, Write::Kind::attribute, Write::Kind::no_attribute, form, rules, leaves)) return false;
+    if (PyDict_Check(b.object) &&
+        !find_in_dict(b.object, b.items.get(), container, Write::Kind::item, Write::Kind::no_item, form, rules, leaves))
+      return false;
+    if (b.attributes && !find_in_dict(instance_dict(b.object), b.attributes.get(), container, Write::Kind::attribute,
+                                      Write::Kind::no_attribute, form, rules, leaves))
+      return false;
     if (b.slots.empty()) continue;
     auto offsets = cpython::slots_of(Py_TYPE(b.object));
     for (size_t k = 0; k < offsets.size(); ++k) {

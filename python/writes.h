@@ -18,9 +18,9 @@ struct Shallow {
 struct Write {
   enum class Kind : uint8_t { elements, item, attribute, slot, no_item, no_attribute };
   Kind kind;
-  int container;             // number among the arguments' containers
-  Ref key;                   // of items and attributes
-  Py_ssize_t at = 0;         // elements: how many; slot: its offset
+  int container;      // number among the arguments' containers
+  Ref key;            // of items and attributes
+  Py_ssize_t at = 0;  // elements: how many; slot: its offset
 };
 
 class Writes {
@@ -33,7 +33,8 @@ class Writes {
   bool empty() const { return writes_.empty(); }
 
  private:
-  bool find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form, const Form::Rules& rules, Leaves& leaves);
+  bool find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form,
+                    const Form::Rules& rules, Leaves& leaves);
   std::vector<Write> writes_;
 };
 

@@ -40,7 +40,8 @@ class Stopwatch {
 
 // Inputs keep the caller's strides; those that a prologue makes are contiguous. Behind them `carried`.
 std::vector<Shape> input_strides(const Graph& graph, std::vector<Shape> given, const std::vector<Shape>& carried) {
-  for (size_t i = given.size(); i + carried.size() < graph.inputs().size(); ++i) given.push_back(contiguous_strides(graph.inputs()[i].shape()));
+  for (size_t i = given.size(); i + carried.size() < graph.inputs().size(); ++i)
+    given.push_back(contiguous_strides(graph.inputs()[i].shape()));
   given.insert(given.end(), carried.begin(), carried.end());
   return given;
 }
@@ -68,7 +69,8 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   CompiledTrace out;
   Stopwatch watch(out.seconds);
   dump("trace", "trace", [&] { return trace.str(); });
-  out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); }, [&](const Node& n) { return target.routine(n) != nullptr; }, options.lower});
+  out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); },
+                                      [&](const Node& n) { return target.routine(n) != nullptr; }, options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
 

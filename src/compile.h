@@ -16,19 +16,19 @@ struct PipelineOptions {
   // Which sizes become symbols: those that were seen to change, none, or all from the first call on.
   enum class Dynamic : uint8_t { automatic, never, always };
   Dynamic dynamic = Dynamic::automatic;
-  std::vector<uint64_t> symbolic_dims;        // by input, a bit for each dimension that is a symbol from the first call on
-  int branches = 0;                           // most programs kept for different values read on the host; 0: none is compiled
-  bool whole = false;                         // what the program itself decides by computed values is refused
-  bool freeze = true;                         // compute what depends on constant inputs once
+  std::vector<uint64_t> symbolic_dims;  // by input, a bit for each dimension that is a symbol from the first call on
+  int branches = 0;                     // most programs kept for different values read on the host; 0: none is compiled
+  bool whole = false;                   // what the program itself decides by computed values is refused
+  bool freeze = true;                   // compute what depends on constant inputs once
   bool fuse = true;
-  bool lower = true;                          // false: every op a call of the host's library
-  std::vector<std::string> disabled_passes;   // by name
-  std::string target = "cpu";                 // of target_names()
+  bool lower = true;                         // false: every op a call of the host's library
+  std::vector<std::string> disabled_passes;  // by name
+  std::string target = "cpu";                // of target_names()
   CompileSettings settings;
 };
 
 struct CompiledTrace {
-  Program program;                            // how results are made; its graph is the main one
+  Program program;  // how results are made; its graph is the main one
   std::shared_ptr<const Executable> main;
   // Where sizes depend on data, `main` is the first segment only, and these are the others.
   std::shared_ptr<const Segments> segments;  // null: there is one

@@ -30,7 +30,8 @@ void find_onednn() {
     if (std::getenv("BROACH_ONEDNN_LIBRARY")) return true;
     std::vector<std::filesystem::path> places;
     Dl_info self;
-    if (dladdr(reinterpret_cast<const void*>(&find_onednn), &self) && self.dli_fname) places.push_back(std::filesystem::path(self.dli_fname).parent_path() / "libdnnl.so.3");
+    if (dladdr(reinterpret_cast<const void*>(&find_onednn), &self) && self.dli_fname)
+      places.push_back(std::filesystem::path(self.dli_fname).parent_path() / "libdnnl.so.3");
 #ifdef BROACH_ONEDNN_BUILT_WITH
     places.push_back(BROACH_ONEDNN_BUILT_WITH);
 #endif
@@ -94,18 +95,25 @@ struct Variant {
 
   bool fits(const CallForm& call, const ModuleView* now) const {
     if (!(form == call)) return false;
-    return view.get() == now || (view->tree.modules == now->tree.modules && view->tree.training == now->tree.training && view->positions == now->positions);
+    return view.get() == now ||
+           (view->tree.modules == now->tree.modules && view->tree.training == now->tree.training && view->positions == now->positions);
   }
 };
 
-Function::Results results_of(detail::Values v) { return {std::move(v.tensors), std::move(v.ints), std::move(v.floats), std::make_shared<const std::string>(std::move(v.form))}; }
+Function::Results results_of(detail::Values v) {
+  return {std::move(v.tensors), std::move(v.ints), std::move(v.floats), std::make_shared<const std::string>(std::move(v.form))};
+}
 detail::Values values_of(Function::Results r) {
-  return {std::move(r.tensors), std::move(r.ints), std::move(r.floats), r.form ? *static_cast<const std::string*>(r.form.get()) : std::string()};
+  return {std::move(r.tensors), std::move(r.ints), std::move(r.floats),
+          r.form ? *static_cast<const std::string*>(r.form.get()) : std::string()};
 }
 
 }  // namespace
 
-void detail::fail_rebound() { fail("broach: the program makes an argument given by reference another tensor, which a compiled call could not do: return that tensor, or write to its elements"); }
+void detail::fail_rebound() {
+  fail(
+      "broach: the program makes an argument given by reference another tensor, which a compiled call could not do: return that tensor, or write to its elements");
+}
 
 class Compiled::State {
  public:
@@ -114,7 +122,8 @@ class Compiled::State {
     find_onednn();
     for (const auto& m : modules_) check(m.get(), "broach::compile: an empty module holder or pointer");
     if (!modules_.empty()) view_ = view_of(modules_);
-    if (std::string why = why_not_replayed(view_.load().get()); !why.empty() && !options_.falls_back()) throw Error("broach::compile: " + why);
+    if (std::string why = why_not_replayed(view_.load().get()); !why.empty() && !options_.falls_back())
+      throw Error("broach::compile: " + why);
   }
 
   detail::Values call(Program program, detail::Values given) {
@@ -138,7 +147,8 @@ class Compiled::State {
         if (auto results = verified(*variant, inputs, own, program)) return std::move(*results);
       return values_of((*variant->function)(inputs));
     } catch (const Unsupported& e) {
-      throw Error(cat("broach: the program cannot be compiled: ", e.what(), way_out(e.what()), ". Options().fallback(true) runs such programs eagerly."));
+      throw Error(cat("broach: the program cannot be compiled: ", e.what(), way_out(e.what()),
+                      ". Options().fallback(true) runs such programs eagerly."));
     } catch (const std::out_of_range& e) {
       C10_THROW_ERROR(IndexError, e.what());  // of an index, as eager's operations throw it
     }
@@ -195,7 +205,8 @@ class Compiled::State {
         if (!options_.falls_back()) throw Error("broach: " + why);
         return note_eager(why, false);
       }
-      if (variants_.size() >= kMostVariants) return note_eager(cat("more than ", kMostVariants, " states of the modules, or constants among the arguments, were met"), true);
+      if (variants_.size() >= kMostVariants)
+        return note_eager(cat("more than ", kMostVariants, " states of the modules, or constants among the arguments, were met"), true);
       variants_.push_back(new_variant(program, form, view));
       it = variants_.end() - 1;
     }
@@ -220,7 +231,8 @@ class Compiled::State {
     };
     std::vector<bool> constant(view ? view->distinct.size() : 0, true);
     bool own_code = is_function_ || !first_foreign_module(view->tree).empty();  // libtorch's layers keep nothing
-    Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise, /*unwatched_state=*/own_code, /*warns=*/true};
+    Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise,
+                          /*unwatched_state=*/own_code, /*warns=*/true};
     v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, rules);
     return v;
   }
@@ -239,7 +251,8 @@ class Compiled::State {
     Function::Results want = results_of(program(target_.get(), again));
     ++verified_;
     std::string why = trial.difference(want, *got);
-    if (why.empty() && *static_cast<const std::string*>(want.form.get()) != *static_cast<const std::string*>(got->form.get())) why = "a constant in the result";
+    if (why.empty() && *static_cast<const std::string*>(want.form.get()) != *static_cast<const std::string*>(got->form.get()))
+      why = "a constant in the result";
     if (!why.empty()) {
       why = cat("a compiled call differs from eager: ", why);
       log_warning("runs eagerly: ", why);

@@ -45,8 +45,13 @@ constexpr HiddenMutation kHiddenMutations[] = {
 };
 
 // Results that are numbers but say nothing about elements.
-constexpr std::string_view kMetadataReads[] = {"aten::is_same_size", "aten::is_set_to", "aten::_nested_tensor_strides", "aten::sym_size",
-                                               "aten::_has_compatible_shallow_copy_type", "aten::_has_same_storage_numel", "aten::is_pinned"};
+constexpr std::string_view kMetadataReads[] = {"aten::is_same_size",
+                                               "aten::is_set_to",
+                                               "aten::_nested_tensor_strides",
+                                               "aten::sym_size",
+                                               "aten::_has_compatible_shallow_copy_type",
+                                               "aten::_has_same_storage_numel",
+                                               "aten::is_pinned"};
 
 bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
@@ -81,7 +86,11 @@ Capture* Capture::current() {
 }
 
 Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes, bool speculative, bool stand_ins)
-    : given_(inputs), inputs_(inputs), symbolic_(sizes != nullptr), speculative_(speculative), stand_ins_(symbolic_ && speculative && stand_ins) {
+    : given_(inputs),
+      inputs_(inputs),
+      symbolic_(sizes != nullptr),
+      speculative_(speculative),
+      stand_ins_(symbolic_ && speculative && stand_ins) {
   for (const at::Tensor& t : inputs) {
     bool known = t.defined() && tensors_.contains(t.unsafeGetTensorImpl());
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
@@ -153,7 +162,9 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
   for (size_t i = 0; i < outputs.size(); ++i)
-    if (other_mode(outputs[i]) && std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) == trace_.inputs.end() && !is_view_of_input(trace_.outputs[i])) fail_with("a result is made in another inference mode than the call's");
+    if (other_mode(outputs[i]) && std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) == trace_.inputs.end() &&
+        !is_view_of_input(trace_.outputs[i]))
+      fail_with("a result is made in another inference mode than the call's");
   count_versions();
 }
 
@@ -173,7 +184,8 @@ void Capture::add_decisions() {
     }
     const HostFloats::Decision& d = decisions[next++];
     static constexpr const char* schemas[] = {"aten::eq.Tensor", "aten::ne.Tensor", "aten::lt.Tensor", "aten::le.Tensor"};
-    TensorId answer = add_computed(schemas[static_cast<size_t>(d.relation)], {{Arg::Tensor{tensor_of(d.a)}}, {Arg::Tensor{tensor_of(d.b)}}}, {DType::b1, {}, {}});
+    TensorId answer = add_computed(schemas[static_cast<size_t>(d.relation)], {{Arg::Tensor{tensor_of(d.a)}}, {Arg::Tensor{tensor_of(d.b)}}},
+                                   {DType::b1, {}, {}});
     in_order.push_back({-1, answer, d.answer, line_});
   }
   trace_.reads = std::move(in_order);
@@ -190,7 +202,8 @@ bool Capture::changes_gradients(const std::vector<at::Tensor>& outputs) const {
     if ((i < given_.size() ? given_[i] : lifted_[i - given_.size()]).requires_grad() != needed_gradients_[i]) return true;
   if (at::GradMode::is_enabled()) return false;  // results that need gradients are nobody's mistake
   return std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& t) {
-    return t.defined() && t.requires_grad() && std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
+    return t.defined() && t.requires_grad() &&
+           std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
   });
 }
 
@@ -200,7 +213,8 @@ namespace {
 
 bool has_symbols(const TraceTensor& t) {
   auto symbolic = [](const SymInt& e) { return !e.is_constant(); };
-  return std::any_of(t.type.shape.begin(), t.type.shape.end(), symbolic) || std::any_of(t.strides.begin(), t.strides.end(), symbolic) || symbolic(t.offset);
+  return std::any_of(t.type.shape.begin(), t.type.shape.end(), symbolic) || std::any_of(t.strides.begin(), t.strides.end(), symbolic) ||
+         symbolic(t.offset);
 }
 
 }  // namespace
@@ -221,15 +235,19 @@ void Capture::save_before_write(TensorId id) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
     const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-    if (std::none_of(saved_.begin(), saved_.end(), [&](const auto& s) { return s.first.is_same(real); })) saved_.emplace_back(real, real.clone());
+    if (std::none_of(saved_.begin(), saved_.end(), [&](const auto& s) { return s.first.is_same(real); }))
+      saved_.emplace_back(real, real.clone());
   }
 }
 
 bool Capture::has_written() const {
   auto is_input = [&](TensorId m) {
-    return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) { return trace_.tensors[static_cast<size_t>(i)].storage == trace_.tensors[static_cast<size_t>(m)].storage; });
+    return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) {
+      return trace_.tensors[static_cast<size_t>(i)].storage == trace_.tensors[static_cast<size_t>(m)].storage;
+    });
   };
-  return std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& op) { return op.effect || std::any_of(op.mutated.begin(), op.mutated.end(), is_input); });
+  return std::any_of(trace_.ops.begin(), trace_.ops.end(),
+                     [&](const TraceOp& op) { return op.effect || std::any_of(op.mutated.begin(), op.mutated.end(), is_input); });
 }
 
 void Capture::roll_back() {
@@ -252,7 +270,9 @@ void Capture::fix_sizes(const TraceOp& op) {
 }
 
 // What the operation's kernel for tensors without elements says.
-std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::OperatorHandle& op, const TraceOp& out, const torch::jit::Stack& given, const std::vector<int64_t>& values) const {
+std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::OperatorHandle& op, const TraceOp& out,
+                                                                   const torch::jit::Stack& given,
+                                                                   const std::vector<int64_t>& values) const {
   auto numbers = [&](const Shape& s) {
     std::vector<int64_t> n;
     for (const SymInt& e : s) n.push_back(e.eval(values));
@@ -261,7 +281,8 @@ std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::Op
   auto meta = [&](TensorId id) {
     if (id == kNoTensor) return at::Tensor();
     const TraceTensor& t = trace_.tensors[static_cast<size_t>(id)];
-    return at::empty_strided(numbers(t.type.shape), numbers(t.strides), at::TensorOptions().dtype(scalar_type(t.type.dtype)).device(at::kMeta));
+    return at::empty_strided(numbers(t.type.shape), numbers(t.strides),
+                             at::TensorOptions().dtype(scalar_type(t.type.dtype)).device(at::kMeta));
   };
   try {
     torch::jit::Stack stack = given;
@@ -287,7 +308,7 @@ std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::Op
     }
     return sizes;
   } catch (const std::exception&) {  // a custom operator's meta kernel throws what it likes
-    return std::nullopt;  // it has no such kernel, or does not bear these sizes
+    return std::nullopt;             // it has no such kernel, or does not bear these sizes
   }
 }
 
@@ -295,8 +316,10 @@ std::optional<std::vector<std::vector<int64_t>>> Capture::ask_meta(const c10::Op
 void Capture::add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given) {
   if (first_new == trace_.tensors.size() || symbols_of(trace_, out).empty()) return;
   std::vector<TraceTensor> seen;
-  for (TensorId r : out.results) seen.push_back(r == kNoTensor ? TraceTensor{{DType::opaque, {}, {}}, {}, 0, -1} : trace_.tensors[static_cast<size_t>(r)]);
-  bool all_new = std::all_of(out.results.begin(), out.results.end(), [&](TensorId r) { return r == kNoTensor || static_cast<size_t>(r) >= first_new; });
+  for (TensorId r : out.results)
+    seen.push_back(r == kNoTensor ? TraceTensor{{DType::opaque, {}, {}}, {}, 0, -1} : trace_.tensors[static_cast<size_t>(r)]);
+  bool all_new = std::all_of(out.results.begin(), out.results.end(),
+                             [&](TensorId r) { return r == kNoTensor || static_cast<size_t>(r) >= first_new; });
   auto symbolic = all_new ? symbolic_results(trace_, out, seen) : std::nullopt;
   if (!symbolic && all_new && !out.is_view)
     symbolic = probed_results(trace_, out, seen, [&](const std::vector<int64_t>& values) { return ask_meta(op, out, given, values); });
@@ -346,7 +369,8 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
   tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
-  bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() && !t.unsafeGetTensorImpl()->is_python_dispatch() && !is_named(t);
+  bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() &&
+               !t.unsafeGetTensorImpl()->is_python_dispatch() && !is_named(t);
   if (!plain) {
     fail_with(cat("a tensor of a kind that Broach does not compile yet: ", t.toString()));
     info.type = {DType::opaque, {SymInt(0)}, device_of(t.device())};
@@ -362,7 +386,9 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   info.conj = t.is_conj();
   info.neg = t.is_neg();
   auto* storage = t.storage().unsafeGetStorageImpl();
-  auto [it, fresh] = storages_.emplace(storage, SeenStorage{c10::weak_intrusive_ptr<c10::StorageImpl>(t.storage().getWeakStorageImpl().lock()), static_cast<int32_t>(storages_.size())});
+  auto [it, fresh] =
+      storages_.emplace(storage, SeenStorage{c10::weak_intrusive_ptr<c10::StorageImpl>(t.storage().getWeakStorageImpl().lock()),
+                                             static_cast<int32_t>(storages_.size())});
   info.storage = it->second.id;
   trace_.tensors.push_back(std::move(info));
   return id;
@@ -417,17 +443,25 @@ TensorId Capture::tensor_of(HostFloats::Id id) {
   if (auto it = deferred_.find(id); it != deferred_.end()) return it->second;
   using Op = HostFloats::Op;
   auto [op, a, b, size, function] = floats.step(id);
-  if (op == Op::size) return deferred_[id] = add_computed("aten::scalar_tensor", {{size}, {SymInt(static_cast<int64_t>(c10::kDouble))}, {}, {}, {}}, type);
+  if (op == Op::size)
+    return deferred_[id] = add_computed("aten::scalar_tensor", {{size}, {SymInt(static_cast<int64_t>(c10::kDouble))}, {}, {}, {}}, type);
   std::vector<Arg> args{{Arg::Tensor{tensor_of(a)}}};
   if (b >= 0) args.push_back({Arg::Tensor{tensor_of(b)}});
   if (op == Op::function) return deferred_[id] = add_computed(HostFloats::functions()[function].operation, std::move(args), type);
   if (op == Op::add || op == Op::sub) args.push_back({SymInt(1)});
-  const char* schema = op == Op::add ? "aten::add.Tensor" : op == Op::sub ? "aten::sub.Tensor" : op == Op::mul ? "aten::mul.Tensor" : op == Op::div ? "aten::div.Tensor" : op == Op::neg ? "aten::neg" : op == Op::min ? "aten::minimum" : "aten::maximum";
+  const char* schema = op == Op::add   ? "aten::add.Tensor"
+                       : op == Op::sub ? "aten::sub.Tensor"
+                       : op == Op::mul ? "aten::mul.Tensor"
+                       : op == Op::div ? "aten::div.Tensor"
+                       : op == Op::neg ? "aten::neg"
+                       : op == Op::min ? "aten::minimum"
+                                       : "aten::maximum";
   return deferred_[id] = add_computed(schema, std::move(args), type);
 }
 
 TensorId Capture::add_contiguous(TensorId id) {
-  return add_computed("aten::clone", {{Arg::Tensor{id}}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}}, trace_.tensors[static_cast<size_t>(id)].type);
+  return add_computed("aten::clone", {{Arg::Tensor{id}}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}},
+                      trace_.tensors[static_cast<size_t>(id)].type);
 }
 
 TensorId Capture::add_element(TensorId dense, int64_t index) {
@@ -577,10 +611,12 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
   if (name.ends_with('_')) name.pop_back();
   auto view = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!view) view = c10::Dispatcher::singleton().findSchema({name, "int"});  // of transpose_
-  bool is_view = view && !view->schema().returns().empty() && view->schema().returns()[0].alias_info() && !view->schema().returns()[0].alias_info()->isWrite();
+  bool is_view = view && !view->schema().returns().empty() && view->schema().returns()[0].alias_info() &&
+                 !view->schema().returns()[0].alias_info()->isWrite();
   auto* self = out.args.empty() ? nullptr : std::get_if<Arg::Tensor>(&out.args[0].value);
   if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end())
-    return fail_with(cat(out.schema, " changes the sizes of a tensor in place", line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+    return fail_with(
+        cat(out.schema, " changes the sizes of a tensor in place", line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
   out.schema = full_name(*view);
   out.is_view = true;
   out.mutated.clear();
@@ -605,7 +641,8 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   if (is_input) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value)) return wants_stand_ins_ |= speculative_ && wrap_node && failure_.empty(), false;
+    if (!speculative_ || std::holds_alternative<double>(r.value))
+      return wants_stand_ins_ |= speculative_ && wrap_node && failure_.empty(), false;
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   add_read(std::move(r));
@@ -642,14 +679,17 @@ bool Capture::guard_comparison(const torch::jit::Stack& stack, const TraceOp& op
 }
 
 bool Capture::same_sizes(const Shape& a, const Shape& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [this](const SymInt& x, const SymInt& y) { return trace_.symbols->equal(x, y); });
+  return a.size() == b.size() &&
+         std::equal(a.begin(), a.end(), b.begin(), [this](const SymInt& x, const SymInt& y) { return trace_.symbols->equal(x, y); });
 }
 
 bool Capture::read_elements(const at::Tensor& t) {
   constexpr int64_t kMost = 64;
   c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
   std::lock_guard lock(mutex_);
-  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) || t.layout() != c10::kStrided) return false;
+  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) ||
+      t.layout() != c10::kStrided)
+    return false;
   TensorId id = id_of(t);
   TensorId copy = add_contiguous(id);
   at::Tensor flat = t.reshape({-1});
@@ -680,7 +720,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
   // those that composites.cpp sends here whole.
-  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_whole_layer(op, *stack)) {
+  if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_whole_layer(op, *stack)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
@@ -720,7 +761,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = draws || !name.starts_with("aten::");
-    if (name.starts_with("aten::as_strided") && !std::holds_alternative<std::monostate>(out.args.back().value)) fix_offset(trace_.tensors[static_cast<size_t>(std::get<Arg::Tensor>(out.args[0].value).id)].storage);
+    if (name.starts_with("aten::as_strided") && !std::holds_alternative<std::monostate>(out.args.back().value))
+      fix_offset(trace_.tensors[static_cast<size_t>(std::get<Arg::Tensor>(out.args[0].value).id)].storage);
     if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
     if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) begin_data_sizes(out);
   }

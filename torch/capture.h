@@ -21,7 +21,7 @@ namespace broach {
 
 // What no operation shows of an input, and the program may have gone by.
 struct InputFacts {
-  c10::DispatchKeySet keys;               // among others, whether it is an inference tensor
+  c10::DispatchKeySet keys;  // among others, whether it is an inference tensor
   bool is_leaf = true;
   std::optional<bool> is_view;            // if the program asked
   std::optional<int64_t> storage_offset;  // if something depends on it
@@ -38,7 +38,8 @@ class Capture {
   // `speculative`: integers and truth values that the program computes may be read on the host; with `sizes` and `stand_ins`
   // fractions too, those of inputs among them. It is then given numbers that are known only while it runs, for integers from 2 on
   // as well, and sizes may depend on data.
-  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false, bool stand_ins = false);
+  explicit Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* sizes = nullptr, bool speculative = false,
+                   bool stand_ins = false);
   ~Capture();
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
@@ -150,7 +151,8 @@ class Capture {
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
   void guard_signs(const Shape& shape);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);
-  std::optional<std::vector<std::vector<int64_t>>> ask_meta(const c10::OperatorHandle& op, const TraceOp& out, const torch::jit::Stack& given, const std::vector<int64_t>& values) const;
+  std::optional<std::vector<std::vector<int64_t>>> ask_meta(const c10::OperatorHandle& op, const TraceOp& out,
+                                                            const torch::jit::Stack& given, const std::vector<int64_t>& values) const;
   void fix_sizes(const TraceOp& op);
   at::Tensor seen_by_program(const at::Tensor& real);
   void add_symbols(const SymbolicSizes& sizes);
@@ -163,7 +165,7 @@ class Capture {
   void add_read(ValueRead r);
   void add_decisions();
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
-  TensorId add_contiguous(TensorId id);                // a copy without gaps
+  TensorId add_contiguous(TensorId id);                 // a copy without gaps
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
@@ -173,13 +175,14 @@ class Capture {
   Trace trace_;
   std::vector<at::Tensor> given_, inputs_, lifted_;
   std::vector<InputFacts> facts_;
-  std::vector<int64_t> versions_;      // by input, as the program first sees it
-  std::vector<int32_t> constants_;     // storages that the program fills with Python's numbers
-  std::vector<at::Tensor> unplaced_;   // lifted ones that were in no known place then
-  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>> made_for_;  // by what stands for it: it, and an alias among the results
+  std::vector<int64_t> versions_;     // by input, as the program first sees it
+  std::vector<int32_t> constants_;    // storages that the program fills with Python's numbers
+  std::vector<at::Tensor> unplaced_;  // lifted ones that were in no known place then
+  std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>>
+      made_for_;  // by what stands for it: it, and an alias among the results
   FindPlace find_;
   bool (*in_hand_)(const at::Tensor&) = nullptr;
-  at::Tensor generator_state_;         // of the default generator, where the program's operations left it; undefined before they draw
+  at::Tensor generator_state_;  // of the default generator, where the program's operations left it; undefined before they draw
   std::string failure_;
   int32_t line_ = -1;
   std::vector<bool> needed_gradients_;  // by input, before the program ran
@@ -200,9 +203,9 @@ class Capture {
   bool wants_stand_ins_ = false, differentiates_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::vector<SymbolId> plainly_read_;
-  std::vector<size_t> decisions_before_;  // by read of a value: how many deferred ones
+  std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
-  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;  // tensors that the program writes, with their elements before
+  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;   // tensors that the program writes, with their elements before
   at::Tensor random_state_;
 };
 

@@ -22,7 +22,9 @@ struct DataShapes {
   int32_t result = 0, dim = 0;
 };
 
-const Shape& shape_of_argument(const Trace& trace, const TraceOp& op, size_t i) { return trace.tensors[static_cast<size_t>(std::get<Arg::Tensor>(op.args.at(i).value).id)].type.shape; }
+const Shape& shape_of_argument(const Trace& trace, const TraceOp& op, size_t i) {
+  return trace.tensors[static_cast<size_t>(std::get<Arg::Tensor>(op.args.at(i).value).id)].type.shape;
+}
 
 bool is_true(const TraceOp& op, size_t i) {
   auto s = std::get_if<Scalar>(&op.args.at(i).value);
@@ -53,7 +55,8 @@ std::optional<DataShapes> data_shapes(const Trace& trace, const TraceOp& op, con
   if (s == "aten::masked_select" || s == "aten::bincount") return DataShapes{{{count}}};
   if (s == "aten::repeat_interleave.Tensor") return is_none(op, 1) ? std::optional(DataShapes{{{count}}}) : std::nullopt;
   if (s == "aten::_unique2") return distinct(trace, op, count, 2, 3);
-  if (s == "aten::unique_consecutive") return is_none(op, 3) ? distinct(trace, op, count, 1, 2) : distinct_slices(trace, op, count, constant(3));
+  if (s == "aten::unique_consecutive")
+    return is_none(op, 3) ? distinct(trace, op, count, 1, 2) : distinct_slices(trace, op, count, constant(3));
   if (s == "aten::unique_dim" || s == "aten::unique_dim_consecutive") return distinct_slices(trace, op, count, constant(1));
   return std::nullopt;
 }
@@ -62,7 +65,8 @@ bool is_mask(const at::Tensor& t) { return t.defined() && t.scalar_type() == at:
 
 // x[mask] is x at the positions where the mask is true: the indices with positions in the masks' places. False if there is no
 // mask, or it does not fit.
-bool positions_for_masks(const at::Tensor& x, const c10::List<std::optional<at::Tensor>>& indices, c10::List<std::optional<at::Tensor>>& out) {
+bool positions_for_masks(const at::Tensor& x, const c10::List<std::optional<at::Tensor>>& indices,
+                         c10::List<std::optional<at::Tensor>>& out) {
   bool any = false;
   int64_t dim = 0;
   for (size_t i = 0; i < indices.size(); ++i) {
@@ -118,7 +122,8 @@ SymInt Capture::late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t 
 void Capture::begin_data_sizes(const TraceOp& op) {
   if (stand_ins_ && op.mutated.empty() && data_shapes(trace_, op, 0)) return;
   wants_stand_ins_ |= speculative_ && failure_.empty();
-  fail_with(cat("the sizes of the result of ", op.schema, " depend on data", op.line >= 0 ? " at " + trace_.lines[static_cast<size_t>(op.line)] : ""));
+  fail_with(cat("the sizes of the result of ", op.schema, " depend on data",
+                op.line >= 0 ? " at " + trace_.lines[static_cast<size_t>(op.line)] : ""));
 }
 
 // False if the operation has no such sizes.
@@ -126,7 +131,8 @@ bool Capture::add_data_sizes(size_t first_new, TraceOp& op) {
   auto known = stand_ins_ && op.mutated.empty() ? data_shapes(trace_, op, 0) : std::nullopt;
   if (!known || first_new == trace_.tensors.size()) return false;
   auto real = [&](size_t i) -> TraceTensor& { return trace_.tensors[static_cast<size_t>(op.results[i])]; };
-  SymInt count = late_symbol(real(static_cast<size_t>(known->result)).type.shape.at(static_cast<size_t>(known->dim)).constant(), op, known->result, known->dim);
+  SymInt count = late_symbol(real(static_cast<size_t>(known->result)).type.shape.at(static_cast<size_t>(known->dim)).constant(), op,
+                             known->result, known->dim);
   std::vector<Shape> shapes = data_shapes(trace_, op, count)->shapes;
   for (size_t i = 0; i < op.results.size(); ++i) {
     TraceTensor& t = real(i);

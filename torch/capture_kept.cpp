@@ -21,7 +21,9 @@ void add_with_base(const at::Tensor& t, Known& known) {
   if (!t.is_inference() && t.is_view()) known.insert(t._base().unsafeGetTensorImpl());
 }
 
-bool is_gradient_of(const at::Tensor& t, const c10::TensorImpl* kept) { return t.defined() && t.is_leaf() && t.grad().unsafeGetTensorImpl() == kept; }
+bool is_gradient_of(const at::Tensor& t, const c10::TensorImpl* kept) {
+  return t.defined() && t.is_leaf() && t.grad().unsafeGetTensorImpl() == kept;
+}
 
 }  // namespace
 
@@ -35,9 +37,12 @@ std::string Capture::kept(const std::vector<at::Tensor>& outputs) const {
     for (const auto* list : {&given_, &lifted_})
       for (const at::Tensor& t : *list)
         if (is_gradient_of(t, impl)) return cat("the gradient, ", type.str(), ", of a tensor that it was given or holds");
-    auto maker = std::find_if(trace_.ops.begin(), trace_.ops.end(), [&, id = seen.id](const TraceOp& op) { return std::find(op.results.begin(), op.results.end(), id) != op.results.end(); });
+    auto maker = std::find_if(trace_.ops.begin(), trace_.ops.end(), [&, id = seen.id](const TraceOp& op) {
+      return std::find(op.results.begin(), op.results.end(), id) != op.results.end();
+    });
     if (maker == trace_.ops.end()) continue;
-    return cat("a tensor, ", type.str(), ", that ", maker->schema, " gave", maker->line >= 0 ? " at " + trace_.lines[static_cast<size_t>(maker->line)] : "");
+    return cat("a tensor, ", type.str(), ", that ", maker->schema, " gave",
+               maker->line >= 0 ? " at " + trace_.lines[static_cast<size_t>(maker->line)] : "");
   }
   return "";
 }
@@ -46,7 +51,8 @@ bool Capture::writes_inputs() const {
   std::unordered_set<int32_t> written;
   for (const TraceOp& op : trace_.ops)
     for (TensorId id : op.mutated) written.insert(trace_.tensors[static_cast<size_t>(id)].storage);
-  return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId id) { return written.contains(trace_.tensors[static_cast<size_t>(id)].storage); });
+  return std::any_of(trace_.inputs.begin(), trace_.inputs.end(),
+                     [&](TensorId id) { return written.contains(trace_.tensors[static_cast<size_t>(id)].storage); });
 }
 
 void Capture::note_plain_read(const SymInt& size) {

@@ -26,8 +26,9 @@ std::vector<int64_t> hints(const Symbols& symbols, const Shape& s) {
 
 // Whether they show the same elements in the recorded call.
 bool show_the_same(const Symbols& s, const TraceTensor& a, const TraceTensor& b) {
-  return a.storage == b.storage && a.type.dtype == b.type.dtype && a.conj == b.conj && a.neg == b.neg && s.hint(a.offset) == s.hint(b.offset) &&
-         hints(s, a.type.shape) == hints(s, b.type.shape) && hints(s, a.strides) == hints(s, b.strides);
+  return a.storage == b.storage && a.type.dtype == b.type.dtype && a.conj == b.conj && a.neg == b.neg &&
+         s.hint(a.offset) == s.hint(b.offset) && hints(s, a.type.shape) == hints(s, b.type.shape) &&
+         hints(s, a.strides) == hints(s, b.strides);
 }
 
 at::Tensor default_generator_state() {
@@ -120,7 +121,9 @@ TensorId Capture::id_of_output(at::Tensor& t) {
 bool Capture::add_constant(const at::Tensor& t) {
   std::lock_guard lock(mutex_);
   auto* impl = t.unsafeGetTensorImpl();
-  if (tensors_.contains(impl) || real_tensor(t) || t.layout() != c10::kStrided || !t.has_storage() || storages_.contains(t.storage().unsafeGetStorageImpl())) return false;
+  if (tensors_.contains(impl) || real_tensor(t) || t.layout() != c10::kStrided || !t.has_storage() ||
+      storages_.contains(t.storage().unsafeGetStorageImpl()))
+    return false;
   at::Tensor kept;
   {
     c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
@@ -144,7 +147,8 @@ bool Capture::is_constant(TensorId id) const {
 
 bool Capture::is_written(int32_t storage) const {
   return std::any_of(trace_.ops.begin(), trace_.ops.end(), [&](const TraceOp& op) {
-    return std::any_of(op.mutated.begin(), op.mutated.end(), [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == storage; });
+    return std::any_of(op.mutated.begin(), op.mutated.end(),
+                       [&](TensorId m) { return trace_.tensors[static_cast<size_t>(m)].storage == storage; });
   });
 }
 
@@ -167,13 +171,15 @@ bool Capture::asks(const at::Tensor& t, std::string_view what) {
 // The program goes by positions in a storage: where inputs begin in it must not change.
 void Capture::fix_offset(int32_t storage) {
   for (size_t i = 0; i < facts_.size(); ++i)
-    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage == storage) facts_[i].storage_offset = (i < given_.size() ? given_[i] : lifted_[i - given_.size()]).storage_offset();
+    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage == storage)
+      facts_[i].storage_offset = (i < given_.size() ? given_[i] : lifted_[i - given_.size()]).storage_offset();
 }
 
 // Between two operations that draw, and before the first, nobody else moves the generator on or sets it back.
 void Capture::check_generator() {
   at::Tensor now = default_generator_state();
-  if (generator_state_.defined() && std::memcmp(now.const_data_ptr(), generator_state_.const_data_ptr(), now.nbytes()) != 0) fail_with("the program sets the state of random numbers");
+  if (generator_state_.defined() && std::memcmp(now.const_data_ptr(), generator_state_.const_data_ptr(), now.nbytes()) != 0)
+    fail_with("the program sets the state of random numbers");
 }
 
 void Capture::keep_generator() { generator_state_ = default_generator_state(); }
@@ -181,7 +187,8 @@ void Capture::keep_generator() { generator_state_ = default_generator_state(); }
 void Capture::check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name) {
   for (const auto& [t, id] : written) {
     const TraceTensor& info = trace_.tensors[static_cast<size_t>(id)];
-    if (info.type.dtype != DType::opaque && t.sizes() != c10::IntArrayRef(hints(*trace_.symbols, info.type.shape))) fail_with(cat(name, " changes the sizes of a tensor that it writes"));
+    if (info.type.dtype != DType::opaque && t.sizes() != c10::IntArrayRef(hints(*trace_.symbols, info.type.shape)))
+      fail_with(cat(name, " changes the sizes of a tensor that it writes"));
   }
 }
 

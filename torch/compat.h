@@ -76,7 +76,8 @@ inline ContractionRules contraction_rules() {
       default: return ContractionRules::Math::exact;
     }
   };
-  return {math(at::Float32Op::MATMUL), math(at::Float32Op::CONV), c.userEnabledMkldnn(), c.deterministicAlgorithms() || c.deterministicMkldnn()};
+  return {math(at::Float32Op::MATMUL), math(at::Float32Op::CONV), c.userEnabledMkldnn(),
+          c.deterministicAlgorithms() || c.deterministicMkldnn()};
 }
 
 }  // namespace broach

@@ -1,8 +1,8 @@
 // Composite operations whose parts do not tell a capture what they do. They arrive here, above autograd, while a capture is
 // under way, and go on as something that it can record.
 #include <ATen/ExpandUtils.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
@@ -24,7 +24,8 @@ namespace {
 
 // Where no gradient is needed it writes its result through a raw pointer, which would look like memory that nothing has
 // written: it is recorded as one operation.
-at::Tensor max_pool1d(const at::Tensor& x, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil) {
+at::Tensor max_pool1d(const at::Tensor& x, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding,
+                      at::IntArrayRef dilation, bool ceil) {
   c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
   bool differentiable = (x.requires_grad() && at::GradMode::is_enabled()) || x._fw_grad(0).defined();
   std::optional<at::AutoDispatchBelowAutograd> below;
@@ -74,7 +75,8 @@ c10::SymInt scaled(const c10::SymInt& n, double scale) {
   constexpr int64_t kDenominator = 256;
   constexpr double kMostNumerator = 1 << 20;
   double numerator = scale * kDenominator;
-  if (!n.is_symbolic() || numerator != std::floor(numerator) || numerator < 1 || numerator > kMostNumerator) return static_cast<int64_t>(static_cast<double>(n.guard_int(__FILE__, __LINE__)) * scale);
+  if (!n.is_symbolic() || numerator != std::floor(numerator) || numerator < 1 || numerator > kMostNumerator)
+    return static_cast<int64_t>(static_cast<double>(n.guard_int(__FILE__, __LINE__)) * scale);
   auto whole = static_cast<int64_t>(numerator);
   int64_t common = std::gcd(whole, kDenominator);
   c10::SymInt product = n * (whole / common);
@@ -110,7 +112,8 @@ constexpr int64_t kMostUnrolled = 32;
 
 class LayerCall {
  public:
-  LayerCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : schema_(op.schema()), arguments_(c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - schema_.arguments().size())) {}
+  LayerCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
+      : schema_(op.schema()), arguments_(c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - schema_.arguments().size())) {}
 
   bool draws() const { return of("train").toBool() && of("dropout").toDouble() != 0; }
 
@@ -157,8 +160,10 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFuncti
 TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
   m.impl("max_pool1d", &max_pool1d);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);
-  for (const char* name : {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec", "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec",
-                           "upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
+  for (const char* name :
+       {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec",
+        "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec", "upsample_nearest2d.vec",
+        "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
   for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
 }
@@ -168,7 +173,8 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
 bool is_whole_layer(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& [name, overload] = op.operator_name();
   auto is_named = [&](const char* layer) { return name + "." + overload == std::string("aten::") + layer; };
-  if (std::none_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), is_named) || at::autocast::is_autocast_enabled(c10::kCPU)) return false;
+  if (std::none_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), is_named) || at::autocast::is_autocast_enabled(c10::kCPU))
+    return false;
   const LayerCall layer(op, stack);
   return !layer.draws() && !layer.is_differentiable() && layer.is_long();
 }

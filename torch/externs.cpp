@@ -35,7 +35,10 @@ c10::Scalar scalar_of(const Scalar& s) {
 }
 
 c10::IValue wrapped_number(const Scalar& s) {
-  at::Tensor t = at::scalar_tensor(scalar_of(s), at::TensorOptions().dtype(std::holds_alternative<bool>(s) ? at::kBool : std::holds_alternative<int64_t>(s) ? at::kLong : std::holds_alternative<double>(s) ? at::kDouble : at::kComplexDouble));
+  at::Tensor t = at::scalar_tensor(scalar_of(s), at::TensorOptions().dtype(std::holds_alternative<bool>(s)      ? at::kBool
+                                                                           : std::holds_alternative<int64_t>(s) ? at::kLong
+                                                                           : std::holds_alternative<double>(s)  ? at::kDouble
+                                                                                                                : at::kComplexDouble));
   t.unsafeGetTensorImpl()->set_wrapped_number(true);
   return t;
 }
@@ -56,7 +59,8 @@ c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
   }
   if (auto s = std::get_if<std::string>(&a.value)) {
     const auto& t = *schema.type();
-    bool device = t.kind() == c10::TypeKind::DeviceObjType || (t.kind() == c10::TypeKind::OptionalType && t.containedType(0)->kind() == c10::TypeKind::DeviceObjType);
+    bool device = t.kind() == c10::TypeKind::DeviceObjType ||
+                  (t.kind() == c10::TypeKind::OptionalType && t.containedType(0)->kind() == c10::TypeKind::DeviceObjType);
     return device ? c10::IValue(c10::Device(*s)) : c10::IValue(*s);
   }
   if (auto d = std::get_if<std::vector<double>>(&a.value)) return c10::IValue(*d);
@@ -136,7 +140,8 @@ at::Tensor with_strides(at::Tensor t, c10::IntArrayRef strides) {
 void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands, std::span<const int64_t> symbols) {
   for (int64_t i : call.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
   const size_t first = call.results.size();
-  for (size_t i = 0; first + i < call.result_strides.size(); ++i) operands[i] = with_strides(std::move(operands[i]), evaluate(call.result_strides[first + i], symbols));
+  for (size_t i = 0; first + i < call.result_strides.size(); ++i)
+    operands[i] = with_strides(std::move(operands[i]), evaluate(call.result_strides[first + i], symbols));
 }
 
 class AtenCall : public ExternRunner {
@@ -178,8 +183,8 @@ class AtenCall : public ExternRunner {
     const Buffer& b = schedule_.buffers[static_cast<size_t>(buffer)];
     if (b.type.dtype == DType::opaque) return;
     auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
-    check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype,
-          "extern ", call_.schema, " gave sizes ", t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
+    check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype, "extern ", call_.schema, " gave sizes ",
+          t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
     at::Tensor held = t.resolve_conj().resolve_neg();
     if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) {
       held = at::empty_strided(sizes, strides, t.options());
@@ -202,6 +207,8 @@ std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule
   return std::make_unique<AtenCall>(step, schedule);
 }
 
-void release_extern_result(Frame& frame, int buffer) { static_cast<HostState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor(); }
+void release_extern_result(Frame& frame, int buffer) {
+  static_cast<HostState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor();
+}
 
 }  // namespace broach

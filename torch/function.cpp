@@ -52,7 +52,8 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
 static std::string too_large(const Trace& trace) {
   constexpr size_t kMostOperations = 20'000;
   if (trace.ops.size() <= kMostOperations) return "";
-  return cat("the program records ", trace.ops.size(), " operations, more than the ", kMostOperations, " that compiling pays for: compile a part of it, such as the body of its loop");
+  return cat("the program records ", trace.ops.size(), " operations, more than the ", kMostOperations,
+             " that compiling pays for: compile a part of it, such as the body of its loop");
 }
 
 static bool needs_gradients(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
@@ -86,16 +87,22 @@ constexpr const char* kForwardMode = "forward-mode differentiation is under way"
 constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules)
-    : eager_(std::move(eager)), constant_inputs_(std::move(constant_inputs)), options_(std::move(options)), limit_(limit), rules_(rules), entries_(std::make_shared<const Entries>()) {}
+    : eager_(std::move(eager)),
+      constant_inputs_(std::move(constant_inputs)),
+      options_(std::move(options)),
+      limit_(limit),
+      rules_(rules),
+      entries_(std::make_shared<const Entries>()) {}
 
 Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
   for (const at::Tensor& t : call.tensors)
-    if (!is_plain(t)) return run_eager(call, cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one"));
+    if (!is_plain(t))
+      return run_eager(
+          call, cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one"));
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
   Modes modes = Modes::now();
-  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients))
-    return run_eager(call, kNeedsGradients);
+  if (modes.grad && std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients)) return run_eager(call, kNeedsGradients);
   if (modes.grad && eager_with_grad_) return run_eager(call, kNeedsGradients);
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   auto entries = entries_.load(std::memory_order_acquire);
@@ -116,7 +123,8 @@ Function::Results Function::run_failed(const CallInputs& call, const FailedRun& 
   std::string why = cat("a compiled run fails where eager does not: ", failed.what());
   log_warning(why);
   std::lock_guard lock(stats_mutex_);
-  if (std::find(stats_.eager_reasons.begin(), stats_.eager_reasons.end(), why) == stats_.eager_reasons.end()) stats_.eager_reasons.push_back(std::move(why));
+  if (std::find(stats_.eager_reasons.begin(), stats_.eager_reasons.end(), why) == stats_.eager_reasons.end())
+    stats_.eager_reasons.push_back(std::move(why));
   return results;
 }
 
@@ -130,7 +138,9 @@ Function::Results Function::give_up(const CallInputs& call, const std::string& w
 
 std::optional<Function::Results> Function::run_compiled(const CallInputs& call) {
   Modes modes = Modes::now();
-  if (hopeless_ || Capture::current() || (modes.grad && (eager_with_grad_ || std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients)))) return std::nullopt;
+  if (hopeless_ || Capture::current() ||
+      (modes.grad && (eager_with_grad_ || std::any_of(call.tensors.begin(), call.tensors.end(), needs_gradients))))
+    return std::nullopt;
   auto results = run_compiled(*entries_.load(std::memory_order_acquire), call, modes);
   if (results) ++calls_;
   return results;
@@ -208,9 +218,12 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     if (at != first) last_.store(at, std::memory_order_relaxed);
     if (e.program->binds_sizes()) evaluate_ints(e, binding, ints);
     Results r{std::move(*tensors), std::move(ints), {}, e.form};
-    size_t first_number = r.tensors.size() - static_cast<size_t>(std::count_if(e.float_results.begin(), e.float_results.end(), [](const FloatResult& f) { return f.deferred; }));
+    size_t first_number = r.tensors.size() - static_cast<size_t>(std::count_if(e.float_results.begin(), e.float_results.end(),
+                                                                               [](const FloatResult& f) { return f.deferred; }));
     for (size_t next = first_number; const FloatResult& f : e.float_results)
-      r.floats.emplace_back(f.deferred ? r.tensors[next++].item<double>() : f.id < 0 ? f.constant : binding.values.floats[static_cast<size_t>(f.id)]);
+      r.floats.emplace_back(f.deferred ? r.tensors[next++].item<double>()
+                            : f.id < 0 ? f.constant
+                                       : binding.values.floats[static_cast<size_t>(f.id)]);
     r.tensors.resize(first_number);
     return r;
   }
@@ -220,7 +233,8 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
 void Function::note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes) {
   if (entries.empty()) return;
   std::string why = "a value that the program computes and reads on the host is another one, or a size that depends on data does not fit";
-  if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; })) why = "the grad, autocast, precision or other mode differs";
+  if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; }))
+    why = "the grad, autocast, precision or other mode differs";
   Binding binding;
   for (const Entry& e : entries)
     if (e.modes == modes) try {
@@ -267,7 +281,9 @@ SymbolicSizes Function::symbols_for(const CallInputs& call, const Modes& modes) 
   Seen now{modes, dtypes_of(call.tensors), sizes_of(call)};
   std::vector<CallSizes> calls;
   for (const Seen& s : seen_)
-    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) && !(specialise_numbers_ && !s.sizes.has_numbers_of(now.sizes))) calls.push_back(s.sizes);
+    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) &&
+        !(specialise_numbers_ && !s.sizes.has_numbers_of(now.sizes)))
+      calls.push_back(s.sizes);
   calls.push_back(now.sizes);
   seen_.push_back(std::move(now));
   // A run on stand-ins may have to be repeated, which a program with state of its own would not bear.
@@ -304,7 +320,8 @@ Function::Recorded Function::record(const CallInputs& call, const SymbolicSizes*
     // The error that was to end the program was caught there.
     if (sizes && capture.is_abandoned()) unsupported(capture.failure());
     // Stand-ins know it, what they stand for does not.
-    if (sizes && at::GradMode::is_enabled() && std::any_of(out.results.tensors.begin(), out.results.tensors.end(), needs_gradients)) unsupported(kNeedsGradients);
+    if (sizes && at::GradMode::is_enabled() && std::any_of(out.results.tensors.begin(), out.results.tensors.end(), needs_gradients))
+      unsupported(kNeedsGradients);
   } catch (...) {
     if (sizes) capture.roll_back();
     throw;
@@ -346,7 +363,8 @@ std::optional<Function::Recorded> Function::record_symbolic(const CallInputs& ca
 namespace {
 
 constexpr int kMostInARow = 4, kOftenEnough = 3;
-constexpr const char* kUnclear = "the program keeps a tensor, or writes to one that it is given or holds: its next run will show whether it does the same each time";
+constexpr const char* kUnclear =
+    "the program keeps a tensor, or writes to one that it is given or holds: its next run will show whether it does the same each time";
 
 size_t hash_of(const CallInputs& call, const std::vector<bool>& constant) {
   size_t h = 0;
@@ -379,7 +397,8 @@ std::string Function::why_unprofitable(const CallInputs& call) {
   std::lock_guard lock(stats_mutex_);
   std::string fixed;
   for (const std::string& s : stats_.fixed_sizes) fixed += (fixed.empty() ? " (" : "; ") + s;
-  return cat("the last ", kMostInARow, " compiled versions were not used again: inputs that come less than ", kOftenEnough, " times are not captured any more", fixed, fixed.empty() ? "" : ")");
+  return cat("the last ", kMostInARow, " compiled versions were not used again: inputs that come less than ", kOftenEnough,
+             " times are not captured any more", fixed, fixed.empty() ? "" : ")");
 }
 
 Function::HostState Function::host_state(const Recorded& recorded, const CallInputs& call, std::string& why) {
@@ -391,14 +410,20 @@ Function::HostState Function::host_state(const Recorded& recorded, const CallInp
     return HostState::found;
   };
   // What it keeps the first time may be a cache that it finds filled from then on.
-  if (!recorded.kept.empty()) return unclear(2, cat("the program keeps ", recorded.kept, ": a replay would leave there what the first run found"));
+  if (!recorded.kept.empty())
+    return unclear(2, cat("the program keeps ", recorded.kept, ": a replay would leave there what the first run found"));
   if (!writes_alike_ && capture.writes_inputs()) {
     if (trains(capture)) return why = "the program trains: it writes to tensors that it holds and computes gradients", HostState::found;
     Run run{capture.trace().str(), sizes_of(call)};
     for (const at::Tensor& t : capture.lifted()) run.text += cat("\n", static_cast<const void*>(t.unsafeGetTensorImpl()));
     auto before = std::exchange(unconfirmed_, std::move(run));
-    if (!before || !(before->sizes == unconfirmed_->sizes)) return unclear(kMostUnclear, "the program writes to tensors that it is given or holds, and the sizes of its inputs change all the time");
-    if (before->text != unconfirmed_->text) return why = "the program writes to tensors that it is given or holds, and did so otherwise in two runs: it depends on state of its host code", HostState::found;
+    if (!before || !(before->sizes == unconfirmed_->sizes))
+      return unclear(kMostUnclear,
+                     "the program writes to tensors that it is given or holds, and the sizes of its inputs change all the time");
+    if (before->text != unconfirmed_->text)
+      return why =
+                 "the program writes to tensors that it is given or holds, and did so otherwise in two runs: it depends on state of its host code",
+             HostState::found;
     writes_alike_ = true;
   }
   unclear_runs_ = 0;
@@ -408,7 +433,8 @@ Function::HostState Function::host_state(const Recorded& recorded, const CallInp
 void Function::note_fixed_sizes(const Capture& capture) {
   std::lock_guard lock(stats_mutex_);
   for (auto [input, dim] : capture.plain_reads()) {
-    auto constants = std::count(constant_inputs_.begin(), constant_inputs_.begin() + std::min<std::ptrdiff_t>(input, std::ssize(constant_inputs_)), true);
+    auto constants = std::count(constant_inputs_.begin(),
+                                constant_inputs_.begin() + std::min<std::ptrdiff_t>(input, std::ssize(constant_inputs_)), true);
     std::string text = cat("input ", input - constants, "'s size ", dim, " was read as a plain number by host code");
     auto& known = stats_.fixed_sizes;
     if (std::find(known.begin(), known.end(), text) != known.end()) continue;
@@ -425,7 +451,8 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   if (entries->size() >= limit_) return give_up(call, cat("more than ", limit_, " versions would be needed"));
   auto branches = std::count_if(entries->begin(), entries->end(), [](const Entry& e) { return e.program->is_one_way(); });
   if (std::string why = branches ? "" : why_unprofitable(call); !why.empty()) return run_eager(call, why);
-  if (branches && branches >= options_.branches) return give_up(call, cat("data leads to more than ", options_.branches, " ways through the program"));
+  if (branches && branches >= options_.branches)
+    return give_up(call, cat("data leads to more than ", options_.branches, " ways through the program"));
   note_recompilation(*entries, call, modes);
   auto start = std::chrono::steady_clock::now();
   auto seconds = [&] {
@@ -437,13 +464,17 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   std::optional<Recorded> recorded;
   bool repeat = true;
   const auto bears = std::tuple(stand_ins_, specialise_numbers_, specialise_);
-  if (stand_ins_ == StandIns::unused && std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_numbers(); })) stand_ins_ = StandIns::given;
+  if (stand_ins_ == StandIns::unused &&
+      std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_numbers(); }))
+    stand_ins_ = StandIns::given;
   while (std::exchange(repeat, false)) {
     SymbolicSizes sizes = symbols_for(call, modes);
     if (sizes.empty() && stand_ins_ != StandIns::given) break;
     recorded = record_symbolic(call, sizes);
     if (recorded) break;
-    bool has_numbers = !specialise_numbers_ && (std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) || std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end());
+    bool has_numbers =
+        !specialise_numbers_ && (std::any_of(sizes.ints.begin(), sizes.ints.end(), [](const SymInt& e) { return !e.is_constant(); }) ||
+                                 std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end());
     // Next without stand-ins for values, then without symbols for numbers: what a program is given besides tensors is a count of
     // layers as often as a size.
     repeat = stand_ins_ == StandIns::given || has_numbers;
@@ -460,7 +491,8 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     throw;
   }
   double captured = seconds();
-  if (modes.grad && (std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_gradients) || trains(*recorded->capture))) {
+  if (modes.grad &&
+      (std::any_of(recorded->results.tensors.begin(), recorded->results.tensors.end(), needs_gradients) || trains(*recorded->capture))) {
     eager_with_grad_ = true;
     std::tie(stand_ins_, specialise_numbers_, specialise_) = bears;
     note_eager(kNeedsGradients);
@@ -475,9 +507,11 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
   if (why.empty()) {
     try {
       const Capture& capture = *recorded->capture;
-      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(), capture.facts(), constant_inputs_, options_under(options_, modes));
+      auto program = std::make_shared<const CompiledProgram>(capture.trace(), recorded->ints, recorded->floats, capture.lifted(),
+                                                             capture.facts(), constant_inputs_, options_under(options_, modes));
       auto next = std::make_shared<Entries>(*entries);
-      next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program), symbolic && stand_ins_ == StandIns::given});
+      next->push_back({modes, recorded->int_results, recorded->float_results, recorded->results.form, std::move(program),
+                       symbolic && stand_ins_ == StandIns::given});
       entries_.store(std::move(next), std::memory_order_release);
       ++captures_in_a_row_;
       compiled_calls_before_ = compiled_calls_;

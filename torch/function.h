@@ -21,11 +21,11 @@ class Capture;
 // Counters and reasons of one function, for `explain` and the logs.
 struct FunctionStats {
   int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
-  int64_t other_ways = 0;                    // runs of a program whose values read on the host turned out to be others
-  std::vector<std::string> recompilations;   // which guard failed each time
-  std::vector<std::string> eager_reasons;    // why calls ran eagerly
-  std::vector<std::string> fixed_sizes;      // sizes that cannot become symbols, and why
-  std::string capture_failure;               // why the last recording gave no program; empty if it did
+  int64_t other_ways = 0;                   // runs of a program whose values read on the host turned out to be others
+  std::vector<std::string> recompilations;  // which guard failed each time
+  std::vector<std::string> eager_reasons;   // why calls ran eagerly
+  std::vector<std::string> fixed_sizes;     // sizes that cannot become symbols, and why
+  std::string capture_failure;              // why the last recording gave no program; empty if it did
   std::vector<double> capture_seconds, compile_seconds;
 };
 
@@ -35,7 +35,7 @@ class Function {
  public:
   struct Results {
     std::vector<at::Tensor> tensors;
-    std::vector<c10::SymInt> ints;      // numbers that follow from those that the program is given; plain in what a call gives back
+    std::vector<c10::SymInt> ints;  // numbers that follow from those that the program is given; plain in what a call gives back
     std::vector<c10::SymFloat> floats;
     std::shared_ptr<const void> form;  // the front's own: how its results are made of these. Kept with the compiled version
   };
@@ -66,7 +66,8 @@ class Function {
   };
 
   Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules);
-  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options) : Function(std::move(eager), std::move(constant_inputs), std::move(options), 32, {}) {}
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options)
+      : Function(std::move(eager), std::move(constant_inputs), std::move(options), 32, {}) {}
 
   Results operator()(const CallInputs& call);
   // The same by a version that is compiled; nothing, and nothing has run, if no version stands for the call.
@@ -93,7 +94,7 @@ class Function {
   struct FloatResult {
     HostFloats::Id id;  // negative: a constant
     double constant;
-    bool deferred;      // the element of a tensor behind the program's results
+    bool deferred;  // the element of a tensor behind the program's results
   };
   struct Entry {
     Modes modes;
@@ -147,7 +148,7 @@ class Function {
   Rules rules_;
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
-  std::vector<Seen> seen_;            // under compile_mutex_
+  std::vector<Seen> seen_;  // under compile_mutex_
   // Whether the program is given stand-ins for what is known only while it runs: values read on the host, sizes that depend on data.
   // Not yet needed, so it is, it does not bear them.
   enum class StandIns { unused, given, refused } stand_ins_ = StandIns::unused;  // under compile_mutex_
@@ -155,19 +156,19 @@ class Function {
     std::string text;
     CallSizes sizes;
   };
-  std::optional<Run> unconfirmed_;    // the last recording of a program that writes to its inputs; under compile_mutex_
-  bool writes_alike_ = false;         // two runs of it have shown so; under compile_mutex_
-  int unclear_runs_ = 0;              // in a row, that did not tell whether there is host state
-  int captures_in_a_row_ = 0;         // between which no compiled version ran; under compile_mutex_
-  int64_t compiled_calls_before_ = 0; // at the last capture
+  std::optional<Run> unconfirmed_;       // the last recording of a program that writes to its inputs; under compile_mutex_
+  bool writes_alike_ = false;            // two runs of it have shown so; under compile_mutex_
+  int unclear_runs_ = 0;                 // in a row, that did not tell whether there is host state
+  int captures_in_a_row_ = 0;            // between which no compiled version ran; under compile_mutex_
+  int64_t compiled_calls_before_ = 0;    // at the last capture
   std::unordered_map<size_t, int> met_;  // inputs that are not captured any more, by hash: how often
-  bool specialise_ = false;           // the program does not bear symbols; under compile_mutex_
-  bool specialise_numbers_ = false;   // nor for the numbers that it is given
+  bool specialise_ = false;              // the program does not bear symbols; under compile_mutex_
+  bool specialise_numbers_ = false;      // nor for the numbers that it is given
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
   std::atomic<int64_t> calls_{0}, compiled_calls_{0}, other_ways_{0};
-  std::atomic<size_t> last_{0};        // the entry used last
-  std::atomic<bool> hopeless_{false};  // capture failed for a reason that no other input changes
+  std::atomic<size_t> last_{0};               // the entry used last
+  std::atomic<bool> hopeless_{false};         // capture failed for a reason that no other input changes
   std::atomic<bool> eager_with_grad_{false};  // results need gradients through tensors that the program holds itself
 };
 

@@ -49,7 +49,8 @@ std::optional<Piece> piece_of(const Operand& o, size_t dim) {
 
 class Join : public ExternRunner {
  public:
-  Join(const ExternStep& step, const Schedule& schedule, std::vector<Piece> pieces, size_t dim) : pieces_(std::move(pieces)), result_(step.results.at(0)) {
+  Join(const ExternStep& step, const Schedule& schedule, std::vector<Piece> pieces, size_t dim)
+      : pieces_(std::move(pieces)), result_(step.results.at(0)) {
     const Type& type = schedule.buffers[static_cast<size_t>(result_)].type;
     dtype_ = scalar_type(type.dtype);
     sizes_ = *known(type.shape);
@@ -89,7 +90,9 @@ std::unique_ptr<ExternRunner> make_join(const ExternStep& step, const Schedule& 
   const auto* dim = std::get_if<SymInt>(&call.args.at(1).value);
   const Buffer& result = schedule.buffers[static_cast<size_t>(step.results[0])];
   const auto sizes = known(result.type.shape);
-  if (!listed || listed->optional_elements || !dim || !dim->is_constant() || !sizes || result.type.dtype == DType::opaque || !(result.strides == contiguous_strides(result.type.shape))) return nullptr;
+  if (!listed || listed->optional_elements || !dim || !dim->is_constant() || !sizes || result.type.dtype == DType::opaque ||
+      !(result.strides == contiguous_strides(result.type.shape)))
+    return nullptr;
   const auto rank = static_cast<int64_t>(sizes->size()), along = dim->constant() < 0 ? dim->constant() + rank : dim->constant();
   int64_t bytes = size_of(result.type.dtype);
   for (int64_t n : *sizes) bytes *= n;
@@ -98,7 +101,9 @@ std::unique_ptr<ExternRunner> make_join(const ExternStep& step, const Schedule& 
   size_t sum = 0;
   for (int64_t i : listed->indices) {
     const Operand& o = step.operands[static_cast<size_t>(i)];
-    auto piece = static_cast<int64_t>(o.type.shape.size()) == rank && o.type.dtype == result.type.dtype ? piece_of(o, static_cast<size_t>(along)) : std::nullopt;
+    auto piece = static_cast<int64_t>(o.type.shape.size()) == rank && o.type.dtype == result.type.dtype
+                     ? piece_of(o, static_cast<size_t>(along))
+                     : std::nullopt;
     if (!piece) return nullptr;
     if (piece->bytes) sum += piece->bytes, pieces.push_back(*piece);
   }

@@ -26,7 +26,7 @@ template <class T>
 bool members(const Module& module, Visit visit, void* state) {
   const auto& m = static_cast<const T&>(module);
   (void)m, (void)visit, (void)state;
-#define BROACH_MEMBER(name) \
+#define BROACH_MEMBER(name)                                                        \
   if constexpr (requires { requires std::same_as<decltype(m.name), at::Tensor>; }) \
     if (!visit(m.name, state)) return false;
   BROACH_MEMBER(weight)
@@ -59,25 +59,23 @@ Layers layers() {
 // Left out are those that call functions of the program's own: Functional and TripletMarginWithDistanceLoss.
 const Layers& own_layers() {
   using namespace torch::nn;
-  static const Layers table = layers<
-      SequentialImpl, ModuleListImpl, ModuleDictImpl, ParameterListImpl, ParameterDictImpl,
-      IdentityImpl, LinearImpl, BilinearImpl, FlattenImpl, UnflattenImpl, EmbeddingImpl, EmbeddingBagImpl,
-      Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl, ConvTranspose3dImpl,
-      BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl, InstanceNorm3dImpl,
-      LayerNormImpl, GroupNormImpl, LocalResponseNormImpl,
-      DropoutImpl, Dropout2dImpl, Dropout3dImpl, AlphaDropoutImpl, FeatureAlphaDropoutImpl,
-      ELUImpl, SELUImpl, CELUImpl, HardshrinkImpl, HardtanhImpl, LeakyReLUImpl, LogSigmoidImpl, SoftmaxImpl, SoftminImpl, LogSoftmaxImpl,
-      Softmax2dImpl, PReLUImpl, ReLUImpl, ReLU6Impl, RReLUImpl, GLUImpl, GELUImpl, SiLUImpl, MishImpl, SigmoidImpl, SoftplusImpl,
-      SoftshrinkImpl, SoftsignImpl, TanhImpl, TanhshrinkImpl, ThresholdImpl, MultiheadAttentionImpl,
-      AvgPool1dImpl, AvgPool2dImpl, AvgPool3dImpl, MaxPool1dImpl, MaxPool2dImpl, MaxPool3dImpl,
-      AdaptiveAvgPool1dImpl, AdaptiveAvgPool2dImpl, AdaptiveAvgPool3dImpl, AdaptiveMaxPool1dImpl, AdaptiveMaxPool2dImpl, AdaptiveMaxPool3dImpl,
-      LPPool1dImpl, LPPool2dImpl, LPPool3dImpl,
-      ReflectionPad1dImpl, ReflectionPad2dImpl, ReflectionPad3dImpl, ReplicationPad1dImpl, ReplicationPad2dImpl, ReplicationPad3dImpl,
-      ZeroPad1dImpl, ZeroPad2dImpl, ZeroPad3dImpl, ConstantPad1dImpl, ConstantPad2dImpl, ConstantPad3dImpl,
-      PixelShuffleImpl, PixelUnshuffleImpl, UpsampleImpl, FoldImpl, UnfoldImpl, CosineSimilarityImpl, PairwiseDistanceImpl,
-      RNNImpl, LSTMImpl, GRUImpl, RNNCellImpl, LSTMCellImpl, GRUCellImpl,
-      L1LossImpl, MSELossImpl, BCELossImpl, BCEWithLogitsLossImpl, KLDivLossImpl, HuberLossImpl, SmoothL1LossImpl, NLLLossImpl, CrossEntropyLossImpl,
-      TransformerImpl, TransformerEncoderImpl, TransformerDecoderImpl, TransformerEncoderLayerImpl, TransformerDecoderLayerImpl>();
+  static const Layers table =
+      layers<SequentialImpl, ModuleListImpl, ModuleDictImpl, ParameterListImpl, ParameterDictImpl, IdentityImpl, LinearImpl, BilinearImpl,
+             FlattenImpl, UnflattenImpl, EmbeddingImpl, EmbeddingBagImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl,
+             ConvTranspose2dImpl, ConvTranspose3dImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl,
+             InstanceNorm2dImpl, InstanceNorm3dImpl, LayerNormImpl, GroupNormImpl, LocalResponseNormImpl, DropoutImpl, Dropout2dImpl,
+             Dropout3dImpl, AlphaDropoutImpl, FeatureAlphaDropoutImpl, ELUImpl, SELUImpl, CELUImpl, HardshrinkImpl, HardtanhImpl,
+             LeakyReLUImpl, LogSigmoidImpl, SoftmaxImpl, SoftminImpl, LogSoftmaxImpl, Softmax2dImpl, PReLUImpl, ReLUImpl, ReLU6Impl,
+             RReLUImpl, GLUImpl, GELUImpl, SiLUImpl, MishImpl, SigmoidImpl, SoftplusImpl, SoftshrinkImpl, SoftsignImpl, TanhImpl,
+             TanhshrinkImpl, ThresholdImpl, MultiheadAttentionImpl, AvgPool1dImpl, AvgPool2dImpl, AvgPool3dImpl, MaxPool1dImpl,
+             MaxPool2dImpl, MaxPool3dImpl, AdaptiveAvgPool1dImpl, AdaptiveAvgPool2dImpl, AdaptiveAvgPool3dImpl, AdaptiveMaxPool1dImpl,
+             AdaptiveMaxPool2dImpl, AdaptiveMaxPool3dImpl, LPPool1dImpl, LPPool2dImpl, LPPool3dImpl, ReflectionPad1dImpl,
+             ReflectionPad2dImpl, ReflectionPad3dImpl, ReplicationPad1dImpl, ReplicationPad2dImpl, ReplicationPad3dImpl, ZeroPad1dImpl,
+             ZeroPad2dImpl, ZeroPad3dImpl, ConstantPad1dImpl, ConstantPad2dImpl, ConstantPad3dImpl, PixelShuffleImpl, PixelUnshuffleImpl,
+             UpsampleImpl, FoldImpl, UnfoldImpl, CosineSimilarityImpl, PairwiseDistanceImpl, RNNImpl, LSTMImpl, GRUImpl, RNNCellImpl,
+             LSTMCellImpl, GRUCellImpl, L1LossImpl, MSELossImpl, BCELossImpl, BCEWithLogitsLossImpl, KLDivLossImpl, HuberLossImpl,
+             SmoothL1LossImpl, NLLLossImpl, CrossEntropyLossImpl, TransformerImpl, TransformerEncoderImpl, TransformerDecoderImpl,
+             TransformerEncoderLayerImpl, TransformerDecoderLayerImpl>();
   return table;
 }
 
@@ -93,10 +91,13 @@ bool visit_tensors(const Module& m, Visit visit, void* state) {
 void read_below(const std::shared_ptr<Module>& module, ModuleTree& out) {
   out.modules.push_back(module);
   out.training.push_back(module->is_training());
-  visit_tensors(*module, [](const at::Tensor& t, void* tensors) {
-    static_cast<std::vector<at::Tensor>*>(tensors)->push_back(t);
-    return true;
-  }, &out.tensors);
+  visit_tensors(
+      *module,
+      [](const at::Tensor& t, void* tensors) {
+        static_cast<std::vector<at::Tensor>*>(tensors)->push_back(t);
+        return true;
+      },
+      &out.tensors);
   for (const auto& child : module->children()) read_below(child, out);
 }
 
@@ -107,10 +108,13 @@ struct Walk {
   bool same(const Module& m) {
     if (module >= tree.modules.size() || tree.modules[module].get() != &m || tree.training[module] != m.is_training()) return false;
     ++module;
-    bool tensors = visit_tensors(m, [](const at::Tensor& t, void* state) {
-      auto& walk = *static_cast<Walk*>(state);
-      return walk.tensor < walk.tree.tensors.size() && walk.tree.tensors[walk.tensor++].is_same(t);
-    }, this);
+    bool tensors = visit_tensors(
+        m,
+        [](const at::Tensor& t, void* state) {
+          auto& walk = *static_cast<Walk*>(state);
+          return walk.tensor < walk.tree.tensors.size() && walk.tree.tensors[walk.tensor++].is_same(t);
+        },
+        this);
     if (!tensors) return false;
     auto children = m.children();
     return std::all_of(children.begin(), children.end(), [&](const auto& child) { return same(*child); });
@@ -121,7 +125,8 @@ struct Walk {
 
 bool ModuleTree::current() const {
   Walk walk{*this};
-  return std::all_of(roots.begin(), roots.end(), [&](const auto& root) { return walk.same(*root); }) && walk.module == modules.size() && walk.tensor == tensors.size();
+  return std::all_of(roots.begin(), roots.end(), [&](const auto& root) { return walk.same(*root); }) && walk.module == modules.size() &&
+         walk.tensor == tensors.size();
 }
 
 ModuleTree read_modules(const std::vector<std::shared_ptr<Module>>& roots) {
@@ -133,8 +138,11 @@ ModuleTree read_modules(const std::vector<std::shared_ptr<Module>>& roots) {
 
 // A transformer's activation may be a function of the program's own.
 static bool has_own_function(const Module& m) {
-  auto in = [](const auto* layer) { return layer && std::holds_alternative<std::function<at::Tensor(const at::Tensor&)>>(layer->options.activation()); };
-  return in(dynamic_cast<const torch::nn::TransformerEncoderLayerImpl*>(&m)) || in(dynamic_cast<const torch::nn::TransformerDecoderLayerImpl*>(&m));
+  auto in = [](const auto* layer) {
+    return layer && std::holds_alternative<std::function<at::Tensor(const at::Tensor&)>>(layer->options.activation());
+  };
+  return in(dynamic_cast<const torch::nn::TransformerEncoderLayerImpl*>(&m)) ||
+         in(dynamic_cast<const torch::nn::TransformerDecoderLayerImpl*>(&m));
 }
 
 std::string first_foreign_module(const ModuleTree& tree) {

@@ -18,7 +18,8 @@ bool computes_tensors(const at::RecordFunction* f) {
   const auto& returns = schema->returns();
   auto is_number = [](const c10::Argument& r) {
     auto kind = r.type()->kind();
-    return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::BoolType || kind == c10::TypeKind::IntType || kind == c10::TypeKind::FloatType;
+    return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::BoolType || kind == c10::TypeKind::IntType ||
+           kind == c10::TypeKind::FloatType;
   };
   return returns.empty() || !std::all_of(returns.begin(), returns.end(), is_number);
 }
@@ -34,7 +35,8 @@ void end(const at::RecordFunction&, at::ObserverContext*) {
 
 }  // namespace
 
-OperationsUnderWay::OperationsUnderWay() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end).scopes({at::RecordScope::FUNCTION}))) {}
+OperationsUnderWay::OperationsUnderWay()
+    : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end).scopes({at::RecordScope::FUNCTION}))) {}
 
 OperationsUnderWay::~OperationsUnderWay() {
   at::removeCallback(handle_);

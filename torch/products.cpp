@@ -35,8 +35,8 @@ bool has_bias(const HostContraction& c) { return c.bias.data && c.bias.dtype == 
 at::Tensor convolution(const HostContraction& c) {
   const Node& n = *c.node;
   at::Tensor x = tensor(c.x), w = tensor(c.weight), bias = has_bias(c) ? tensor(c.bias) : at::Tensor();
-  return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0, list(c.output_padding),
-                         n.integer(Attr::groups));
+  return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0,
+                         list(c.output_padding), n.integer(Attr::groups));
 }
 
 at::Tensor with_batch_of(const at::Tensor& t, const at::Tensor& result) {
@@ -103,7 +103,8 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 void aten_contraction(const HostContraction& c) {
   at::Tensor result = tensor(c.result);
   c10::SmallVector<Following, 4> following = operations_behind(c);
-  const bool in_place = std::none_of(following.begin(), following.end(), [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });
+  const bool in_place = std::none_of(following.begin(), following.end(),
+                                     [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });
   at::Tensor x = c.node->op == Op::conv ? convolution(c) : product(c, result, in_place);
   // Between several operations nothing is rounded.
   const bool wide = following.size() > 1 && x.scalar_type() != at::kFloat;

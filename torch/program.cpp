@@ -40,14 +40,17 @@ at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
 at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
   bool other = scalar_type(r.type.dtype) != base.scalar_type();
   at::Tensor whole = other ? with_elements(base, scalar_type(r.type.dtype)) : base;
-  at::Tensor t = whole.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), whole.storage_offset() + r.offset.eval(symbols));
+  at::Tensor t =
+      whole.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), whole.storage_offset() + r.offset.eval(symbols));
   if (r.conj) t = t.conj();
   return r.neg ? t._neg_view() : t;
 }
 
 }  // namespace
 
-CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options)
+CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
+                                 std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts,
+                                 const std::vector<bool>& constant_inputs, const ProgramOptions& options)
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
   for (const at::Tensor& t : lifted_) held_.push_back(&t);
   size_t inputs = trace.inputs.size();
@@ -67,7 +70,9 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   for (const ValueRead& r : trace.reads) {
     if (r.input >= 0) reads_.push_back(r);
     else read_values_.push_back(r.value);
-    if (r.input < 0) stats_.guards.push_back(cat("read on the host", r.line >= 0 ? " at " + trace.lines[static_cast<size_t>(r.line)] : "", ": ", str(r.value)));
+    if (r.input < 0)
+      stats_.guards.push_back(
+          cat("read on the host", r.line >= 0 ? " at " + trace.lines[static_cast<size_t>(r.line)] : "", ": ", str(r.value)));
   }
   draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
   std::vector<Shape> sizes, strides;
@@ -75,12 +80,14 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()), static_cast<int64_t>(c10::elementSize(dtype)), lifted_[i - given_].requires_grad(), facts[i].keys});
+      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()),
+                              static_cast<int64_t>(c10::elementSize(dtype)), lifted_[i - given_].requires_grad(), facts[i].keys});
       for (const Shape* s : {&t.type.shape, &t.strides})
         for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
       continue;
     }
-    guards_.push_back({c10::scalarTypeToTypeMeta(dtype), facts[i].keys, constant_inputs.size() > i && constant_inputs[i] ? std::nullopt : std::optional(facts[i].is_leaf)});
+    guards_.push_back({c10::scalarTypeToTypeMeta(dtype), facts[i].keys,
+                       constant_inputs.size() > i && constant_inputs[i] ? std::nullopt : std::optional(facts[i].is_leaf)});
     sizes.push_back(t.type.shape);
     strides.push_back(t.strides);
   }
@@ -89,14 +96,16 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
   }
   for (int m : program_.mutated_inputs)
-    if (std::none_of(program_.commits.begin(), program_.commits.end(), [m](const Program::Commit& c) { return c.input == m; })) written_in_place_.push_back(m);
+    if (std::none_of(program_.commits.begin(), program_.commits.end(), [m](const Program::Commit& c) { return c.input == m; }))
+      written_in_place_.push_back(m);
   sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
   const Executable& executable = main_->executable();
   can_fail_ = can_fail(executable.schedule()) || (prologue && can_fail(prologue->executable().schedule()));
   stats_.code = executable.stats();
   stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
   add_later_stats();
-  if (options.freeze) weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
+  if (options.freeze)
+    weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
   for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
 }
 
@@ -131,7 +140,10 @@ bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::s
     bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank;
     for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
     if (!same || (grad && t.requires_grad() && !g.required_grad)) {
-      if (why) *why = cat("input ", given_ + i, same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
+      if (why)
+        *why = cat(
+            "input ", given_ + i,
+            same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
       return false;
     }
     expected += 2 * g.rank;
@@ -145,7 +157,10 @@ bool CompiledProgram::was_asked_the_same(at::TensorList inputs, std::string* why
     const at::Tensor& t = a.input < given_ ? inputs[a.input] : lifted_[a.input - given_];
     const bool same_offset = !a.storage_offset || t.storage_offset() == *a.storage_offset;
     if (same_offset && (!a.is_view || t.is_view() == *a.is_view)) continue;
-    if (why) *why = cat("input ", a.input, same_offset ? ": whether it is a view has changed" : cat(": its storage offset was ", *a.storage_offset, ", is ", t.storage_offset()));
+    if (why)
+      *why = cat("input ", a.input,
+                 same_offset ? ": whether it is a view has changed"
+                             : cat(": its storage offset was ", *a.storage_offset, ", is ", t.storage_offset()));
     return false;
   }
   return true;
@@ -163,25 +178,32 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     const InputGuard& g = guards_[i];
     if (t.key_set() != g.keys) return differs(i, inputs[i].is_inference() ? " is an inference tensor now" : ": was another kind of tensor");
     if (t.dtype() != g.dtype) return differs(i, ": element type was ", g.dtype.name(), ", is ", t.dtype().name());
-    if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf) return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
+    if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf)
+      return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
   }
   c10::SmallVector<Window, 16> windows;
   auto add_window = [&](const at::Tensor& t) { windows.push_back({t.sizes().data(), t.strides().data(), t.sizes().size()}); };
   std::for_each(inputs.begin(), inputs.end(), add_window);
-  if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()}, binding.values, why) || !holds_the_same(binding.held, why)) return false;
+  if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()},
+                    binding.values, why) ||
+      !holds_the_same(binding.held, why))
+    return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
     if (now != str(r.value)) return differs(i, ": its element, which the program reads, was ", str(r.value), ", is ", now);
   }
-  if (auto shared = shared_with_written(inputs)) return differs(shared->first, " shares memory with input ", shared->second, ", which is written");
+  if (auto shared = shared_with_written(inputs))
+    return differs(shared->first, " shares memory with input ", shared->second, ", which is written");
   return true;
 }
 
 // No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
 std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at::TensorList inputs) const {
-  auto memory = [&](size_t i) { return (i < given_ ? inputs[i] : lifted_[i - given_]).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
+  auto memory = [&](size_t i) {
+    return (i < given_ ? inputs[i] : lifted_[i - given_]).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  };
   const size_t all = given_ + lifted_.size();
   constexpr size_t kFew = 4;
   if (program_.mutated_inputs.size() <= kFew) {
@@ -197,7 +219,8 @@ std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at
   std::sort(by_memory.begin(), by_memory.end());
   for (int written : program_.mutated_inputs) {
     const auto m = static_cast<size_t>(written);
-    for (auto it = std::lower_bound(by_memory.begin(), by_memory.end(), std::pair<const void*, size_t>(memory(m), 0)); it != by_memory.end() && it->first == memory(m); ++it)
+    for (auto it = std::lower_bound(by_memory.begin(), by_memory.end(), std::pair<const void*, size_t>(memory(m), 0));
+         it != by_memory.end() && it->first == memory(m); ++it)
       if (it->second != m && (m < given_ || it->second < given_)) return std::pair(it->second, m);
   }
   return std::nullopt;
@@ -205,11 +228,13 @@ std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at
 
 bool CompiledProgram::reads_numbers() const {
   auto is_number = [](const Scalar& s) { return std::holds_alternative<double>(s) || std::holds_alternative<int64_t>(s); };
-  return std::any_of(reads_.begin(), reads_.end(), [&](const ValueRead& r) { return is_number(r.value); }) || std::any_of(read_values_.begin(), read_values_.end(), is_number);
+  return std::any_of(reads_.begin(), reads_.end(), [&](const ValueRead& r) { return is_number(r.value); }) ||
+         std::any_of(read_values_.begin(), read_values_.end(), is_number);
 }
 
 bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
-  return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())), read_values_.begin());
+  return std::equal(observed.begin(), observed.begin() + static_cast<std::ptrdiff_t>(std::min(observed.size(), read_values_.size())),
+                    read_values_.begin());
 }
 
 std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& inputs, SymbolValues& symbols) const {
@@ -220,7 +245,8 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& input
   return later_->run(inputs, std::move(first), sizes_, symbols.sizes);
 }
 
-std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh,
+                                                 const SymbolValues& symbols) const {
   std::vector<at::Tensor> out;
   out.reserve(program_.results.size());
   for (const ResultSpec& r : program_.results) {
@@ -273,7 +299,8 @@ class RandomState {
 }  // namespace
 
 // Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
-std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const {
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols,
+                                                                          std::vector<Scalar>& observed) const {
   RandomState random(draws_);
   std::optional<std::vector<at::Tensor>> fresh;
   try {

@@ -25,10 +25,10 @@ struct ProgramStats {
   std::vector<std::pair<std::string, double>> seconds;  // by stage, in order
   std::vector<std::string> picks;                       // of contractions
   std::vector<std::string> guards;
-  std::map<const void*, int64_t> packed;                // rearranged or computed weights, by address; programs share some
+  std::map<const void*, int64_t> packed;  // rearranged or computed weights, by address; programs share some
   int64_t arena_bytes = 0;
   std::string graph_text, schedule_text;
-  std::vector<StepProfile> steps;                       // if profiling was on while it ran
+  std::vector<StepProfile> steps;  // if profiling was on while it ran
 };
 
 class Weights;
@@ -60,7 +60,8 @@ class CompiledProgram {
   // `trace` must stand for a program without failures, `ints` and `floats` are the numbers it was given (a float that is no constant
   // is absent). `lifted` are the tensors behind the trace's own inputs, `facts` is about all of them; `constant_inputs` says which
   // inputs the caller passes unchanged call after call (parameters and buffers).
-  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
+  CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted,
+                  const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
   ~CompiledProgram();
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
@@ -118,7 +119,7 @@ class CompiledProgram {
   Program program_;
   std::vector<at::Tensor> lifted_;
   std::vector<const at::Tensor*> held_;  // to each of them
-  size_t given_;  // inputs that the caller gives
+  size_t given_;                         // inputs that the caller gives
   std::vector<InputGuard> guards_;
   std::vector<HeldGuard> held_guards_;
   std::vector<Asked> asked_;
@@ -126,10 +127,10 @@ class CompiledProgram {
   std::vector<int> written_in_place_;
   std::vector<int64_t> held_sizes_;  // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
-  std::vector<ValueRead> reads_;      // of inputs
-  std::vector<Scalar> read_values_;   // of what the program computes
+  std::vector<ValueRead> reads_;         // of inputs
+  std::vector<Scalar> read_values_;      // of what the program computes
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
-  bool draws_ = false;                // random numbers
+  bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;

@@ -28,10 +28,12 @@ at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const in
 
 }  // namespace
 
-Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs) : executable_(std::move(executable)), input_buffers_(inputs, -1) {
+Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs)
+    : executable_(std::move(executable)), input_buffers_(inputs, -1) {
   const auto& buffers = executable_->schedule().buffers;
   for (size_t b = 0; b < buffers.size(); ++b)
-    if (buffers[b].kind == Buffer::Kind::input && buffers[b].version == 0) input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
+    if (buffers[b].kind == Buffer::Kind::input && buffers[b].version == 0)
+      input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
   for (size_t i = 0; i < inputs; ++i)
     if (input_buffers_[i] >= 0) touched_.emplace_back(static_cast<uint32_t>(i), static_cast<uint32_t>(input_buffers_[i]));
 }
@@ -45,7 +47,8 @@ bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
-std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const {
+std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs,
+                                    const std::vector<int>& mutated) const {
   const Schedule& schedule = executable_->schedule();
   HostState host;
   bool externs = !executable_->stats().externs.empty();
@@ -62,7 +65,8 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
     frame.data[buffer] = const_cast<void*>(inputs.addresses[input]);
     if (externs) host.tensors[buffer] = *inputs.tensors[input];
   }
-  for (int m : mutated) frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs.tensors[static_cast<size_t>(m)]->mutable_data_ptr();
+  for (int m : mutated)
+    frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs.tensors[static_cast<size_t>(m)]->mutable_data_ptr();
   std::vector<at::Tensor> outputs(schedule.output_buffers.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
@@ -79,7 +83,8 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
   }
   if (externs)  // which made some of them
     for (size_t i = 0; i < outputs.size(); ++i)
-      if (auto b = static_cast<size_t>(schedule.output_buffers[i]); schedule.buffers[b].kind != Buffer::Kind::input) outputs[i] = host.tensors[b];
+      if (auto b = static_cast<size_t>(schedule.output_buffers[i]); schedule.buffers[b].kind != Buffer::Kind::input)
+        outputs[i] = host.tensors[b];
   return outputs;
 }
 

@@ -44,14 +44,15 @@ class Runner {
 
   // One tensor for each graph output; for those written into inputs, undefined. `mutated`: inputs that are written.
   // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
-  std::vector<at::Tensor> run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs, const std::vector<int>& mutated) const;
+  std::vector<at::Tensor> run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs,
+                              const std::vector<int>& mutated) const;
   const Executable& executable() const { return *executable_; }
   // Whether something reads this input besides the contractions that read its packed copies. Ask once these are settled.
   bool reads_unpacked(int input, const WeightPacks& packs) const;
 
  private:
   std::shared_ptr<const Executable> executable_;
-  std::vector<int> input_buffers_;  // by graph input; -1 if nothing touches it
+  std::vector<int> input_buffers_;                      // by graph input; -1 if nothing touches it
   std::vector<std::pair<uint32_t, uint32_t>> touched_;  // inputs and their buffers
 };
 

@@ -33,7 +33,8 @@ class SegmentedRun::Call {
       const Type& type = call_.call->results[i];
       at::Tensor t = stack.at(i).toTensor();
       auto sizes = evaluate(type.shape, symbols), strides = evaluate(call_.call->result_strides[i], symbols);
-      check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == type.dtype, "extern ", call_.call->schema, " gave sizes ", t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
+      check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == type.dtype, "extern ", call_.call->schema, " gave sizes ",
+            t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
       if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) t = at::empty_strided(sizes, strides, t.options()).copy_(t);
       slots[static_cast<size_t>(call_.results[i])] = std::move(t);
     }
@@ -44,7 +45,8 @@ class SegmentedRun::Call {
   ExternOp op_;
 };
 
-SegmentedRun::SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::vector<bool> constant, const PipelineOptions& options) : segments_(compiled.segments) {
+SegmentedRun::SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::vector<bool> constant, const PipelineOptions& options)
+    : segments_(compiled.segments) {
   constant.resize(inputs, true);
   for (size_t k = 0; k < segments_->list.size(); ++k) {
     const Segment& s = segments_->list[k];
@@ -58,14 +60,17 @@ SegmentedRun::SegmentedRun(const CompiledTrace& compiled, size_t inputs, std::ve
     auto runner = std::make_shared<const Runner>(compiled.later[k - 1], s.graph->inputs().size());
     std::vector<bool> fixed = constant;
     fixed.resize(inputs + s.carried.size(), false);
-    weights_.push_back(options.freeze ? std::make_unique<Weights>(runner, nullptr, std::move(fixed), options.settings.contractions.deterministic) : nullptr);
+    weights_.push_back(options.freeze
+                           ? std::make_unique<Weights>(runner, nullptr, std::move(fixed), options.settings.contractions.deterministic)
+                           : nullptr);
     later_.push_back(std::move(runner));
   }
 }
 
 SegmentedRun::~SegmentedRun() = default;
 
-bool SegmentedRun::make_calls(size_t segment, const RunInputs& inputs, Slots& slots, const SizeGuards& guards, std::vector<bool>& known, std::vector<int64_t>& symbols) const {
+bool SegmentedRun::make_calls(size_t segment, const RunInputs& inputs, Slots& slots, const SizeGuards& guards, std::vector<bool>& known,
+                              std::vector<int64_t>& symbols) const {
   at::AutoDispatchBelowADInplaceOrView below;
   c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto slot = [&](size_t s) -> const at::Tensor& { return s < inputs.tensors.size() ? *inputs.tensors[s] : slots[s]; };
@@ -84,7 +89,8 @@ bool SegmentedRun::make_calls(size_t segment, const RunInputs& inputs, Slots& sl
   return true;
 }
 
-std::optional<std::vector<at::Tensor>> SegmentedRun::run(const RunInputs& inputs, std::vector<at::Tensor> first, const SizeGuards& guards, std::vector<int64_t>& symbols) const {
+std::optional<std::vector<at::Tensor>> SegmentedRun::run(const RunInputs& inputs, std::vector<at::Tensor> first, const SizeGuards& guards,
+                                                         std::vector<int64_t>& symbols) const {
   Slots slots(segments_->slots.size());
   std::vector<bool> known;
   std::vector<at::Tensor> made = std::move(first);

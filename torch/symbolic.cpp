@@ -71,16 +71,24 @@ class SizeNode : public c10::SymNodeImpl {
   std::string str() override { return is_int() ? value_.str() : is_float() ? floats().text(number_) : "condition"; }
   SymNode clone() override { return c10::make_intrusive<SizeNode>(*this); }
   SymNode wrap_int(int64_t n) override { return integer(n); }
-  SymNode wrap_bool(bool b) override { return condition([b] { return b; }); }
+  SymNode wrap_bool(bool b) override {
+    return condition([b] { return b; });
+  }
   SymNode wrap_float(double d) override { return number(floats().constant(d)); }
   std::optional<int64_t> constant_int() override { return is_int() ? value_.maybe_constant() : std::nullopt; }
   bool is_constant() override { return constant_int().has_value(); }
   std::optional<int64_t> maybe_as_int() override { return constant_int(); }
   bool is_symbolic() override { return true; }
 
-  SymNode add(const SymNode& o) override { return arithmetic(o, Float::add, [](auto a, auto b) { return a + b; }); }
-  SymNode sub(const SymNode& o) override { return arithmetic(o, Float::sub, [](auto a, auto b) { return a - b; }); }
-  SymNode mul(const SymNode& o) override { return arithmetic(o, Float::mul, [](auto a, auto b) { return a * b; }); }
+  SymNode add(const SymNode& o) override {
+    return arithmetic(o, Float::add, [](auto a, auto b) { return a + b; });
+  }
+  SymNode sub(const SymNode& o) override {
+    return arithmetic(o, Float::sub, [](auto a, auto b) { return a - b; });
+  }
+  SymNode mul(const SymNode& o) override {
+    return arithmetic(o, Float::mul, [](auto a, auto b) { return a * b; });
+  }
   SymNode floordiv(const SymNode& o) override {
     if (is_float() || o->is_float()) {
       double a = fixed_number(), b = fixed_number(o);
@@ -106,7 +114,9 @@ class SizeNode : public c10::SymNodeImpl {
       return integer(p);
     });
   }
-  SymNode neg() override { return is_float() ? number(floats().compute(Float::neg, number_)) : answered([&] { return integer(SymInt(0) - value()); }); }
+  SymNode neg() override {
+    return is_float() ? number(floats().compute(Float::neg, number_)) : answered([&] { return integer(SymInt(0) - value()); });
+  }
   SymNode floor() override { return is_float() ? integer(static_cast<int64_t>(std::floor(fixed_number()))) : clone(); }
   SymNode ceil() override { return is_float() ? integer(static_cast<int64_t>(std::ceil(fixed_number()))) : clone(); }
   SymNode sym_float() override { return number(as_number()); }
@@ -119,9 +129,15 @@ class SizeNode : public c10::SymNodeImpl {
   SymNode le(const SymNode& o) override { return compare(o, Relation::le); }
   SymNode gt(const SymNode& o) override { return o->lt(held()); }
   SymNode ge(const SymNode& o) override { return o->le(held()); }
-  SymNode sym_or(const SymNode& o) override { return condition([a = held(), o] { return a->bool_() || o->bool_(); }); }
-  SymNode sym_and(const SymNode& o) override { return condition([a = held(), o] { return a->bool_() && o->bool_(); }); }
-  SymNode sym_not() override { return condition([a = held()] { return !a->bool_(); }); }
+  SymNode sym_or(const SymNode& o) override {
+    return condition([a = held(), o] { return a->bool_() || o->bool_(); });
+  }
+  SymNode sym_and(const SymNode& o) override {
+    return condition([a = held(), o] { return a->bool_() && o->bool_(); });
+  }
+  SymNode sym_not() override {
+    return condition([a = held()] { return !a->bool_(); });
+  }
   SymNode sym_ite(const SymNode& yes, const SymNode& no) override { return bool_() ? yes : no; }
 
   SymNode is_contiguous(NodeList sizes, NodeList strides) override {
@@ -130,7 +146,9 @@ class SizeNode : public c10::SymNodeImpl {
     return dense(sizes, strides, order);
   }
   SymNode is_channels_last_contiguous_2d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 3, 2, 0}); }
-  SymNode is_channels_last_contiguous_3d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 4, 3, 2, 0}); }
+  SymNode is_channels_last_contiguous_3d(NodeList sizes, NodeList strides) override {
+    return channels_last(sizes, strides, {1, 4, 3, 2, 0});
+  }
   SymNode is_channels_last_strides_2d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 3, 2, 0}); }
   SymNode is_channels_last_strides_3d(NodeList sizes, NodeList strides) override { return channels_last(sizes, strides, {1, 4, 3, 2, 0}); }
   SymNode is_non_overlapping_and_dense(NodeList sizes, NodeList strides) override {
@@ -145,7 +163,9 @@ class SizeNode : public c10::SymNodeImpl {
     if (Capture* c = Capture::current()) c->note_plain_read(value());
     return symbols_->specialize(value());
   }
-  bool guard_bool(const char*, int64_t) override { return is_int() ? !symbols_->equal(value_, 0) : is_float() ? floats().ask(number_, Relation::ne, floats().constant(0)) : condition_(); }
+  bool guard_bool(const char*, int64_t) override {
+    return is_int() ? !symbols_->equal(value_, 0) : is_float() ? floats().ask(number_, Relation::ne, floats().constant(0)) : condition_();
+  }
   double guard_float(const char*, int64_t) override { return fixed_number(); }
   int64_t int_() override { return guard_int("", 0); }
   bool bool_() override { return guard_bool("", 0); }
@@ -165,7 +185,9 @@ class SizeNode : public c10::SymNodeImpl {
     if (auto c = n->maybe_as_int()) return *c;
     fail("a symbolic integer of another kind meets one of Broach");
   }
-  HostFloats::Id as_number() const { return is_int_ ? floats().size(value(), symbols_->hint(value()), symbols_->is_late(value())) : number_; }
+  HostFloats::Id as_number() const {
+    return is_int_ ? floats().size(value(), symbols_->hint(value()), symbols_->is_late(value())) : number_;
+  }
   HostFloats::Id number_of(const SymNode& n) const {
     if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->as_number();
     return floats().constant(n->is_float() ? n->guard_float("", 0) : static_cast<double>(value_of(n).constant()));
@@ -200,7 +222,8 @@ class SizeNode : public c10::SymNodeImpl {
   }
   SymNode compare(const SymNode& o, Relation r) {
     if (is_bool()) return condition([a = held(), o, r] { return (a->bool_() == o->bool_()) == (r == Relation::eq); });
-    if (is_float() || o->is_float()) return condition([s = symbols_, a = as_number(), b = number_of(o), r] { return s->floats.ask(a, r, b); });
+    if (is_float() || o->is_float())
+      return condition([s = symbols_, a = as_number(), b = number_of(o), r] { return s->floats.ask(a, r, b); });
     return condition([s = symbols_, a = value(), b = value_of(o), r] { return s->ask(a, r, b); });
   }
 
@@ -254,8 +277,12 @@ class CaptureTensor : public c10::TensorImpl {
   int64_t size_custom(int64_t d) const override { return sym_size(d).guard_int(__FILE__, __LINE__); }
   bool has_storage() const override { return false; }
 
-  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& v, bool change) const override { return copy(v, change); }
-  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& v, bool change) const override { return copy(std::move(v), change); }
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& v, bool change) const override {
+    return copy(v, change);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& v, bool change) const override {
+    return copy(std::move(v), change);
+  }
 
  private:
   // Autograd and autocast see it as a tensor of its device; no backend does, so that nothing computes with it unrecorded.
@@ -301,7 +328,9 @@ SymInt integer_of(const c10::SymInt& value) {
   return node->value();
 }
 
-c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols) { return c10::SymFloat(SizeNode::of_float(symbols, value)); }
+c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols) {
+  return c10::SymFloat(SizeNode::of_float(symbols, value));
+}
 
 std::optional<HostFloats::Id> float_of(const c10::SymFloat& value) {
   if (!value.is_symbolic()) return std::nullopt;
@@ -318,7 +347,8 @@ double recorded_value(const c10::SymNode& node) { return dynamic_cast<SizeNode&>
 
 c10::SymNode apply_function(size_t function, const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).apply(function); }
 
-at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols) {
+at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset,
+                          const std::shared_ptr<Symbols>& symbols) {
   // Which is whether a tensor made now is one.
   c10::InferenceMode like_it(real.is_inference());
   auto s = program_integers(sizes, symbols), t = program_integers(strides, symbols);

@@ -37,7 +37,8 @@ c10::SymNode apply_function(size_t function, const c10::SymNode& node);
 
 // A tensor with symbolic sizes outside and the real tensor inside. It has no memory of its own: what reaches for it directly
 // (a data pointer, a storage) fails, and the capture with it. Code in C++ that asks for plain sizes fixes them by guards.
-at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset, const std::shared_ptr<Symbols>& symbols);
+at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset,
+                          const std::shared_ptr<Symbols>& symbols);
 // The real tensor inside, or null for any other tensor.
 const at::Tensor* real_tensor(const at::Tensor& t);
 

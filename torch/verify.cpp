@@ -15,7 +15,9 @@ namespace broach {
 
 namespace {
 
-const void* memory_of(const at::Tensor& t) { return t.has_storage() ? static_cast<const void*>(t.storage().unsafeGetStorageImpl()) : t.unsafeGetTensorImpl(); }
+const void* memory_of(const at::Tensor& t) {
+  return t.has_storage() ? static_cast<const void*>(t.storage().unsafeGetStorageImpl()) : t.unsafeGetTensorImpl();
+}
 
 // A tensor at the same place of a copy of its memory, which all tensors of that memory share.
 at::Tensor duplicate(const at::Tensor& t, std::map<const void*, at::Tensor>& copied) {
@@ -42,7 +44,8 @@ double limit_of(c10::ScalarType t) {
 std::string difference_of(const at::Tensor& want, const at::Tensor& got, const std::string& name, double limit) {
   if (want.defined() != got.defined()) return cat(name, " is ", got.defined() ? "defined" : "undefined", ", eager's is not");
   if (!want.defined() || want.is_same(got) || want.layout() != c10::kStrided) return "";
-  if (want.scalar_type() != got.scalar_type() || want.sizes() != got.sizes()) return cat(name, " is ", got.toString(), " ", got.sizes(), ", eager's is ", want.toString(), " ", want.sizes());
+  if (want.scalar_type() != got.scalar_type() || want.sizes() != got.sizes())
+    return cat(name, " is ", got.toString(), " ", got.sizes(), ", eager's is ", want.toString(), " ", want.sizes());
   if (want.numel() == 0) return "";
   at::Tensor same = want.eq(got).logical_or(want.ne(want).logical_and(got.ne(got)));
   if (same.all().item<bool>()) return "";
@@ -110,10 +113,19 @@ std::string Trial::difference(const Function::Results& want, const Function::Res
   for (size_t i = 0; i < want.tensors.size(); ++i)
     if (auto found = difference_of(want.tensors[i], got.tensors[i], cat("output ", i), rough); !found.empty()) return found;
   for (size_t i = own_; i < given_.size(); ++i)
-    if (auto found = inputs_[i].is_same(given_[i]) ? "" : difference_of(given_[i], inputs_[i], cat("argument ", i - own_, ", written by the program,"), rough); !found.empty()) return found;
+    if (auto found = inputs_[i].is_same(given_[i])
+                         ? ""
+                         : difference_of(given_[i], inputs_[i], cat("argument ", i - own_, ", written by the program,"), rough);
+        !found.empty())
+      return found;
   for (const Saved& s : saved_)
-    if (auto found = difference_of(s.tensor.detach(), s.after_trial.defined() ? s.after_trial : s.before, cat("a tensor of the program, ", s.tensor.sizes(), ","), rough); !found.empty()) return found;
-  auto same = [](const auto& a, const auto& b) { return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) { return x == y; }); };
+    if (auto found = difference_of(s.tensor.detach(), s.after_trial.defined() ? s.after_trial : s.before,
+                                   cat("a tensor of the program, ", s.tensor.sizes(), ","), rough);
+        !found.empty())
+      return found;
+  auto same = [](const auto& a, const auto& b) {
+    return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](const auto& x, const auto& y) { return x == y; });
+  };
   return same(want.ints, got.ints) && want.floats.size() == got.floats.size() ? "" : "a number in the result";
 }
 

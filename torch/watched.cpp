@@ -56,7 +56,8 @@ Watches::Memory& Watches::memory_of(const at::Tensor& t) {
   }
   const c10::StorageImpl* s = storage_of(t);
   auto it = memories_.find(s);
-  if (it == memories_.end()) it = memories_.emplace(s, Memory{t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl(), Holders(t).storage}).first;
+  if (it == memories_.end())
+    it = memories_.emplace(s, Memory{t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl(), Holders(t).storage}).first;
   return it->second;
 }
 

@@ -33,7 +33,8 @@ struct Holders {
 
   Holders() = default;
   explicit Holders(const at::Tensor& t)
-      : storage(references(*storage_of(t), t.unsafeGetTensorImpl()->unsafe_storage().use_count())), tensor(references(*t.unsafeGetTensorImpl(), t.use_count())) {}
+      : storage(references(*storage_of(t), t.unsafeGetTensorImpl()->unsafe_storage().use_count())),
+        tensor(references(*t.unsafeGetTensorImpl(), t.use_count())) {}
   // What computes gradients holds a tensor too; and DLPack takes none that needs them.
   bool allow(const at::Tensor& t) const {
     Holders now(t);
@@ -50,7 +51,8 @@ class Watch {
 
  private:
   friend class Watches;
-  Watch(c10::weak_intrusive_ptr<c10::StorageImpl> storage, const void* address, size_t bytes) : storage_(std::move(storage)), address_(address), bytes_(bytes) {}
+  Watch(c10::weak_intrusive_ptr<c10::StorageImpl> storage, const void* address, size_t bytes)
+      : storage_(std::move(storage)), address_(address), bytes_(bytes) {}
 
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   const void* address_;
@@ -66,7 +68,7 @@ class Watches {
 
   // Marks the storage. The same watch as before if the elements are the same; null where somebody may write unseen.
   std::shared_ptr<const Watch> watch(const at::Tensor& t);
-  bool mark(const at::Tensor& t);  // without a watch
+  bool mark(const at::Tensor& t);             // without a watch
   Holders most_holders(const at::Tensor& t);  // with which `watch` gives no null
   // A compiled program holds the tensor, or not any more.
   void add_program(const at::Tensor& t, int programs);
@@ -76,7 +78,7 @@ class Watches {
  private:
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    size_t holders = 0;  // when it was first marked
+    size_t holders = 0;                                     // when it was first marked
     std::map<const c10::TensorImpl*, size_t> tensors = {};  // their holders then, without programs
     std::vector<std::weak_ptr<Watch>> watches = {};
   };

@@ -13,11 +13,14 @@ struct Row {
   std::string_view part, way;
 };
 constexpr Row kRows[] = {
-    {"read on the host", "Express it in tensor operations (torch::where, masks), or move what reads it out of the compiled program and pass its result in."},
-    {"sizes of the result of", "Keep the sizes fixed (a mask instead of a selection), or move the operation out of the compiled program and pass its result in."},
+    {"read on the host",
+     "Express it in tensor operations (torch::where, masks), or move what reads it out of the compiled program and pass its result in."},
+    {"sizes of the result of",
+     "Keep the sizes fixed (a mask instead of a selection), or move the operation out of the compiled program and pass its result in."},
     {"one tensor is given twice", "Pass a clone() in one of the places."},
     {"lazy conjugate or negative", "Pass x.resolve_conj().resolve_neg()."},
-    {"of a kind that Broach does not compile", "Pass a plain tensor (x.to_dense(), x.dequantize()), or leave this part out of the compiled program."},
+    {"of a kind that Broach does not compile",
+     "Pass a plain tensor (x.to_dense(), x.dequantize()), or leave this part out of the compiled program."},
     {"a tensor on ", "Pass x.cpu()."},
     {"shares its memory with another", "Pass the tensor that both are views of and take the views inside, or pass clones."},
     {"inputs that share memory", "Pass the tensor that both are views of and take the views inside, or pass clones."},

@@ -25,10 +25,12 @@ bool is_unwritten(const Weights::State& s) {
 bool is_fresh(const Weights::State& s, const RunInputs& inputs) {
   auto is_marked_still = [&](const auto& x) {
     const c10::StorageImpl& storage = *x.storage._unsafe_get_target();
-    return inputs.addresses[static_cast<size_t>(x.input)] == x.address && !x.storage.expired() && storage.data() == x.memory && is_marked(storage);
+    return inputs.addresses[static_cast<size_t>(x.input)] == x.address && !x.storage.expired() && storage.data() == x.memory &&
+           is_marked(storage);
   };
   auto has_digest = [&](const auto& x) { return digest_of(tensor(inputs, x.input)) == x.digest; };
-  return is_unwritten(s) && std::all_of(s.sources.begin(), s.sources.end(), is_marked_still) && std::all_of(s.digested.begin(), s.digested.end(), has_digest);
+  return is_unwritten(s) && std::all_of(s.sources.begin(), s.sources.end(), is_marked_still) &&
+         std::all_of(s.digested.begin(), s.digested.end(), has_digest);
 }
 
 }  // namespace
@@ -45,7 +47,8 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
     std::set<int> read;
     for (const Step& s : schedule.steps) read.insert(s.reads.begin(), s.reads.end());
     for (int b : read)
-      if (const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)]; buffer.kind == Buffer::Kind::input) prologue_inputs_.push_back(buffer.index);
+      if (const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)]; buffer.kind == Buffer::Kind::input)
+        prologue_inputs_.push_back(buffer.index);
   }
   for (const auto& p : main_->executable().packables())
     if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
@@ -142,7 +145,8 @@ Weights::StatePointer Weights::once(const RunInputs& inputs) const {
 
 // Watches all sources again; `now` gets their watches.
 bool Weights::is_unchanged(const State& state, const RunInputs& inputs, std::vector<std::shared_ptr<const Watch>>& now) const {
-  bool same = std::all_of(state.digested.begin(), state.digested.end(), [&](const auto& x) { return digest_of(tensor(inputs, x.input)) == x.digest; });
+  bool same = std::all_of(state.digested.begin(), state.digested.end(),
+                          [&](const auto& x) { return digest_of(tensor(inputs, x.input)) == x.digest; });
   for (const State::Source& s : state.sources) now.push_back(Watches::of_process().watch(tensor(inputs, s.input)));
   return same && now == state.watches;
 }
@@ -152,7 +156,8 @@ Weights::Packs Weights::packs_that_hold(const State& state, const std::vector<st
   Packs out;
   for (const auto& p : packables_)
     for (size_t i = 0; i < now.size(); ++i)
-      if (state.sources[i].input == p.input && now[i] == state.watches[i]) out.push_back(state.packs[static_cast<size_t>(p.contraction)].data);
+      if (state.sources[i].input == p.input && now[i] == state.watches[i])
+        out.push_back(state.packs[static_cast<size_t>(p.contraction)].data);
   return out;
 }
 

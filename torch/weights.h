@@ -66,12 +66,12 @@ class Weights {
     std::vector<Digested> digested;
     std::vector<Denied> denied;
     mutable std::atomic<uint64_t> found_written = 0;  // of all watches, when these ones were looked at
-    std::vector<at::Tensor> frozen;  // inputs of the main program behind the others; undefined where only packs are read
-    RunInputs frozen_inputs;         // the same, as a run takes them
+    std::vector<at::Tensor> frozen;                   // inputs of the main program behind the others; undefined where only packs are read
+    RunInputs frozen_inputs;                          // the same, as a run takes them
     std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
-    bool settled = true;             // it is known which contractions want their weights packed, and they are
-    std::set<int> unwatched;         // inputs whose memory cannot be watched
+    bool settled = true;      // it is known which contractions want their weights packed, and they are
+    std::set<int> unwatched;  // inputs whose memory cannot be watched
   };
 
   // `constant`: which inputs are passed unchanged from call to call. `prologue` may be null. `by_rule`: what is packed does not

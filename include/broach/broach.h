@@ -71,17 +71,17 @@ namespace broach {
 // What was compiled, and what was not.
 struct Explanation {
   int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
-  int64_t verified_calls = 0;                // compared with eager
-  int programs = 0;                          // compiled versions: one for each kind of inputs
-  int kernels = 0, distinct_kernels = 0;     // generated loop nests
-  int contractions = 0;                      // matrix products and convolutions
-  int routines = 0;                          // scans, sorts, searches, scattered writes
-  std::map<std::string, int> externs;        // operations left to libtorch, by schema
-  std::vector<std::string> picks;            // which implementation computes each contraction
-  std::vector<std::string> guards;           // what a call must have in common with the recorded one
-  std::vector<std::string> recompilations;   // which guard failed each time
-  std::vector<std::string> eager_reasons;    // why calls ran eagerly
-  std::vector<std::string> fixed_sizes;      // sizes that host code read as plain numbers
+  int64_t verified_calls = 0;               // compared with eager
+  int programs = 0;                         // compiled versions: one for each kind of inputs
+  int kernels = 0, distinct_kernels = 0;    // generated loop nests
+  int contractions = 0;                     // matrix products and convolutions
+  int routines = 0;                         // scans, sorts, searches, scattered writes
+  std::map<std::string, int> externs;       // operations left to libtorch, by schema
+  std::vector<std::string> picks;           // which implementation computes each contraction
+  std::vector<std::string> guards;          // what a call must have in common with the recorded one
+  std::vector<std::string> recompilations;  // which guard failed each time
+  std::vector<std::string> eager_reasons;   // why calls ran eagerly
+  std::vector<std::string> fixed_sizes;     // sizes that host code read as plain numbers
   double capture_seconds = 0, compile_seconds = 0;
   int64_t packed_bytes = 0, arena_bytes = 0;  // rearranged weights; intermediate results of one call
 
@@ -203,7 +203,8 @@ class CompiledFunction<R(A...)> : public Compiled {
   using Result = std::conditional_t<std::is_void_v<R>, void, std::remove_cvref_t<R>>;
 
  public:
-  CompiledFunction(Function f, Modules modules, const Options& options) : Compiled(std::move(modules), true, std::make_shared<Function>(std::move(f)), options) {}
+  CompiledFunction(Function f, Modules modules, const Options& options)
+      : Compiled(std::move(modules), true, std::make_shared<Function>(std::move(f)), options) {}
 
   Result operator()(const std::type_identity_t<std::remove_cvref_t<A>>&... x) const { return call<Result>(&run_function, x...); }
 
@@ -212,7 +213,11 @@ class CompiledFunction<R(A...)> : public Compiled {
     return detail::spread<A...>(
         [&](detail::Held<A>&... held) -> R {
           std::tuple<detail::Held<A>...> given(held...);
-          auto check = [&] { [&]<size_t... I>(std::index_sequence<I...>) { (detail::check_not_rebound<A>(held, std::get<I>(given)), ...); }(std::index_sequence_for<A...>()); };
+          auto check = [&] {
+            [&]<size_t... I>(std::index_sequence<I...>) {
+              (detail::check_not_rebound<A>(held, std::get<I>(given)), ...);
+            }(std::index_sequence_for<A...>());
+          };
           if constexpr (std::is_void_v<R>) {
             (*static_cast<Function*>(target))(static_cast<A>(held)...);
             check();
@@ -230,7 +235,8 @@ class CompiledFunction<R(A...)> : public Compiled {
 template <class F>
 class CompiledGeneric : public Compiled {
  public:
-  CompiledGeneric(F f, Modules modules, bool function, const Options& options) : Compiled(std::move(modules), function, std::make_shared<F>(std::move(f)), options) {}
+  CompiledGeneric(F f, Modules modules, bool function, const Options& options)
+      : Compiled(std::move(modules), function, std::make_shared<F>(std::move(f)), options) {}
 
   template <class... T>
   auto operator()(const T&... x) const {
@@ -252,7 +258,8 @@ class CompiledGeneric : public Compiled {
 template <class M>
 class CompiledModule : public Compiled {
  public:
-  CompiledModule(std::shared_ptr<M> module, const Options& options) : Compiled(Modules{module}, false, module, options), module_(std::move(module)) {}
+  CompiledModule(std::shared_ptr<M> module, const Options& options)
+      : Compiled(Modules{module}, false, module, options), module_(std::move(module)) {}
 
   template <class... T>
   auto operator()(const T&... x) const {
@@ -283,7 +290,8 @@ class CompiledModule : public Compiled {
  private:
   template <class... T>
   auto forward_as(const T&... x) const {
-    static_assert(requires(M & m, detail::Held<T>&... held) { m.forward(held...); }, "broach: the module has no forward that takes these arguments");
+    static_assert(
+        requires(M& m, detail::Held<T>&... held) { m.forward(held...); }, "broach: the module has no forward that takes these arguments");
     using Result = decltype(std::declval<M&>().forward(std::declval<detail::Held<T>&>()...));
     Program program = [](void* target, const detail::Values& values) {
       return detail::spread<T...>([m = static_cast<M*>(target)](detail::Held<T>&... held) { return m->forward(held...); }, values);
@@ -299,9 +307,13 @@ class CompiledModule : public Compiled {
 // A function object, lambda, function pointer or std::function that calls these modules: compile(f, uses(a, b), options).
 template <class F>
 auto compile(F f, Modules modules, const Options& options = {}) {
-  static_assert(!std::is_member_pointer_v<F>, "broach::compile: a method is compiled by a lambda: compile([&](at::Tensor x) { return net.encode(x); }, broach::uses(net), options)");
+  static_assert(
+      !std::is_member_pointer_v<F>,
+      "broach::compile: a method is compiled by a lambda: compile([&](at::Tensor x) { return net.encode(x); }, broach::uses(net), options)");
   if constexpr (requires { std::function(f); }) {
-    auto make = []<class Signature>(std::function<Signature> function, Modules m, const Options& o) { return CompiledFunction<Signature>(std::move(function), std::move(m), o); };
+    auto make = []<class Signature>(std::function<Signature> function, Modules m, const Options& o) {
+      return CompiledFunction<Signature>(std::move(function), std::move(m), o);
+    };
     return make(std::function(std::move(f)), std::move(modules), options);
   } else {
     return CompiledGeneric<F>(std::move(f), std::move(modules), true, options);
@@ -319,15 +331,21 @@ auto compile(P&& program, const Options& options = {}) {
   } else if constexpr (detail::SharedModule<T>) {
     return CompiledModule<typename detail::Pointee<T>::Shared>(program, options);
   } else if constexpr (detail::UniqueModule<T>) {
-    static_assert(!std::is_lvalue_reference_v<P>, "broach::compile: give a std::unique_ptr away by std::move, or compile *pointer, which must then outlive what is compiled");
-    return CompiledModule<typename detail::Pointee<T>::Unique>(std::shared_ptr<typename detail::Pointee<T>::Unique>(std::move(program)), options);
+    static_assert(
+        !std::is_lvalue_reference_v<P>,
+        "broach::compile: give a std::unique_ptr away by std::move, or compile *pointer, which must then outlive what is compiled");
+    return CompiledModule<typename detail::Pointee<T>::Unique>(std::shared_ptr<typename detail::Pointee<T>::Unique>(std::move(program)),
+                                                               options);
   } else if constexpr (std::same_as<T, torch::nn::AnyModule>) {
     auto forward = [any = program](const auto&... x) mutable { return any.forward(std::remove_cvref_t<decltype(x)>(x)...); };
     return CompiledGeneric<decltype(forward)>(std::move(forward), Modules{program.ptr()}, false, options);
   } else if constexpr (std::is_base_of_v<torch::jit::Module, T>) {
-    static_assert(detail::no_program<T>, "broach::compile: a torch::jit::Module takes IValues; compile a lambda: compile([m](at::Tensor x) mutable { return m.forward({x}).toTensor(); }, Options().pure())");
+    static_assert(
+        detail::no_program<T>,
+        "broach::compile: a torch::jit::Module takes IValues; compile a lambda: compile([m](at::Tensor x) mutable { return m.forward({x}).toTensor(); }, Options().pure())");
   } else if constexpr (detail::PlainModule<T>) {
-    static_assert(std::is_lvalue_reference_v<P> && !std::is_const_v<std::remove_reference_t<P>>, "broach::compile: a module by value or const reference; give the module itself, its holder or a pointer");
+    static_assert(std::is_lvalue_reference_v<P> && !std::is_const_v<std::remove_reference_t<P>>,
+                  "broach::compile: a module by value or const reference; give the module itself, its holder or a pointer");
     return CompiledModule<T>(detail::borrowed(program), options);
   } else {
     return compile(std::decay_t<P>(std::forward<P>(program)), Modules(), options);

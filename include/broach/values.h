@@ -87,7 +87,7 @@ void put_bytes(Values& out, const T& value) {
 // As many as can be initialised.
 template <class T>
 constexpr size_t count_members() {
-#define BROACH_COUNT(n, ...) \
+#define BROACH_COUNT(n, ...)                            \
   if constexpr (requires { T{__VA_ARGS__}; }) return n; \
   else
   BROACH_COUNT(13, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {})
@@ -116,11 +116,13 @@ concept PlainStruct = std::is_class_v<T> && std::is_aggregate_v<T> && std::defau
 template <class T>
 auto members_of(T& t) {
   constexpr size_t n = count_members<T>();
-  static_assert(n <= kMostMembers, "broach::compile: a struct with more than 12 members; write `inline auto broach_fields(S& s) { return std::tie(s.a, s.b, ...); }` beside it");
-#define BROACH_MEMBERS(count, ...)    \
-  else if constexpr (n == count) {    \
-    auto& [__VA_ARGS__] = t;          \
-    return std::tie(__VA_ARGS__);     \
+  static_assert(
+      n <= kMostMembers,
+      "broach::compile: a struct with more than 12 members; write `inline auto broach_fields(S& s) { return std::tie(s.a, s.b, ...); }` beside it");
+#define BROACH_MEMBERS(count, ...) \
+  else if constexpr (n == count) { \
+    auto& [__VA_ARGS__] = t;       \
+    return std::tie(__VA_ARGS__);  \
   }
   if constexpr (n == 0) return std::tuple<>();
   BROACH_MEMBERS(1, a)
@@ -143,15 +145,17 @@ auto members_of(T& t) {
 // `put` appends a value, `take` makes it again; `Held` is what keeps it alive meanwhile.
 template <class T>
 struct Layout {
-  static_assert(SaysFields<T> || PlainStruct<T>,
-                "broach::compile: arguments and results may be tensors, numbers, strings, optionals, vectors, arrays, pairs, tuples, maps with string keys and structs of these; see broach/values.h");
+  static_assert(
+      SaysFields<T> || PlainStruct<T>,
+      "broach::compile: arguments and results may be tensors, numbers, strings, optionals, vectors, arrays, pairs, tuples, maps with string keys and structs of these; see broach/values.h");
   using Held = T;
   static auto members(T& t) {
     if constexpr (SaysFields<T>) return broach_fields(t);
     else return members_of(t);
   }
   static void put(Values& out, const T& value) {
-    std::apply([&](auto&... m) { (Layout<std::remove_cvref_t<decltype(m)>>::put(out, m), ...); }, members(const_cast<T&>(value)));  // which are only read
+    std::apply([&](auto&... m) { (Layout<std::remove_cvref_t<decltype(m)>>::put(out, m), ...); },
+               members(const_cast<T&>(value)));  // which are only read
   }
   static T take(Reader& from) {
     T value{};

@@ -79,14 +79,17 @@ const char* name_of(HostFloats::Op op) {
 HostFloats::Id HostFloats::add(Node n) {
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& o = nodes_[i];
-    if (o.op == n.op && o.a == n.a && o.b == n.b && o.index == n.index && o.expression == n.expression && same_bits(o.hint, n.hint)) return static_cast<Id>(i);
+    if (o.op == n.op && o.a == n.a && o.b == n.b && o.index == n.index && o.expression == n.expression && same_bits(o.hint, n.hint))
+      return static_cast<Id>(i);
   }
   nodes_.push_back(std::move(n));
   return static_cast<Id>(nodes_.size()) - 1;
 }
 
 HostFloats::Id HostFloats::given(size_t index, double hint) { return add({Op::given, -1, -1, hint, index, {}}); }
-HostFloats::Id HostFloats::size(SymInt expression, int64_t hint, bool late) { return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression), late}); }
+HostFloats::Id HostFloats::size(SymInt expression, int64_t hint, bool late) {
+  return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression), late});
+}
 HostFloats::Id HostFloats::constant(double value) { return add({Op::constant, -1, -1, value, 0, {}}); }
 
 HostFloats::Id HostFloats::element(double hint) { return add({Op::element, -1, -1, hint, nodes_.size(), {}, true}); }
@@ -124,7 +127,8 @@ bool HostFloats::ask(Id a, Relation relation, Id b) {
 
 std::vector<HostFloats::Decision> HostFloats::deferred() const {
   std::vector<Decision> out;
-  std::copy_if(guards_.begin(), guards_.end(), std::back_inserter(out), [this](const Guard& g) { return is_deferred(g.a) || (g.b >= 0 && is_deferred(g.b)); });
+  std::copy_if(guards_.begin(), guards_.end(), std::back_inserter(out),
+               [this](const Guard& g) { return is_deferred(g.a) || (g.b >= 0 && is_deferred(g.b)); });
   return out;
 }
 
@@ -149,7 +153,8 @@ std::vector<SymInt> HostFloats::sizes_behind(Id id) const {
   return out;
 }
 
-bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t> symbols, std::vector<double>& values, std::string* why) const {
+bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t> symbols, std::vector<double>& values,
+                          std::string* why) const {
   values.resize(nodes_.size());
   for (size_t i = 0; i < nodes_.size(); ++i) {
     const Node& n = nodes_[i];

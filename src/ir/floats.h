@@ -35,8 +35,8 @@ class HostFloats {
   struct Function {
     const char *name, *operation;  // in `math`, and the library's for tensors
     double (*value)(double);
-    double low, high;              // the ends of where it is defined and finite
-    bool has_low, has_high;        // whether they belong to it
+    double low, high;        // the ends of where it is defined and finite
+    bool has_low, has_high;  // whether they belong to it
   };
   static std::span<const Function> functions();
 

@@ -36,14 +36,15 @@ struct AttrRow {
 const AttrRow& row(Attr a) {
   using Ints = std::vector<int64_t>;
   static const AttrRow rows[] = {
-      {"index", int64_t{}},   {"value", Scalar{}},       {"dtype", DType{}},          {"shape", Shape{}},
-      {"dim", int64_t{}},     {"dims", Ints{}},          {"expr", SymInt{}},          {"starts", Shape{}},
-      {"steps", Ints{}},      {"low", Shape{}},          {"high", Shape{}},           {"batch", int64_t{}},
-      {"stride", Ints{}},     {"padding", Shape{}},      {"dilation", Ints{}},        {"transposed", int64_t{}},
-      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"descending", int64_t{}},   {"stable", int64_t{}},
-      {"sorted", int64_t{}},  {"k", SymInt{}},           {"skip_nan", int64_t{}},     {"right", int64_t{}},
-      {"scale", Scalar{}},    {"causal", int64_t{}},
-      {"call", std::shared_ptr<const ExternCall>{}},
+      {"index", int64_t{}},      {"value", Scalar{}},         {"dtype", DType{}},
+      {"shape", Shape{}},        {"dim", int64_t{}},          {"dims", Ints{}},
+      {"expr", SymInt{}},        {"starts", Shape{}},         {"steps", Ints{}},
+      {"low", Shape{}},          {"high", Shape{}},           {"batch", int64_t{}},
+      {"stride", Ints{}},        {"padding", Shape{}},        {"dilation", Ints{}},
+      {"transposed", int64_t{}}, {"output_padding", Shape{}}, {"groups", int64_t{}},
+      {"descending", int64_t{}}, {"stable", int64_t{}},       {"sorted", int64_t{}},
+      {"k", SymInt{}},           {"skip_nan", int64_t{}},     {"right", int64_t{}},
+      {"scale", Scalar{}},       {"causal", int64_t{}},       {"call", std::shared_ptr<const ExternCall>{}},
   };
   static_assert(std::size(rows) == static_cast<size_t>(Attr::call) + 1);
   return rows[static_cast<size_t>(a)];
@@ -94,7 +95,8 @@ struct Inference {
   template <class T>
   const T& get(Attr a) const {
     auto it = attrs.find(a);
-    check(it != attrs.end() && std::holds_alternative<T>(it->second), name_of(op), ": attribute ", name_of(a), " is missing or of another type");
+    check(it != attrs.end() && std::holds_alternative<T>(it->second), name_of(op), ": attribute ", name_of(a),
+          " is missing or of another type");
     return std::get<T>(it->second);
   }
   // Constants live on the CPU: an operand elsewhere decides.
@@ -113,8 +115,8 @@ struct Inference {
   void distinct(const std::vector<int64_t>& dims, const Value& x) const {
     for (size_t i = 0; i < dims.size(); ++i) {
       check(dims[i] >= 0 && dims[i] < x.rank(), name_of(op), ": ", Shown{x.type()}, " has no dimension ", dims[i]);
-      check(std::find(dims.begin(), dims.begin() + static_cast<int64_t>(i), dims[i]) == dims.begin() + static_cast<int64_t>(i),
-            name_of(op), ": dimension ", dims[i], " is named twice");
+      check(std::find(dims.begin(), dims.begin() + static_cast<int64_t>(i), dims[i]) == dims.begin() + static_cast<int64_t>(i), name_of(op),
+            ": dimension ", dims[i], " is named twice");
     }
   }
 
@@ -160,7 +162,8 @@ struct Inference {
       }
       case Op::slice: {
         const auto& shape = get<Shape>(Attr::shape);
-        check(shape.size() == x.size() && get<Shape>(Attr::starts).size() == x.size() && get<std::vector<int64_t>>(Attr::steps).size() == x.size(),
+        check(shape.size() == x.size() && get<Shape>(Attr::starts).size() == x.size() &&
+                  get<std::vector<int64_t>>(Attr::steps).size() == x.size(),
               "slice: the ranks of the attributes differ from ", Shown{in[0].type()});
         return like(in[0], shape);
       }
@@ -181,7 +184,8 @@ struct Inference {
     check(!in.empty() && dim < in[0].shape().size(), "cat: no operand, or no such dimension");
     Shape out = in[0].shape();
     for (size_t i = 1; i < in.size(); ++i) {
-      check(in[i].dtype() == in[0].dtype() && in[i].rank() == in[0].rank(), "cat: ", Shown{in[i].type()}, " does not fit ", Shown{in[0].type()});
+      check(in[i].dtype() == in[0].dtype() && in[i].rank() == in[0].rank(), "cat: ", Shown{in[i].type()}, " does not fit ",
+            Shown{in[0].type()});
       for (size_t d = 0; d < out.size(); ++d)
         check(d == dim || in[i].shape()[d] == out[d], "cat: ", Shown{in[i].type()}, " does not fit ", Shown{in[0].type()});
       out[dim] = out[dim] + in[i].shape()[dim];
@@ -226,12 +230,14 @@ struct Inference {
     bool transposed = get<int64_t>(Attr::transposed) != 0;
     int64_t groups = get<int64_t>(Attr::groups);
     const size_t spatial = stride.size();
-    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, "conv: ranks of ", Shown{in[0].type()}, " and ", Shown{in[1].type()});
+    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, "conv: ranks of ", Shown{in[0].type()}, " and ",
+          Shown{in[1].type()});
     check(dilation.size() == spatial && padding.size() == spatial && extra.size() == spatial, "conv: the ranks of the attributes differ");
     check(in[0].dtype() == in[1].dtype() && x[1] == (transposed ? w[0] : w[1] * SymInt(groups)), "conv: ", Shown{in[0].type()}, " and ",
           Shown{in[1].type()}, " do not fit with ", groups, " groups");
     Shape out{x[0], transposed ? w[1] * SymInt(groups) : w[0]};
-    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ", Shown{in.back().type()});
+    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ",
+          Shown{in.back().type()});
     for (size_t i = 0; i + 2 < x.size(); ++i) {
       SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
       out.push_back(transposed ? (x[i + 2] - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + kernel + extra[i]
@@ -244,27 +250,30 @@ struct Inference {
 
   Shape search_shape() const {
     const Shape &x = in[0].shape(), &values = in[1].shape();
-    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", Shown{in[1].type()}, " in ",
-          Shown{in[0].type()});
-    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d) check(x[d] == values[d], "search: ", Shown{in[1].type()}, " in ", Shown{in[0].type()});
+    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", Shown{in[1].type()},
+          " in ", Shown{in[0].type()});
+    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d)
+      check(x[d] == values[d], "search: ", Shown{in[1].type()}, " in ", Shown{in[0].type()});
     return values;
   }
 
   Type scatter() const {
-    check(is_integral(in[1].dtype()) && in[1].shape() == in[2].shape() && in[1].rank() == in[0].rank() && in[0].dtype() == in[2].dtype(), name_of(op),
-          ": ", Shown{in[2].type()}, " at ", Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});
+    check(is_integral(in[1].dtype()) && in[1].shape() == in[2].shape() && in[1].rank() == in[0].rank() && in[0].dtype() == in[2].dtype(),
+          name_of(op), ": ", Shown{in[2].type()}, " at ", Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});
     return like(in[0], in[0].shape());
   }
 
   std::vector<Type> attention() const {
     check(in.size() == 3 || in.size() == 4, "attention: ", in.size(), " operands");
     const Shape &q = in[0].shape(), &k = in[1].shape(), &v = in[2].shape();
-    check(q.size() == 4 && k.size() == 4 && v.size() == 4 && is_floating(in[0].dtype()) && in[0].dtype() == in[1].dtype() && in[0].dtype() == in[2].dtype(),
+    check(q.size() == 4 && k.size() == 4 && v.size() == 4 && is_floating(in[0].dtype()) && in[0].dtype() == in[1].dtype() &&
+              in[0].dtype() == in[2].dtype(),
           "attention of ", Shown{in[0].type()}, ", ", Shown{in[1].type()}, " and ", Shown{in[2].type()});
     bool fits = q[3] == k[3] && k[2] == v[2];
     for (size_t d = 0; d < 2; ++d) fits = fits && q[d] == k[d] && q[d] == v[d];
     check(fits, "attention: ", Shown{in[0].type()}, ", ", Shown{in[1].type()}, " and ", Shown{in[2].type()}, " do not fit");
-    check(in.size() < 4 || in[3].type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ", Shown{in.back().type()});
+    check(in.size() < 4 || in[3].type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ",
+          Shown{in.back().type()});
     (void)get<Scalar>(Attr::scale), (void)get<int64_t>(Attr::causal);
     return {like(in[0], {q[0], q[1], q[2], v[3]}), {DType::f32, {q[0], q[1], q[2]}, device()}};
   }
@@ -272,8 +281,8 @@ struct Inference {
   std::vector<Type> routine() const {
     if (op == Op::attention) return attention();
     if (op == Op::update) {
-      check(in[0].dtype() == in[1].dtype() && in[0].rank() == in[1].rank() && get<Shape>(Attr::starts).size() == in[0].shape().size(), "update: ",
-            Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});
+      check(in[0].dtype() == in[1].dtype() && in[0].rank() == in[1].rank() && get<Shape>(Attr::starts).size() == in[0].shape().size(),
+            "update: ", Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});
       return {like(in[0], in[0].shape())};
     }
     if (op == Op::search) return (void)get<int64_t>(Attr::right), std::vector<Type>{{DType::i64, search_shape(), device()}};
@@ -283,11 +292,16 @@ struct Inference {
       if (has_attr(op, flag)) (void)get<int64_t>(flag);
     Shape shape = in[0].shape();
     switch (op) {
-      case Op::scan_sum: case Op::scan_prod: case Op::scan_logsumexp: return {like(in[0], shape)};
-      case Op::scan_max: case Op::scan_min: case Op::sort: break;
+      case Op::scan_sum:
+      case Op::scan_prod:
+      case Op::scan_logsumexp: return {like(in[0], shape)};
+      case Op::scan_max:
+      case Op::scan_min:
+      case Op::sort: break;
       case Op::topk: shape[static_cast<size_t>(dim)] = get<SymInt>(Attr::k); break;
       case Op::kth: (void)get<SymInt>(Attr::k); [[fallthrough]];
-      case Op::median: case Op::mode: shape = without(shape, {dim}); break;
+      case Op::median:
+      case Op::mode: shape = without(shape, {dim}); break;
       default: return {scatter()};
     }
     return {like(in[0], shape), {DType::i64, shape, device()}};
@@ -329,16 +343,31 @@ struct AttrHash {
   }
   void operator()(DType t) { mix(static_cast<size_t>(t)); }
   void operator()(const SymInt& s) { mix(s.hash()); }
-  void operator()(const Shape& s) { for (const auto& d : s) mix(d.hash()); mix(s.size()); }
-  void operator()(const std::vector<int64_t>& v) { for (int64_t i : v) (*this)(i); mix(v.size()); }
-  void operator()(const std::shared_ptr<const ExternCall>& c) { mix(std::hash<std::string>()(c->schema)); mix(c->args.size()); }
+  void operator()(const Shape& s) {
+    for (const auto& d : s) mix(d.hash());
+    mix(s.size());
+  }
+  void operator()(const std::vector<int64_t>& v) {
+    for (int64_t i : v) (*this)(i);
+    mix(v.size());
+  }
+  void operator()(const std::shared_ptr<const ExternCall>& c) {
+    mix(std::hash<std::string>()(c->schema));
+    mix(c->args.size());
+  }
 };
 
 size_t hash_node(Op op, std::span<const Value> inputs, const Attrs& attrs) {
   AttrHash h;
   h.mix(static_cast<size_t>(op));
-  for (const Value& v : inputs) { h.mix(v.node->id); h.mix(v.index); }
-  for (const auto& [key, value] : attrs) { h.mix(static_cast<size_t>(key)); std::visit(h, value); }
+  for (const Value& v : inputs) {
+    h.mix(v.node->id);
+    h.mix(v.index);
+  }
+  for (const auto& [key, value] : attrs) {
+    h.mix(static_cast<size_t>(key));
+    std::visit(h, value);
+  }
   return h.h;
 }
 
@@ -358,7 +387,8 @@ bool same_value(const AttrValue& a, const AttrValue& b) {
 }
 
 bool same_attrs(const Attrs& a, const Attrs& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto& x, const auto& y) { return x.first == y.first && same_value(x.second, y.second); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.first == y.first && same_value(x.second, y.second); });
 }
 
 }  // namespace
@@ -392,7 +422,8 @@ GraphBuilder::GraphBuilder(const Graph& graph) {
 
 Value GraphBuilder::input(Type type) {
   auto index = static_cast<int64_t>(graph_.inputs_.size());
-  Node& n = graph_.nodes_.emplace_back(Node{Op::input, static_cast<uint32_t>(graph_.nodes_.size()), {}, {{Attr::index, index}}, {std::move(type)}, line_});
+  Node& n = graph_.nodes_.emplace_back(
+      Node{Op::input, static_cast<uint32_t>(graph_.nodes_.size()), {}, {{Attr::index, index}}, {std::move(type)}, line_});
   graph_.inputs_.push_back({&n, 0});
   return {&n, 0};
 }
@@ -616,7 +647,8 @@ void verify_node(const Node& n, const Graph& graph) {
   verify_attributes(n);
   if (n.op == Op::input) {
     auto index = static_cast<size_t>(n.integer(Attr::index));
-    check(index < graph.inputs().size() && graph.inputs()[index].node == &n && n.results.size() == 1, "is not input ", index, " of the graph");
+    check(index < graph.inputs().size() && graph.inputs()[index].node == &n && n.results.size() == 1, "is not input ", index,
+          " of the graph");
     return;
   }
   auto types = infer_types(n.op, n.inputs, n.attrs);

@@ -43,15 +43,24 @@ inline bool is_reduce(Op op) { return kind_of(op) == OpKind::reduce; }
 
 // One argument of an extern call. Tensors are named by their position among the node's inputs.
 struct ExternArg {
-  struct Input { uint32_t index; friend bool operator==(const Input&, const Input&) = default; };
+  struct Input {
+    uint32_t index;
+    friend bool operator==(const Input&, const Input&) = default;
+  };
   struct Inputs {  // a list of tensors; -1 for an absent one
     std::vector<int64_t> indices;
     bool optional_elements = false;
     friend bool operator==(const Inputs&, const Inputs&) = default;
   };
-  struct InputNumber { uint32_t index; friend bool operator==(const InputNumber&, const InputNumber&) = default; };  // the element of an input, as a number
+  struct InputNumber {
+    uint32_t index;
+    friend bool operator==(const InputNumber&, const InputNumber&) = default;
+  };  // the element of an input, as a number
   // Something the core cannot name (a generator, an object of a custom class); compared by identity.
-  struct Opaque { std::shared_ptr<const void> object; friend bool operator==(const Opaque&, const Opaque&) = default; };
+  struct Opaque {
+    std::shared_ptr<const void> object;
+    friend bool operator==(const Opaque&, const Opaque&) = default;
+  };
   using Bools = std::vector<bool>;
   std::variant<std::monostate, Input, InputNumber, Inputs, SymInt, Scalar, std::string, Shape, std::vector<double>, Bools, Opaque> value;
   // Bit for bit: -0.0 is not 0.0, NaN is NaN.
@@ -82,9 +91,33 @@ struct ExternCall {
 };
 
 enum class Attr : uint8_t {
-  index, value, dtype, shape, dim, dims, expr, starts, steps, low, high, batch,
-  stride, padding, dilation, transposed, output_padding, groups,
-  descending, stable, sorted, k, skip_nan, right, scale, causal, call,
+  index,
+  value,
+  dtype,
+  shape,
+  dim,
+  dims,
+  expr,
+  starts,
+  steps,
+  low,
+  high,
+  batch,
+  stride,
+  padding,
+  dilation,
+  transposed,
+  output_padding,
+  groups,
+  descending,
+  stable,
+  sorted,
+  k,
+  skip_nan,
+  right,
+  scale,
+  causal,
+  call,
 };
 const char* name_of(Attr a);
 
@@ -117,7 +150,9 @@ struct Node {
   int32_t line = -1;  // into Graph::lines: where in the program this comes from
 
   template <class T>
-  const T& get(Attr a) const { return std::get<T>(attrs.at(a)); }
+  const T& get(Attr a) const {
+    return std::get<T>(attrs.at(a));
+  }
   int64_t integer(Attr a) const { return get<int64_t>(a); }
   const std::vector<int64_t>& ints(Attr a) const { return get<std::vector<int64_t>>(a); }
   const Shape& sizes(Attr a) const { return get<Shape>(a); }
@@ -223,8 +258,8 @@ std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs&
 
 // What the caller wants of one graph output.
 struct OutputRequest {
-  Shape strides;          // of the new tensor; empty: contiguous
-  int into_input = -1;    // write into this input instead of a new tensor
+  Shape strides;        // of the new tensor; empty: contiguous
+  int into_input = -1;  // write into this input instead of a new tensor
 };
 
 class GraphBuilder {

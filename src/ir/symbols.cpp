@@ -99,7 +99,8 @@ void Symbols::solve_divisible(const SymInt& e) {
       int64_t by = *k / std::gcd(*k, *factor), hint = infos_[symbols[0]].hint, remainder = hint % by;
       // 0 and 1 stay numbers.
       if (by < 2 || hint / by < 2) continue;
-      SymInt value = SymInt(by) * fresh({hint / by, 2, static_cast<int>(symbols[0]), static_cast<int>(by), SymbolInfo::Source::quotient}) + remainder;
+      SymInt value =
+          SymInt(by) * fresh({hint / by, 2, static_cast<int>(symbols[0]), static_cast<int>(by), SymbolInfo::Source::quotient}) + remainder;
       guards_.push_back({SymInt::symbol(symbols[0]), Relation::eq, value});
       return set_solved(symbols[0], value);
     }

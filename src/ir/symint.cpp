@@ -57,8 +57,7 @@ SymInt from_terms(int64_t constant, std::vector<Term> terms) {
   for (auto& t : terms) {
     if (!merged.empty() && compare_factors(merged.back().factors, t.factors) == 0)
       merged.back().coefficient = plus(merged.back().coefficient, t.coefficient);
-    else
-      merged.push_back(std::move(t));
+    else merged.push_back(std::move(t));
   }
   std::erase_if(merged, [](const Term& t) { return t.coefficient == 0; });
   SymInt result(constant);
@@ -196,20 +195,16 @@ std::pair<SymInt, SymInt> split_by(const SymInt& a, const SymInt& b) {
     quotient = q;
     rest = a.constant_part() - q * d;
     for (const Term& t : a.terms())
-      if (t.coefficient % d == 0)
-        quotient = quotient + from_terms(0, {Term{t.coefficient / d, t.factors}});
-      else
-        rest = rest + from_terms(0, {t});
+      if (t.coefficient % d == 0) quotient = quotient + from_terms(0, {Term{t.coefficient / d, t.factors}});
+      else rest = rest + from_terms(0, {t});
     return {quotient, rest};
   }
   if (a == b) return {1, 0};
   if (b.constant_part() != 0 || b.terms().size() != 1) return {0, a};
   rest = a.constant_part();
   for (const Term& t : a.terms()) {
-    if (auto q = divide(t, b.terms()[0]))
-      quotient = quotient + (q->factors.empty() ? SymInt(q->coefficient) : from_terms(0, {*q}));
-    else
-      rest = rest + from_terms(0, {t});
+    if (auto q = divide(t, b.terms()[0])) quotient = quotient + (q->factors.empty() ? SymInt(q->coefficient) : from_terms(0, {*q}));
+    else rest = rest + from_terms(0, {t});
   }
   return {quotient, rest};
 }
@@ -274,10 +269,8 @@ SymInt SymInt::substitute(const std::function<std::optional<SymInt>(SymbolId)>& 
   for (const Term& t : terms()) {
     SymInt p(t.coefficient);
     for (const Atom& a : t.factors) {
-      if (a.kind == AtomKind::symbol)
-        p = p * replacement(a.symbol).value_or(SymInt::symbol(a.symbol));
-      else
-        p = p * apply(a.kind, a.args->first.substitute(replacement), a.args->second.substitute(replacement));
+      if (a.kind == AtomKind::symbol) p = p * replacement(a.symbol).value_or(SymInt::symbol(a.symbol));
+      else p = p * apply(a.kind, a.args->first.substitute(replacement), a.args->second.substitute(replacement));
     }
     sum = sum + p;
   }
@@ -289,10 +282,8 @@ int64_t SymInt::eval(const std::function<int64_t(SymbolId)>& values) const {
   for (const Term& t : terms()) {
     int64_t p = t.coefficient;
     for (const Atom& a : t.factors) {
-      if (a.kind == AtomKind::symbol)
-        p = times(p, values(a.symbol));
-      else
-        p = times(p, apply(a.kind, a.args->first.eval(values), a.args->second.eval(values)).constant());
+      if (a.kind == AtomKind::symbol) p = times(p, values(a.symbol));
+      else p = times(p, apply(a.kind, a.args->first.eval(values), a.args->second.eval(values)).constant());
     }
     sum = plus(sum, p);
   }
@@ -331,7 +322,8 @@ std::optional<std::pair<SymInt, SymInt>> SymInt::linear_in(const Atom& atom) con
   SymInt coefficient(0), rest(constant_);
   for (const Term& t : terms()) {
     Term without{t.coefficient, {}};
-    std::copy_if(t.factors.begin(), t.factors.end(), std::back_inserter(without.factors), [&](const Atom& a) { return compare_atoms(a, atom) != 0; });
+    std::copy_if(t.factors.begin(), t.factors.end(), std::back_inserter(without.factors),
+                 [&](const Atom& a) { return compare_atoms(a, atom) != 0; });
     size_t count = t.factors.size() - without.factors.size();
     if (count > 1) return std::nullopt;
     SymInt& into = count ? coefficient : rest;
@@ -365,8 +357,7 @@ namespace {
 constexpr const char* kAtomNames[] = {"", "floordiv", "mod", "min", "max"};
 
 std::string text_of(const Atom& a) {
-  if (a.kind == AtomKind::symbol)
-    return a.symbol >= kFirstAxis ? cat("i", a.symbol - kFirstAxis) : cat("s", a.symbol);
+  if (a.kind == AtomKind::symbol) return a.symbol >= kFirstAxis ? cat("i", a.symbol - kFirstAxis) : cat("s", a.symbol);
   return cat(kAtomNames[static_cast<int>(a.kind)], "(", a.args->first, ", ", a.args->second, ")");
 }
 
@@ -375,7 +366,9 @@ struct SymIntParser {
   std::string_view text;
   size_t at = 0;
 
-  void skip() { while (at < text.size() && text[at] == ' ') ++at; }
+  void skip() {
+    while (at < text.size() && text[at] == ' ') ++at;
+  }
   bool accept(char c) {
     skip();
     if (at >= text.size() || text[at] != c) return false;
@@ -610,8 +603,7 @@ SymInt simplify(const SymInt& a, const Ranges& ranges) {
   SymInt sum(a.constant_part());
   for (const Term& t : a.terms()) {
     SymInt p(t.coefficient);
-    for (const Atom& f : t.factors)
-      p = p * (f.kind == AtomKind::symbol ? SymInt::symbol(f.symbol) : simplify_atom(f, ranges));
+    for (const Atom& f : t.factors) p = p * (f.kind == AtomKind::symbol ? SymInt::symbol(f.symbol) : simplify_atom(f, ranges));
     sum = sum + p;
   }
   return sum;

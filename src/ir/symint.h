@@ -29,7 +29,7 @@ enum class AtomKind : uint8_t { symbol, floordiv, mod, min, max };
 
 struct Atom {
   AtomKind kind;
-  SymbolId symbol = 0;                                 // for kind symbol
+  SymbolId symbol = 0;                                    // for kind symbol
   std::shared_ptr<const std::pair<SymInt, SymInt>> args;  // for the other kinds
 };
 

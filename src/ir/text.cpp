@@ -13,8 +13,8 @@
 #include "ir/text.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cctype>
+#include <charconv>
 #include <limits>
 #include <set>
 
@@ -32,9 +32,7 @@ std::string joined(size_t count, const std::function<std::string(size_t)>& item)
   return out;
 }
 
-std::string ref(const Value& v) {
-  return v.node->results.size() == 1 ? cat("%", v.node->id) : cat("%", v.node->id, ".", v.index);
-}
+std::string ref(const Value& v) { return v.node->results.size() == 1 ? cat("%", v.node->id) : cat("%", v.node->id, ".", v.index); }
 
 struct ArgPrinter {
   std::string operator()(std::monostate) const { return "none"; }
@@ -72,7 +70,10 @@ struct AttrPrinter {
     if (!strides.empty()) out += cat(" strides [", joined(strides.size(), [&](size_t i) { return list_text(strides[i]); }), "]");
     out += c->effect ? " effect" : "";
     if (c->binds.empty()) return out;
-    return cat(out, " binds [", joined(c->binds.size(), [&](size_t i) { return list_text({SymInt::symbol(c->binds[i].symbol), c->binds[i].result, c->binds[i].dim}); }), "]");
+    return cat(out, " binds [",
+               joined(c->binds.size(),
+                      [&](size_t i) { return list_text({SymInt::symbol(c->binds[i].symbol), c->binds[i].result, c->binds[i].dim}); }),
+               "]");
   }
 };
 
@@ -157,9 +158,17 @@ struct Cursor {
       fail_at(position, e.what());
     }
   }
-  void skip() { while (at < line.size() && line[at] == ' ') ++at; }
-  bool ends() { skip(); return at == line.size(); }
-  char peek() { skip(); return at < line.size() ? line[at] : '\0'; }
+  void skip() {
+    while (at < line.size() && line[at] == ' ') ++at;
+  }
+  bool ends() {
+    skip();
+    return at == line.size();
+  }
+  char peek() {
+    skip();
+    return at < line.size() ? line[at] : '\0';
+  }
   bool accept(std::string_view s) {
     skip();
     // A word is not the beginning of a longer word.
@@ -183,8 +192,8 @@ struct Cursor {
   std::string_view number_text() {
     skip();
     size_t end = at;
-    while (end < line.size() && (is_word_char(line[end]) || line[end] == '.' ||
-                                 ((line[end] == '-' || line[end] == '+') && (end == at || line[end - 1] == 'e'))))
+    while (end < line.size() &&
+           (is_word_char(line[end]) || line[end] == '.' || ((line[end] == '-' || line[end] == '+') && (end == at || line[end - 1] == 'e'))))
       ++end;
     return line.substr(at, end - at);
   }
@@ -243,11 +252,16 @@ std::string Cursor::quoted() {
   return placed(start, [&] {
     std::string out;
     for (size_t i = 0; i < body.size(); ++i) {
-      if (body[i] != '\\') { out += body[i]; continue; }
+      if (body[i] != '\\') {
+        out += body[i];
+        continue;
+      }
       char c = body[++i];
       if (c == 'n') out += '\n';
-      else if (c == 'x') { out += static_cast<char>(std::stoi(std::string(body.substr(i + 1, 2)), nullptr, 16)); i += 2; }
-      else out += c;
+      else if (c == 'x') {
+        out += static_cast<char>(std::stoi(std::string(body.substr(i + 1, 2)), nullptr, 16));
+        i += 2;
+      } else out += c;
     }
     return out;
   });
@@ -322,7 +336,10 @@ class GraphParser {
       else if (field == "dim") info.dim = static_cast<int>(value);
       else {
         using From = SymbolInfo::Source;
-        info.source = field == "input" ? From::size : field == "stride" ? From::stride : field == "quotient" ? From::quotient : From::integer;
+        info.source = field == "input"      ? From::size
+                      : field == "stride"   ? From::stride
+                      : field == "quotient" ? From::quotient
+                                            : From::integer;
         (field == "integer" ? info.dim : info.input) = static_cast<int>(value);
       }
     }
@@ -364,7 +381,9 @@ class GraphParser {
       return e;
     });
   }
-  Shape shape() { return c_.list("[", "]", [&] { return expression(); }); }
+  Shape shape() {
+    return c_.list("[", "]", [&] { return expression(); });
+  }
 
   Value value() {
     c_.expect("%");
@@ -441,7 +460,8 @@ class GraphParser {
     out->effect = c_.accept("effect");
     if (!c_.accept("binds")) return out;
     for (const Shape& b : c_.list("[", "]", [&] { return shape(); }))
-      out->binds.push_back({b.at(0).as_symbol().value(), static_cast<int32_t>(b.at(1).constant()), static_cast<int32_t>(b.at(2).constant())});
+      out->binds.push_back(
+          {b.at(0).as_symbol().value(), static_cast<int32_t>(b.at(1).constant()), static_cast<int32_t>(b.at(2).constant())});
     return out;
   }
 
@@ -500,7 +520,8 @@ class GraphParser {
     if (call_of_node) call_of_node->results = types;
     set_line(comment);
     std::vector<Value>& results = values_[id];
-    results = c_.placed(op_start, [&] { return *op == Op::input ? input(types, attrs) : builder_.emit_all(*op, std::move(inputs), std::move(attrs)); });
+    results = c_.placed(
+        op_start, [&] { return *op == Op::input ? input(types, attrs) : builder_.emit_all(*op, std::move(inputs), std::move(attrs)); });
     if (results.size() != types.size()) c_.fail_at(type_start, name, " has ", results.size(), " results, not ", types.size());
     for (size_t i = 0; i < types.size(); ++i)
       if (results[i].type() != types[i]) c_.fail_at(type_start, name, " gives ", results[i].type().str(), ", not ", types[i].str());

@@ -19,9 +19,9 @@ struct DTypeRow {
 };
 
 constexpr DTypeRow kDTypes[] = {
-    {DType::u8, "u8", 1, 1},    {DType::i8, "i8", 1, 1},   {DType::i16, "i16", 2, 1},  {DType::i32, "i32", 4, 1},
-    {DType::i64, "i64", 8, 1},  {DType::f16, "f16", 2, 2}, {DType::f32, "f32", 4, 2},  {DType::f64, "f64", 8, 2},
-    {DType::c32, "c32", 4, 3},  {DType::c64, "c64", 8, 3}, {DType::c128, "c128", 16, 3}, {DType::b1, "b1", 1, 0},
+    {DType::u8, "u8", 1, 1},     {DType::i8, "i8", 1, 1},         {DType::i16, "i16", 2, 1},    {DType::i32, "i32", 4, 1},
+    {DType::i64, "i64", 8, 1},   {DType::f16, "f16", 2, 2},       {DType::f32, "f32", 4, 2},    {DType::f64, "f64", 8, 2},
+    {DType::c32, "c32", 4, 3},   {DType::c64, "c64", 8, 3},       {DType::c128, "c128", 16, 3}, {DType::b1, "b1", 1, 0},
     {DType::bf16, "bf16", 2, 2}, {DType::opaque, "opaque", 1, 4},
 };
 

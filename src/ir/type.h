@@ -13,7 +13,19 @@ namespace broach {
 
 // The numbers are those of c10::ScalarType, so that the libtorch side converts by a cast.
 enum class DType : int8_t {
-  u8 = 0, i8 = 1, i16 = 2, i32 = 3, i64 = 4, f16 = 5, f32 = 6, f64 = 7, c32 = 8, c64 = 9, c128 = 10, b1 = 11, bf16 = 15,
+  u8 = 0,
+  i8 = 1,
+  i16 = 2,
+  i32 = 3,
+  i64 = 4,
+  f16 = 5,
+  f32 = 6,
+  f64 = 7,
+  c32 = 8,
+  c64 = 9,
+  c128 = 10,
+  b1 = 11,
+  bf16 = 15,
   opaque = 127,  // an element type that only externs understand (quantised, float8, ...)
 };
 

@@ -19,13 +19,11 @@ void add_piecewise(OpTable& t) {
     Expr x{c.b, c.tensor(0)};
     return min(max(x, 0.0), 6.0).value();
   });
-  add_formula(t, "hardtanh_backward", {0, 1}, [](OpCall& c, Operands x) {
-    return select((x[1] > c.number(2)) & (x[1] < c.number(3)), x[0], 0.0);
-  });
+  add_formula(t, "hardtanh_backward", {0, 1},
+              [](OpCall& c, Operands x) { return select((x[1] > c.number(2)) & (x[1] < c.number(3)), x[0], 0.0); });
   add_formula(t, "hardswish", {0}, [](OpCall&, Operands x) { return x[0] * six_part(x[0]) / 6.0; });
-  add_formula(t, "hardswish_backward", {0, 1}, [](OpCall&, Operands x) {
-    return select(x[1] <= -3.0, 0.0, select(x[1] >= 3.0, x[0], x[0] * (x[1] / 3.0 + 0.5)));
-  });
+  add_formula(t, "hardswish_backward", {0, 1},
+              [](OpCall&, Operands x) { return select(x[1] <= -3.0, 0.0, select(x[1] >= 3.0, x[0], x[0] * (x[1] / 3.0 + 0.5))); });
   add_formula(t, "hardsigmoid", {0}, [](OpCall&, Operands x) { return six_part(x[0]) / 6.0; });
   add_formula(t, "hardsigmoid_backward", {0, 1}, [](OpCall&, Operands x) {
     // Eager's constant is an f32 even where it computes in f64.
@@ -44,8 +42,7 @@ void add_piecewise(OpTable& t) {
     return select((x[1] > lambda) | (x[1] < -lambda), x[0], 0.0);
   });
   add_formula(t, "threshold", {0}, [](OpCall& c, Operands x) { return select(x[0] <= c.number(1), c.number(2), x[0]); }, true);
-  add_formula(t, "threshold_backward", {0, 1}, [](OpCall& c, Operands x) { return select(x[1] <= c.number(2), 0.0, x[0]); },
-              true);
+  add_formula(t, "threshold_backward", {0, 1}, [](OpCall& c, Operands x) { return select(x[1] <= c.number(2), 0.0, x[0]); }, true);
 }
 
 // ---- leaky ----
@@ -91,9 +88,7 @@ void add_leaky(OpTable& t) {
   add_formula(t, "leaky_relu_backward", {0, 1}, [](OpCall& c, Operands x) { return leaky(x[1], x[0], c.number(2)); });
   add_formula(t, "_prelu_kernel", {0, 1}, [](OpCall&, Operands x) { return leaky(x[0], x[0], x[1]); });
   add_real(t, "_prelu_kernel_backward", prelu_backward);
-  add_formula(t, "prelu", {0}, [](OpCall& c, Operands x) {
-    return leaky(x[0], x[0], {c.b, c.b.cast(prelu_weight(c), x[0].dtype())});
-  });
+  add_formula(t, "prelu", {0}, [](OpCall& c, Operands x) { return leaky(x[0], x[0], {c.b, c.b.cast(prelu_weight(c), x[0].dtype())}); });
   add_real(t, "rrelu", rrelu);
   add_real(t, "rrelu_with_noise_functional", rrelu_functional);
   add_formula(t, "rrelu_with_noise_backward", {0, 1}, rrelu_backward);
@@ -187,9 +182,7 @@ Expr gelu_tanh_backward(const Expr& grad, const Expr& x) {
   return grad * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner);
 }
 
-Value gelu(OpCall& c) {
-  return c.b.unary(!c.is_none(1) && c.text(1) == "tanh" ? Op::gelu_tanh : Op::gelu_erf, c.tensor(0));
-}
+Value gelu(OpCall& c) { return c.b.unary(!c.is_none(1) && c.text(1) == "tanh" ? Op::gelu_tanh : Op::gelu_erf, c.tensor(0)); }
 
 Results glu(OpCall& c) {
   DType t = compute_dtype(c.result().dtype);
@@ -219,8 +212,7 @@ void add_gated(OpTable& t) {
   add_formula(t, "gelu_backward", {0, 1}, [](OpCall& c, Operands x) {
     return !c.is_none(2) && c.text(2) == "tanh" ? gelu_tanh_backward(x[0], x[1]) : gelu_erf_backward(x[0], x[1]);
   });
-  add_formula(t, "infinitely_differentiable_gelu_backward", {0, 1},
-              [](OpCall&, Operands x) { return gelu_erf_backward(x[0], x[1]); });
+  add_formula(t, "infinitely_differentiable_gelu_backward", {0, 1}, [](OpCall&, Operands x) { return gelu_erf_backward(x[0], x[1]); });
   add_real(t, "glu", glu);
   add_real(t, "glu_backward", glu_backward);
 }

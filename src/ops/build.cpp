@@ -100,7 +100,9 @@ bool any_type(const OpCall& c, const F& of_operand, const F& of_result) {
 // An undefined result has an opaque type without elements.
 bool has_opaque(const OpCall& c) {
   using Test = bool (*)(const Type&);
-  return any_type<Test>(c, [](const Type& t) { return t.dtype == DType::opaque; }, [](const Type& t) { return t.dtype == DType::opaque && t.shape != Shape{0}; });
+  return any_type<Test>(
+      c, [](const Type& t) { return t.dtype == DType::opaque; },
+      [](const Type& t) { return t.dtype == DType::opaque && t.shape != Shape{0}; });
 }
 
 bool has_foreign(const OpCall& c) {
@@ -129,7 +131,8 @@ void add_moving(OpTable& t, std::string_view names, Lowering lowering) {
   t.add(names, [lowering = std::move(lowering)](OpCall& c) -> std::optional<std::vector<Value>> {
     if (has_opaque(c)) return std::nullopt;
     auto values = lowering(c);
-    for (size_t i = 0; values && i < std::min(values->size(), c.results().size()); ++i) (*values)[i] = spelled(c.b, (*values)[i], c.result(i));
+    for (size_t i = 0; values && i < std::min(values->size(), c.results().size()); ++i)
+      (*values)[i] = spelled(c.b, (*values)[i], c.result(i));
     return values;
   });
 }
@@ -161,7 +164,8 @@ Value reshape_guarded(GraphBuilder& b, Value x, Shape shape) {
   const SymInt elements = product(shape);
   for (const Term& t : elements.terms())
     for (const Atom& a : t.factors)
-      if (a.kind == AtomKind::floordiv && b.symbols().hint(mod(a.args->first, a.args->second)) == 0) b.symbols().equal(mod(a.args->first, a.args->second), 0);
+      if (a.kind == AtomKind::floordiv && b.symbols().hint(mod(a.args->first, a.args->second)) == 0)
+        b.symbols().equal(mod(a.args->first, a.args->second), 0);
   Shape fixed = x.shape();
   for (Shape* sizes : {&fixed, &shape})
     for (SymInt& s : *sizes) s = b.symbols().resolved(s);
@@ -202,7 +206,8 @@ Value concat(GraphBuilder& b, std::vector<Value> parts, int64_t dim) {
   for (Value& p : parts) {
     Shape shape = parts[0].shape();
     shape.at(static_cast<size_t>(dim)) = p.shape().at(static_cast<size_t>(dim));
-    for (size_t i = 0; i < shape.size(); ++i) check(b.symbols().equal(shape[i], p.shape().at(i)), "cat: sizes differ: ", shape[i], " and ", p.shape()[i]);
+    for (size_t i = 0; i < shape.size(); ++i)
+      check(b.symbols().equal(shape[i], p.shape().at(i)), "cat: sizes differ: ", shape[i], " and ", p.shape()[i]);
     p = with_sizes(b, p, shape);
   }
   Value any = parts[0];

@@ -131,7 +131,9 @@ Complex operator/(const Complex& x, const Complex& y) {
 Expr magnitude(const Complex& x) { return apply(Op::hypot, x.re, x.im); }
 Expr phase(const Complex& x) { return apply(Op::atan2, x.im, x.re); }
 Expr not_zero(const Complex& x) { return unequal(x.re, 0.0) | unequal(x.im, 0.0); }
-Complex choose(const Expr& condition, const Complex& x, const Complex& y) { return {select(condition, x.re, y.re), select(condition, x.im, y.im)}; }
+Complex choose(const Expr& condition, const Complex& x, const Complex& y) {
+  return {select(condition, x.re, y.re), select(condition, x.im, y.im)};
+}
 
 Expr like(const Expr& x, double n) { return {x.builder(), x.builder().full(x.value().shape(), n, x.dtype())}; }
 Complex number(const Complex& z, double re, double im = 0) { return {like(z.re, re), like(z.re, im)}; }
@@ -156,12 +158,8 @@ Complex sqrt(const Complex& z) {
   return {select(right, root, other), apply(Op::copysign, im, z.im)};
 }
 
-Complex sinh(const Complex& z) {
-  return {apply(Op::sinh, z.re) * apply(Op::cos, z.im), apply(Op::cosh, z.re) * apply(Op::sin, z.im)};
-}
-Complex cosh(const Complex& z) {
-  return {apply(Op::cosh, z.re) * apply(Op::cos, z.im), apply(Op::sinh, z.re) * apply(Op::sin, z.im)};
-}
+Complex sinh(const Complex& z) { return {apply(Op::sinh, z.re) * apply(Op::cos, z.im), apply(Op::cosh, z.re) * apply(Op::sin, z.im)}; }
+Complex cosh(const Complex& z) { return {apply(Op::cosh, z.re) * apply(Op::cos, z.im), apply(Op::sinh, z.re) * apply(Op::sin, z.im)}; }
 Complex sin(const Complex& z) { return over_i(sinh(times_i(z))); }
 Complex cos(const Complex& z) { return cosh(times_i(z)); }
 
@@ -195,9 +193,7 @@ Complex atanh(const Complex& z) {
 }
 Complex atan(const Complex& z) { return over_i(atanh(times_i(z))); }
 
-Complex log1p(const Complex& z) {
-  return {0.5 * log1p(z.re * (z.re + 2.0) + z.im * z.im), apply(Op::atan2, z.im, z.re + 1.0)};
-}
+Complex log1p(const Complex& z) { return {0.5 * log1p(z.re * (z.re + 2.0) + z.im * z.im), apply(Op::atan2, z.im, z.re + 1.0)}; }
 // exp(re) cos(im) - 1 = expm1(re) cos(im) - 2 sin(im / 2)^2
 Complex expm1(const Complex& z) {
   Expr half = apply(Op::sin, z.im * 0.5);
@@ -322,11 +318,12 @@ void add_arithmetic(OpTable& t) {
     }
     return concat(c.b, out, dim);
   });
-  add_one(t, "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar", [](OpCall& c) {
-    bool square = !c.is_tensor(1) && !is_complex(c.scalar(1)) && c.number(1) == 2;
-    Complex x = argument(c, 0);
-    return result(c, square ? x * x : power(x, argument(c, 1)));
-  });
+  add_one(t, "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar",
+          [](OpCall& c) {
+            bool square = !c.is_tensor(1) && !is_complex(c.scalar(1)) && c.number(1) == 2;
+            Complex x = argument(c, 0);
+            return result(c, square ? x * x : power(x, argument(c, 1)));
+          });
 }
 
 void add_functions(OpTable& t) {
@@ -361,7 +358,8 @@ Expr same(const Complex& x, const Complex& y) { return equal(x.re, y.re) & equal
 
 void add_comparisons(OpTable& t) {
   add_one(t, "eq.Tensor eq.Scalar", [](OpCall& c) { return same(argument(c, 0), argument(c, 1)).value(); });
-  add_one(t, "ne.Tensor ne.Scalar not_equal.Tensor not_equal.Scalar", [](OpCall& c) { return (!same(argument(c, 0), argument(c, 1))).value(); });
+  add_one(t, "ne.Tensor ne.Scalar not_equal.Tensor not_equal.Scalar",
+          [](OpCall& c) { return (!same(argument(c, 0), argument(c, 1))).value(); });
   auto logical = [&t](const char* name, Op op) {
     add_one(t, name, [op](OpCall& c) { return apply(op, not_zero(argument(c, 0)), not_zero(argument(c, 1))).value(); });
   };
@@ -425,11 +423,12 @@ void add_reductions(OpTable& t) {
     Axes axes = none ? Axes{} : Axes::of(c, 1, 2, c.tensor(0).rank());
     return reduce(all ? Op::reduce_min : Op::reduce_max, not_zero(argument(c, 0)), axes).value();
   });
-  add_reduction(t, "any", "any.dim", [](OpCall&, const Complex& z, const Axes& axes) { return reduce(Op::reduce_max, not_zero(z), axes).value(); });
-  add_reduction(t, "all", "all.dim", [](OpCall&, const Complex& z, const Axes& axes) { return reduce(Op::reduce_min, not_zero(z), axes).value(); });
-  add_one(t, "count_nonzero count_nonzero.dim_IntList", [](OpCall& c) {
-    return sum(not_zero(argument(c, 0)).to(DType::i64), {c.dims(1, c.tensor(0).rank()), false}).value();
-  });
+  add_reduction(t, "any", "any.dim",
+                [](OpCall&, const Complex& z, const Axes& axes) { return reduce(Op::reduce_max, not_zero(z), axes).value(); });
+  add_reduction(t, "all", "all.dim",
+                [](OpCall&, const Complex& z, const Axes& axes) { return reduce(Op::reduce_min, not_zero(z), axes).value(); });
+  add_one(t, "count_nonzero count_nonzero.dim_IntList",
+          [](OpCall& c) { return sum(not_zero(argument(c, 0)).to(DType::i64), {c.dims(1, c.tensor(0).rank()), false}).value(); });
   for (const char* name : {"var", "std"})
     for (bool with_mean : {false, true}) add_variance(t, std::string(name) + (with_mean ? "_mean" : ""), name[0] == 's', with_mean);
   add_one(t, "norm.Scalar norm.ScalarOpt_dtype", [](OpCall& c) { return norm(c, c.number_or(1, 2), Axes::all(c.tensor(0).rank())); });
@@ -536,7 +535,8 @@ void add_products(OpTable& t) {
 // Points from one number to another, the first half counted from the start, the second from the end; nothing for other layouts.
 std::optional<Complex> evenly_spaced(OpCall& c, size_t layout) {
   int64_t steps = c.constant(2);
-  if (c.result().dtype != DType::c64 || c.result().device.kind != DeviceKind::cpu || (!c.is_none(layout) && c.constant(layout) != 0)) return std::nullopt;
+  if (c.result().dtype != DType::c64 || c.result().device.kind != DeviceKind::cpu || (!c.is_none(layout) && c.constant(layout) != 0))
+    return std::nullopt;
   Complex start = argument(c, 0), end = argument(c, 1);
   Expr i{c.b, positions(c.b, steps, DType::f32)};
   if (steps < 2) return start + number({i, i}, 0);

@@ -204,7 +204,10 @@ Result kron(OpCall& c) {
   Shape xs, ys, shape;
   size_t rank = static_cast<size_t>(std::max(x.rank(), y.rank()));
   for (size_t i = 0; i < rank; ++i) {
-    auto size = [&](const Value& v) { size_t skipped = rank - v.shape().size(); return i < skipped ? SymInt(1) : v.shape()[i - skipped]; };
+    auto size = [&](const Value& v) {
+      size_t skipped = rank - v.shape().size();
+      return i < skipped ? SymInt(1) : v.shape()[i - skipped];
+    };
     SymInt a = size(x), z = size(y);
     xs.insert(xs.end(), {a, SymInt(1)});
     ys.insert(ys.end(), {SymInt(1), z});
@@ -228,7 +231,8 @@ Result attention_math(OpCall& c) {
   Value none = b.constant(-INFINITY, wide);
   if (c.flag(5)) {
     if (mask) return std::nullopt;
-    Value row = along(b, positions(b, q.shape()[q.shape().size() - 2]), 0, 2), column = along(b, positions(b, k.shape()[k.shape().size() - 2]), 1, 2);
+    Value row = along(b, positions(b, q.shape()[q.shape().size() - 2]), 0, 2),
+          column = along(b, positions(b, k.shape()[k.shape().size() - 2]), 1, 2);
     mask = b.where(b.binary(Op::le, column, row), b.constant(0.0, wide), none);
   }
   // A mask is added whatever its type: the caller has made a number of each boolean.
@@ -246,7 +250,8 @@ Result attention(OpCall& c) {
   bool typed = k.dtype() == q.dtype() && v.dtype() == q.dtype() && (q.dtype() == DType::f32 || q.dtype() == DType::bf16);
   bool fits = q.rank() == 4 && k.rank() == 4 && v.rank() == 4 && q.shape()[0] == k.shape()[0] && q.shape()[1] == k.shape()[1];
   if (!typed || !fits || c.number_or(3, 0) != 0) return std::nullopt;
-  std::vector<Value> operands{q, with_sizes(b, k, {q.shape()[0], q.shape()[1], k.shape()[2], q.shape()[3]}), with_sizes(b, v, {q.shape()[0], q.shape()[1], k.shape()[2], v.shape()[3]})};
+  std::vector<Value> operands{q, with_sizes(b, k, {q.shape()[0], q.shape()[1], k.shape()[2], q.shape()[3]}),
+                              with_sizes(b, v, {q.shape()[0], q.shape()[1], k.shape()[2], v.shape()[3]})};
   if (auto mask = c.maybe_tensor(5)) {
     if (!is_floating(mask->dtype())) return std::nullopt;
     operands.push_back(b.expand(b.cast(*mask, DType::f32), {q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]}));
@@ -383,19 +388,21 @@ void add_contraction_ops(OpTable& t) {
   add_real(t, "_scaled_dot_product_flash_attention_for_cpu", attention);
 
   add_real(t, "convolution _convolution _convolution.deprecated convolution_overrideable",
-        convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));
+           convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));
   add_real(t, "conv1d conv2d conv3d", convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .groups = 6}));
   add_real(t, "conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
-        convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 7, .output_padding = 5, .groups = 6, .always_transposed = true}));
+           convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 7, .output_padding = 5, .groups = 6, .always_transposed = true}));
   add_real(t, "conv1d.padding conv2d.padding conv3d.padding _convolution_mode", convolution_by_name);
   add_real(t, "mkldnn_convolution", convolution({.bias = 2, .stride = 4, .padding = 3, .dilation = 5, .groups = 6}));
   add_real(t, "cudnn_convolution", convolution({.bias = -1, .stride = 3, .padding = 2, .dilation = 4, .groups = 5}));
-  add_real(t, "cudnn_convolution_transpose",
-        convolution({.bias = -1, .stride = 4, .padding = 2, .dilation = 5, .output_padding = 3, .groups = 6, .always_transposed = true}));
-  add_real(t, "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = -1}));
+  add_real(
+      t, "cudnn_convolution_transpose",
+      convolution({.bias = -1, .stride = 4, .padding = 2, .dilation = 5, .output_padding = 3, .groups = 6, .always_transposed = true}));
+  add_real(t, "thnn_conv2d _slow_conv2d_forward slow_conv3d slow_conv3d_forward",
+           convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = -1}));
   add_real(t, "slow_conv_dilated2d slow_conv_dilated3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6}));
   add_real(t, "slow_conv_transpose2d slow_conv_transpose3d",
-        convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 7, .output_padding = 6, .always_transposed = true}));
+           convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 7, .output_padding = 6, .always_transposed = true}));
   add_real(t, "_conv_depthwise2d conv_depthwise3d", convolution({.bias = 3, .stride = 4, .padding = 5, .dilation = 6, .depthwise = true}));
   add_real(t, "conv_tbc", conv_tbc);
 }

@@ -18,9 +18,7 @@ Value filled(OpCall& c, const Shape& shape, double number) {
   return c.b.full(shape, stored(number, t.dtype), t.dtype, t.device);
 }
 
-Value filled_with_argument(OpCall& c, const Shape& shape, size_t i) {
-  return c.b.expand(operand(c, i, c.result().dtype), shape);
-}
+Value filled_with_argument(OpCall& c, const Shape& shape, size_t i) { return c.b.expand(operand(c, i, c.result().dtype), shape); }
 
 // Entries whose sizes are argument `size` (or those of tensor 0, where it is a tensor).
 void add_full(OpTable& t, const char* names, size_t size, size_t layout, double number) {
@@ -92,7 +90,8 @@ Value floating_range(OpCall& c, const Sequence& s) {
 void add_range(OpTable& t, const char* name, Sequence s) {
   add_single_moving(t, name, [s](OpCall& c) {
     if (!is_dense(c, s.layout)) return Value{};
-    bool integers = is_integer(c, s.start) && is_integer(c, s.end) && (s.step < 0 || c.is_none(static_cast<size_t>(s.step)) || is_integer(c, s.step));
+    bool integers =
+        is_integer(c, s.start) && is_integer(c, s.end) && (s.step < 0 || c.is_none(static_cast<size_t>(s.step)) || is_integer(c, s.step));
     return integers && !is_low_precision(c.result().dtype) ? integer_range(c, s) : floating_range(c, s);
   });
 }

@@ -42,8 +42,8 @@ constexpr Row kRows[] = {
 };
 
 constexpr const char* kUnary[] = {
-    "abs", "acos", "asin", "atan", "ceil",  "cos",     "cosh",  "erf",  "erfc", "exp",  "expm1", "floor", "frac", "lgamma",
-    "log", "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "abs",   "acos",  "asin", "atan", "ceil",       "cos",   "cosh",  "erf",     "erfc", "exp", "expm1", "floor", "frac", "lgamma", "log",
+    "log10", "log1p", "log2", "neg",  "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh",  "sqrt",  "tan",  "tanh",   "trunc",
 };
 
 Arg tensor_arg(std::vector<Value>& tensors, Value v) {

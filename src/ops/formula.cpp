@@ -5,9 +5,7 @@
 
 namespace broach {
 
-Expr Expr::number(double n) const {
-  return {*b_, b_->constant(stored(n, dtype()), dtype(), value_.type().device)};
-}
+Expr Expr::number(double n) const { return {*b_, b_->constant(stored(n, dtype()), dtype(), value_.type().device)}; }
 
 Value broadcast(GraphBuilder& g, Op op, Value a, Value b) {
   Shape shape = g.broadcast(a.shape(), b.shape());

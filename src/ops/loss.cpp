@@ -84,8 +84,7 @@ void add_distances(OpTable& t) {
   add_loss(t, "l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, abs(x[0] - x[1]), 2); });
   add_loss(t, "smooth_l1_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, smooth_l1(x[0], x[1], c.number_or(3, 1)), 2); });
   add_loss(t, "huber_loss", {0, 1}, [](OpCall& c, Operands x) { return reduced(c, huber(x[0], x[1], c.number_or(3, 1)), 2); });
-  add_loss(t, "mse_loss_backward", {0, 1, 2},
-              [](OpCall& c, Operands x) { return (x[1] - x[2]) * gradient_scale(c, x[1], 3, 2) * x[0]; });
+  add_loss(t, "mse_loss_backward", {0, 1, 2}, [](OpCall& c, Operands x) { return (x[1] - x[2]) * gradient_scale(c, x[1], 3, 2) * x[0]; });
   add_loss(t, "smooth_l1_loss_backward", {0, 1, 2}, smooth_l1_backward);
   add_loss(t, "huber_loss_backward", {0, 1, 2}, huber_backward);
 }
@@ -189,7 +188,8 @@ Results multilabel_margin(OpCall& c) {
   const Shape& shape = rows.value().shape();
   SymInt n = shape[1];
   // Position of the first -1 in each row.
-  Expr place(b, along(b, positions(b, n), 1, 2)), end(b, b.reduce(Op::reduce_min, select(target < 0.0, place, Expr(b, size_value(b, n))).value(), {1}, true));
+  Expr place(b, along(b, positions(b, n), 1, 2)),
+      end(b, b.reduce(Op::reduce_min, select(target < 0.0, place, Expr(b, size_value(b, n))).value(), {1}, true));
   Expr valid = place < end;
   // [row, target, class]
   auto by_target = [&](const Expr& v) { return Expr(b, unsqueeze(b, v.value(), 2)); };
@@ -208,15 +208,13 @@ Results multilabel_margin(OpCall& c) {
 void add_margins(OpTable& t) {
   add_real(t, "multi_margin_loss", multi_margin);
   add_real(t, "multilabel_margin_loss_forward", multilabel_margin);
-  add_loss(t, "soft_margin_loss", {0, 1}, [](OpCall& c, Operands x) {
-    return reduced(c, step(c, log1p(step(c, exp(step(c, -x[1] * x[0]))))), 2);
-  });
+  add_loss(t, "soft_margin_loss", {0, 1},
+           [](OpCall& c, Operands x) { return reduced(c, step(c, log1p(step(c, exp(step(c, -x[1] * x[0]))))), 2); });
   add_loss(t, "soft_margin_loss_backward", {0, 1, 2}, soft_margin_backward);
   add_loss(t, "poisson_nll_loss", {0, 1}, poisson);
   add_loss(t, "hinge_embedding_loss", {0, 1}, hinge_embedding);
-  add_loss(t, "margin_ranking_loss", {0, 1, 2}, [](OpCall& c, Operands x) {
-    return reduced(c, max(-x[2] * (x[0] - x[1]) + c.number_or(3, 0), 0.0), 4);
-  });
+  add_loss(t, "margin_ranking_loss", {0, 1, 2},
+           [](OpCall& c, Operands x) { return reduced(c, max(-x[2] * (x[0] - x[1]) + c.number_or(3, 0), 0.0), 4); });
 }
 
 }  // namespace

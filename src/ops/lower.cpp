@@ -158,7 +158,8 @@ const ViewLowering* OpTable::find_view(std::string_view schema) const {
 }
 
 void OpTable::add(std::string_view names, Lowering lowering) {
-  for_each_schema(names, [&](const std::string& schema) { check(entries_.emplace(schema, OpEntry{lowering}).second, schema, " has two entries"); });
+  for_each_schema(
+      names, [&](const std::string& schema) { check(entries_.emplace(schema, OpEntry{lowering}).second, schema, " has two entries"); });
 }
 
 void OpTable::add_complex(std::string_view names, Lowering lowering) {
@@ -172,7 +173,8 @@ void OpTable::add_complex(std::string_view names, Lowering lowering) {
 }
 
 void OpTable::add_view(std::string_view names, ViewLowering lowering) {
-  for_each_schema(names, [&](const std::string& schema) { check(views_.emplace(schema, lowering).second, "view ", schema, " has two entries"); });
+  for_each_schema(names,
+                  [&](const std::string& schema) { check(views_.emplace(schema, lowering).second, "view ", schema, " has two entries"); });
 }
 
 namespace {

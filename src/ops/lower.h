@@ -34,9 +34,9 @@ class OpCall {
   SymInt integer(size_t i) const;
   SymInt integer_or(size_t i, SymInt otherwise) const { return is_none(i) ? otherwise : integer(i); }
   int64_t constant(size_t i) const { return b.symbols().specialize(integer(i)); }  // an integer that must be known
-  Shape ints(size_t i) const;              // int[] and SymInt[]; a single number counts as a list of one
+  Shape ints(size_t i) const;  // int[] and SymInt[]; a single number counts as a list of one
   std::vector<int64_t> constants(size_t i) const;
-  Scalar scalar(size_t i) const;           // a number
+  Scalar scalar(size_t i) const;  // a number
   double number(size_t i) const { return as_double(scalar(i)); }
   double number_or(size_t i, double otherwise) const { return is_none(i) ? otherwise : number(i); }
   bool flag(size_t i) const { return !is_none(i) && as_int(scalar(i)) != 0; }
@@ -105,17 +105,17 @@ class OpTable {
 };
 
 // The families; each adds its entries.
-void add_pointwise_ops(OpTable&);   // pointwise.cpp: unary, binary, comparisons, where, casts, activations, clamp, lerp, ...
-void add_reduction_ops(OpTable&);   // reduction.cpp
-void add_movement_ops(OpTable&);    // movement.cpp: views, cat, stack, pad, flip, roll, repeat, ...
-void add_creation_ops(OpTable&);    // creation.cpp: full, arange, *_like, clone, ...
-void add_indexing_ops(OpTable&);    // indexing.cpp: gather, index_select, embedding, index, scatter, masked ops, ...
-void add_ordering_ops(OpTable&);    // ordering.cpp: scans, sorts, selections, searches
+void add_pointwise_ops(OpTable&);      // pointwise.cpp: unary, binary, comparisons, where, casts, activations, clamp, lerp, ...
+void add_reduction_ops(OpTable&);      // reduction.cpp
+void add_movement_ops(OpTable&);       // movement.cpp: views, cat, stack, pad, flip, roll, repeat, ...
+void add_creation_ops(OpTable&);       // creation.cpp: full, arange, *_like, clone, ...
+void add_indexing_ops(OpTable&);       // indexing.cpp: gather, index_select, embedding, index, scatter, masked ops, ...
+void add_ordering_ops(OpTable&);       // ordering.cpp: scans, sorts, selections, searches
 void add_normalization_ops(OpTable&);  // normalization.cpp: softmax, layer/batch/group/rms norm
-void add_contraction_ops(OpTable&); // contraction.cpp: mm, bmm, addmm, baddbmm, linear, convolution
-void add_pooling_ops(OpTable&);     // pooling.cpp: pools and interpolation
-void add_complex_ops(OpTable&);     // complex.cpp: after those whose names it shares
-void add_views(OpTable&);           // views.cpp: views that are no movement
+void add_contraction_ops(OpTable&);    // contraction.cpp: mm, bmm, addmm, baddbmm, linear, convolution
+void add_pooling_ops(OpTable&);        // pooling.cpp: pools and interpolation
+void add_complex_ops(OpTable&);        // complex.cpp: after those whose names it shares
+void add_views(OpTable&);              // views.cpp: views that are no movement
 
 // ---- pieces that the families share ----
 

@@ -219,8 +219,7 @@ Results split_sections(OpCall& c, int64_t dim, const SymInt& sections) {
   int64_t n = c.b.symbols().specialize(sections), more = c.b.symbols().specialize(mod(size_of(x, dim), n));
   SymInt size = floordiv(size_of(x, dim), n);
   std::vector<Value> parts;
-  for (int64_t i = 0; i < n; ++i)
-    parts.push_back(narrow(c.b, x, dim, SymInt(i) * size + std::min(i, more), size + (i < more ? 1 : 0)));
+  for (int64_t i = 0; i < n; ++i) parts.push_back(narrow(c.b, x, dim, SymInt(i) * size + std::min(i, more), size + (i < more ? 1 : 0)));
   return parts;
 }
 
@@ -387,7 +386,8 @@ Value cross(OpCall& c) {
   GraphBuilder& b = c.b;
   Shape shape = b.broadcast(c.tensor(0).shape(), c.tensor(1).shape());
   int64_t dim = c.is_none(2) ? static_cast<int64_t>(shape.size()) - 1 : c.dim(2, static_cast<int>(shape.size()));
-  Value x = broadcast_to(b, b.cast(c.tensor(0), c.result().dtype), shape), y = broadcast_to(b, b.cast(c.tensor(1), c.result().dtype), shape);
+  Value x = broadcast_to(b, b.cast(c.tensor(0), c.result().dtype), shape),
+        y = broadcast_to(b, b.cast(c.tensor(1), c.result().dtype), shape);
   auto term = [&](int64_t i, int64_t j) { return b.binary(Op::mul, rotated(b, x, dim, i), rotated(b, y, dim, j)); };
   return b.binary(Op::sub, term(1, 2), term(2, 1));
 }
@@ -413,7 +413,8 @@ Value pixel_shuffle(OpCall& c) {
 
 Value pixel_unshuffle(OpCall& c) {
   Value x = c.tensor(0);
-  SymInt r = c.constant(1), n = size_of(x, x.rank() - 3), h = floordiv(size_of(x, x.rank() - 2), r), w = floordiv(size_of(x, x.rank() - 1), r);
+  SymInt r = c.constant(1), n = size_of(x, x.rank() - 3), h = floordiv(size_of(x, x.rank() - 2), r),
+         w = floordiv(size_of(x, x.rank() - 1), r);
   return regroup(c.b, x, x.shape().size() - 3, {n, h, r, w, r}, {0, 2, 4, 1, 3}, {n * r * r, h, w});
 }
 
@@ -467,7 +468,8 @@ void add_view_ops(OpTable& t) {
   add_single_moving(t, "numpy_T", reverse_dims);
   add_single_moving(t, "movedim.int movedim.intlist moveaxis.int moveaxis.intlist", move_dims);
   add_single_moving(t, "slice.Tensor slice_copy.Tensor", slice);
-  add_single_moving(t, "select.int select_copy.int", [](OpCall& c) { return select_at(c.b, c.tensor(0), c.dim(1, c.tensor(0).rank()), c.integer(2)); });
+  add_single_moving(t, "select.int select_copy.int",
+                    [](OpCall& c) { return select_at(c.b, c.tensor(0), c.dim(1, c.tensor(0).rank()), c.integer(2)); });
   add_single_moving(t, "narrow narrow_copy", narrow_call);
   add_single_moving(t, "diagonal diagonal_copy", diagonal_call);
   add_single_moving(t, "unfold", unfold);

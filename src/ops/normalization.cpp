@@ -97,7 +97,8 @@ Value gradient(OpCall& c, size_t result, const Expr& x, const Shape& shape) {
 }
 
 // The gradients of x, weight and bias; the latter two are summed over `dims`.
-Results gradients(OpCall& c, const Expr& dx, const Shape& x, const Expr& dweight, const Expr& dbias, std::vector<int64_t> dims, const Shape& weight) {
+Results gradients(OpCall& c, const Expr& dx, const Shape& x, const Expr& dweight, const Expr& dbias, std::vector<int64_t> dims,
+                  const Shape& weight) {
   Axes axes{std::move(dims), false};
   std::vector<Value> results{gradient(c, 0, dx, x), gradient(c, 1, sum(dweight, axes), weight)};
   if (c.results().size() == 3) results.push_back(gradient(c, 2, sum(dbias, axes), weight));
@@ -341,13 +342,16 @@ Results instance_norm(OpCall& c) {
 }
 
 void add_batch_norm(OpTable& t) {
-  add_real(t, "native_batch_norm _native_batch_norm_legit batch_norm cudnn_batch_norm", [](OpCall& c) { return batch_norm(c, 5, c.number(7)); });
-  add_real(t, "_native_batch_norm_legit_no_training _batch_norm_no_update", [](OpCall& c) { return batch_norm_evaluation(c, c.number(6)); });
+  add_real(t, "native_batch_norm _native_batch_norm_legit batch_norm cudnn_batch_norm",
+           [](OpCall& c) { return batch_norm(c, 5, c.number(7)); });
+  add_real(t, "_native_batch_norm_legit_no_training _batch_norm_no_update",
+           [](OpCall& c) { return batch_norm_evaluation(c, c.number(6)); });
   add_real(t, "_native_batch_norm_legit.no_stats", [](OpCall& c) -> Results {
     if (!c.flag(3)) return std::nullopt;
     return batch_norm_training(c, over_batch(c, c.number(5)));
   });
-  add_real(t, "_native_batch_norm_legit_functional", [](OpCall& c) { return batch_norm_functional(c, c.flag(5), c.number(6), c.number(7)); });
+  add_real(t, "_native_batch_norm_legit_functional",
+           [](OpCall& c) { return batch_norm_functional(c, c.flag(5), c.number(6), c.number(7)); });
   add_real(t, "_batch_norm_with_update_functional", [](OpCall& c) { return batch_norm_functional(c, true, c.number(5), c.number(6)); });
   add_real(t, "native_batch_norm_backward batch_norm_backward", batch_norm_backward);
   add_real(t, "cudnn_batch_norm_backward", cudnn_batch_norm_backward);

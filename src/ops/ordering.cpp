@@ -44,7 +44,9 @@ Result sort(OpCall& c, bool stable, size_t dim, size_t descending) {
   Value x = c.tensor(0);
   if (x.rank() == 0) return {{x, zero_position(c.b, {})}};
   const bool down = c.flag(descending);
-  return c.b.emit_all(Op::sort, {x}, {{Attr::dim, c.dim(dim, x.rank())}, {Attr::descending, flag(down)}, {Attr::stable, flag(stable || sorted_by_digits(c, x, down))}});
+  return c.b.emit_all(
+      Op::sort, {x},
+      {{Attr::dim, c.dim(dim, x.rank())}, {Attr::descending, flag(down)}, {Attr::stable, flag(stable || sorted_by_digits(c, x, down))}});
 }
 
 Result topk(OpCall& c) {
@@ -55,8 +57,10 @@ Result topk(OpCall& c) {
     return {{x, zero_position(c.b, {})}};
   }
   const int64_t dim = c.is_none(2) ? x.rank() - 1 : c.dim(2, x.rank());
-  if (!c.b.symbols().ask(0, Relation::le, k) || !c.b.symbols().ask(k, Relation::le, x.shape()[static_cast<size_t>(dim)])) return std::nullopt;
-  return c.b.emit_all(Op::topk, {x}, {{Attr::dim, dim}, {Attr::k, k}, {Attr::descending, flag(c.flag(3))}, {Attr::sorted, flag(c.flag(4))}});
+  if (!c.b.symbols().ask(0, Relation::le, k) || !c.b.symbols().ask(k, Relation::le, x.shape()[static_cast<size_t>(dim)]))
+    return std::nullopt;
+  return c.b.emit_all(Op::topk, {x},
+                      {{Attr::dim, dim}, {Attr::k, k}, {Attr::descending, flag(c.flag(3))}, {Attr::sorted, flag(c.flag(4))}});
 }
 
 // ---- selections ----

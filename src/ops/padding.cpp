@@ -40,7 +40,8 @@ Value crop_or_pad(GraphBuilder& b, Value x, int64_t dim, SymInt low, SymInt high
 }
 
 Value pad_constant(GraphBuilder& b, Value x, const Shape& padding, const Scalar& value) {
-  return each_padded(x, padding, [&](Value v, int64_t d, const SymInt& low, const SymInt& high) { return crop_or_pad(b, v, d, low, high, value); });
+  return each_padded(x, padding,
+                     [&](Value v, int64_t d, const SymInt& low, const SymInt& high) { return crop_or_pad(b, v, d, low, high, value); });
 }
 
 enum class PadMode { reflect, replicate, circular };
@@ -87,7 +88,8 @@ Value fold_padding(GraphBuilder& b, PadMode mode, Value g, int64_t d, const SymI
 
 Value pad_backward(OpCall& c, PadMode mode) {
   Value g = c.b.cast(c.tensor(0), compute_dtype(c.tensor(0).dtype()));
-  Value x = each_padded(g, c.ints(2), [&](Value v, int64_t d, const SymInt& low, const SymInt& high) { return fold_padding(c.b, mode, v, d, low, high); });
+  Value x = each_padded(
+      g, c.ints(2), [&](Value v, int64_t d, const SymInt& low, const SymInt& high) { return fold_padding(c.b, mode, v, d, low, high); });
   return c.b.cast(x, c.tensor(0).dtype());
 }
 
@@ -134,8 +136,7 @@ Value spread(GraphBuilder& b, Value x, int64_t dim, int64_t step, const SymInt& 
 Value write_part(GraphBuilder& b, Value x, Value src, int64_t dim, const Part& p) {
   SymInt size = size_of(x, dim), rest = size - p.start;
   src = b.cast(src, x.dtype());
-  if (p.step == 1)
-    return concat(b, {narrow(b, x, dim, 0, p.start), src, narrow(b, x, dim, p.start + p.length, rest - p.length)}, dim);
+  if (p.step == 1) return concat(b, {narrow(b, x, dim, 0, p.start), src, narrow(b, x, dim, p.start + p.length, rest - p.length)}, dim);
   Value over = pad_dim(b, spread(b, src, dim, p.step, rest), dim, p.start, 0);
   Value i = b.binary(Op::sub, positions(b, size), size_value(b, p.start));
   Value hit = with_number(b, Op::eq, with_number(b, Op::mod, i, p.step), int64_t{0});

@@ -62,14 +62,10 @@ bool not_floating(DType t) { return !is_floating(t); }
 bool boolean(DType t) { return t == DType::b1; }
 
 constexpr SameTypeRow kSameTypeUnary[] = {
-    {Op::neg, "neg negative", never},
-    {Op::abs, "abs absolute", unsigned_type},
-    {Op::sign, "sign sgn", boolean},
-    {Op::floor, "floor", not_floating},
-    {Op::ceil, "ceil", not_floating},
-    {Op::trunc, "trunc fix", not_floating},
-    {Op::round, "round", not_floating},
-    {Op::relu, "relu", never},
+    {Op::neg, "neg negative", never},    {Op::abs, "abs absolute", unsigned_type},
+    {Op::sign, "sign sgn", boolean},     {Op::floor, "floor", not_floating},
+    {Op::ceil, "ceil", not_floating},    {Op::trunc, "trunc fix", not_floating},
+    {Op::round, "round", not_floating},  {Op::relu, "relu", never},
     {Op::bit_not, "bitwise_not", never},
 };
 
@@ -249,7 +245,8 @@ Results scaled(OpCall& c, Op op, size_t left, size_t right) {
   bool known = !c.is_tensor(2);
   if (c.is_none(2) || (known && as_double(c.scalar(2)) == 1)) return {{arithmetic(c.b, op, operand(c, left, t), operand(c, right, t))}};
   auto wide = [&](size_t i) { return c.b.cast(operand(c, i, t), compute_dtype(t)); };
-  Value alpha = known ? c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device) : operand(c, 2, t);
+  Value alpha =
+      known ? c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device) : operand(c, 2, t);
   if (!known && op == Op::sub) alpha = c.b.unary(Op::neg, alpha);
   Value scaled = arithmetic(c.b, Op::mul, wide(right), c.b.cast(alpha, compute_dtype(t)));
   return in_result_type(c, {c.b, arithmetic(c.b, Op::add, wide(left), scaled)});
@@ -420,13 +417,13 @@ Results is_close(OpCall& c) {
 }
 
 void add_binary(OpTable& t) {
-  for (const auto& [op, names] : kBinary)
-    add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
+  for (const auto& [op, names] : kBinary) add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
   add_single(t, "maximum max.other", [](OpCall& c) { return extremum(c, Op::max); });
   add_single(t, "minimum min.other", [](OpCall& c) { return extremum(c, Op::min); });
   add_single(t, "fmax", [](OpCall& c) { return number_maximum(c, Op::max); });
   add_single(t, "fmin", [](OpCall& c) { return number_maximum(c, Op::min); });
-  add_real(t, "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar", power);
+  add_real(t, "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar",
+           power);
   add_single(t, "heaviside", heaviside);
   add_single(t, "ldexp.Tensor", [](OpCall& c) {
     DType result = c.result().dtype;
@@ -493,14 +490,15 @@ Results shift(OpCall& c, Op op) {
 
 void add_comparisons(OpTable& t) {
   for (const auto& [op, names] : kComparisons) add_real(t, names, [op = op](OpCall& c) { return compare(c, op); });
-  for (const auto& [op, names] : kLogical)
-    add_single(t, names, [op = op](OpCall& c) { return binary(c, op, DType::b1); });
-  for (const auto& [op, names] : kBitwise)
-    add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
-  add_real(t, "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor __lshift__.Scalar",
-           [](OpCall& c) { return shift(c, Op::shl); });
-  add_real(t, "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor __rshift__.Scalar",
-           [](OpCall& c) { return shift(c, Op::shr); });
+  for (const auto& [op, names] : kLogical) add_single(t, names, [op = op](OpCall& c) { return binary(c, op, DType::b1); });
+  for (const auto& [op, names] : kBitwise) add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
+  add_real(
+      t, "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor __lshift__.Tensor __lshift__.Scalar",
+      [](OpCall& c) { return shift(c, Op::shl); });
+  add_real(
+      t,
+      "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor __rshift__.Tensor __rshift__.Scalar",
+      [](OpCall& c) { return shift(c, Op::shr); });
 }
 
 // ---- three operands ----

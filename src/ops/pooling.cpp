@@ -90,9 +90,13 @@ Value tap(GraphBuilder& b, const Pool& p, Value padded, const Shape& out, const 
 }
 
 // Row-major strides of the last n dimensions.
-Shape plane_strides(const Value& x, size_t n) { return contiguous_strides(Shape(x.shape().end() - static_cast<int64_t>(n), x.shape().end())); }
+Shape plane_strides(const Value& x, size_t n) {
+  return contiguous_strides(Shape(x.shape().end() - static_cast<int64_t>(n), x.shape().end()));
+}
 
-Value scaled(GraphBuilder& b, Value index, const SymInt& by) { return by == SymInt(1) ? index : b.binary(Op::mul, index, size_value(b, by)); }
+Value scaled(GraphBuilder& b, Value index, const SymInt& by) {
+  return by == SymInt(1) ? index : b.binary(Op::mul, index, size_value(b, by));
+}
 
 // The sum over dimensions of coordinate * stride, laid along the last n dimensions of a tensor of rank `rank`.
 Value plane_positions(GraphBuilder& b, const std::vector<Value>& coordinates, const Shape& strides, int rank) {
@@ -148,7 +152,8 @@ std::vector<int64_t> inner_dims(const Value& tiles, size_t n) {
 // Each element k times along each of the last dimensions.
 Value repeated(GraphBuilder& b, Value x, const Shape& k) {
   size_t n = k.size();
-  Shape out(x.shape().end() - static_cast<int64_t>(n), x.shape().end()), result(x.shape().begin(), x.shape().end() - static_cast<int64_t>(n));
+  Shape out(x.shape().end() - static_cast<int64_t>(n), x.shape().end()),
+      result(x.shape().begin(), x.shape().end() - static_cast<int64_t>(n));
   Value t = split(b, x, out, Shape(n, SymInt(1)));
   Shape wide = t.shape();
   for (size_t d = 0; d < n; ++d) {
@@ -206,7 +211,8 @@ std::optional<Windows> adaptive_windows(GraphBuilder& b, Value x, const Shape& o
     w.k.push_back(most);
     Value i = positions(b, out[d]), size = b.constant(*o, DType::i64);
     Value first = b.binary(Op::floor_div, with_number(b, Op::mul, i, *in), b.expand(size, i.shape()));
-    Value end = with_number(b, Op::floor_div, with_number(b, Op::add, with_number(b, Op::mul, with_number(b, Op::add, i, int64_t{1}), *in), *o - 1), *o);
+    Value end = with_number(b, Op::floor_div,
+                            with_number(b, Op::add, with_number(b, Op::mul, with_number(b, Op::add, i, int64_t{1}), *in), *o - 1), *o);
     w.firsts.push_back(first);
     counts.push_back(b.binary(Op::sub, end, first));
   }
@@ -218,7 +224,8 @@ std::optional<Windows> adaptive_windows(GraphBuilder& b, Value x, const Shape& o
   w.tiles = split(b, x, out, w.k);
   std::vector<int64_t> dims = inner_dims(w.tiles, n);
   for (size_t d = 0; d < n; ++d) {
-    Value inside = b.binary(Op::lt, along(b, positions(b, w.k[d]), dims[d], w.tiles.rank()), along(b, counts[d], dims[d] - 1, w.tiles.rank()));
+    Value inside =
+        b.binary(Op::lt, along(b, positions(b, w.k[d]), dims[d], w.tiles.rank()), along(b, counts[d], dims[d] - 1, w.tiles.rank()));
     w.inside = w.inside ? b.binary(Op::bit_and, w.inside, inside) : inside;
   }
   w.inside = broadcast_to(b, w.inside, w.tiles.shape());
@@ -396,7 +403,8 @@ Lowering adaptive_avg_pool(size_t n) {
 
 // For every element of the operand, the value of the `back`th of the windows that can hold it, counted from the last; `outside` if
 // there is none. With `exact`, elements that this window does not reach read `outside` too (for a dilation of 1).
-Value spread(GraphBuilder& b, const Pool& p, Value windows, const Value& x, const Taps& reach, const Taps& back, Scalar outside, bool exact) {
+Value spread(GraphBuilder& b, const Pool& p, Value windows, const Value& x, const Taps& reach, const Taps& back, Scalar outside,
+             bool exact) {
   size_t n = p.n();
   Shape low(windows.shape().size(), SymInt(0)), high = low, repeats, tail(2 * n + lead(windows, n), SymInt(0));
   Shape none = tail, merged(windows.shape().begin(), windows.shape().end() - static_cast<int64_t>(n));
@@ -428,7 +436,8 @@ Taps reach_of(const Pool& p) {
 }
 
 // Sums part(back) over the windows that can hold an element, in eager's order: from the first window to the last.
-std::optional<Value> sum_over_windows(GraphBuilder& b, const Pool& p, const std::function<Value(const Taps& reach, const Taps& back)>& part) {
+std::optional<Value> sum_over_windows(GraphBuilder& b, const Pool& p,
+                                      const std::function<Value(const Taps& reach, const Taps& back)>& part) {
   Taps reach = reach_of(p);
   if (std::accumulate(reach.begin(), reach.end(), int64_t{1}, std::multiplies<>()) > kMostTaps) return std::nullopt;
   Value sum;
@@ -494,14 +503,18 @@ Lowering adaptive_pool_backward(size_t n, bool maximum) {
 using Nearest = int64_t (*)(int64_t i, int64_t in, int64_t out, double scale);
 
 template <class T>
-T ratio(int64_t in, int64_t out, double scale) { return scale > 0 ? static_cast<T>(1.0 / scale) : static_cast<T>(in) / static_cast<T>(out); }
+T ratio(int64_t in, int64_t out, double scale) {
+  return scale > 0 ? static_cast<T>(1.0 / scale) : static_cast<T>(in) / static_cast<T>(out);
+}
 
 int64_t below(double position, int64_t in) { return std::min(static_cast<int64_t>(std::floor(static_cast<float>(position))), in - 1); }
 
 constexpr Nearest kNearest[] = {
     [](int64_t i, int64_t in, int64_t out, double s) { return below(ratio<float>(in, out, s) * static_cast<float>(i), in); },
     [](int64_t i, int64_t in, int64_t out, double s) { return below(ratio<double>(in, out, s) * static_cast<double>(i), in); },
-    [](int64_t i, int64_t in, int64_t out, double s) { return out == in ? i : out == 2 * in ? i / 2 : below(ratio<float>(in, out, s) * static_cast<float>(i), in); },
+    [](int64_t i, int64_t in, int64_t out, double s) {
+      return out == in ? i : out == 2 * in ? i / 2 : below(ratio<float>(in, out, s) * static_cast<float>(i), in);
+    },
 };
 
 // With and without rounding between product and difference.
@@ -513,7 +526,9 @@ int64_t nearest_exact(int64_t i, int64_t in, int64_t out, double s, bool fused) 
 }
 
 constexpr Nearest kNearestExact[] = {
-    [](int64_t i, int64_t in, int64_t out, double s) { return below((static_cast<double>(i) + 0.5) * static_cast<double>(ratio<float>(in, out, s)), in); },
+    [](int64_t i, int64_t in, int64_t out, double s) {
+      return below((static_cast<double>(i) + 0.5) * static_cast<double>(ratio<float>(in, out, s)), in);
+    },
     [](int64_t i, int64_t in, int64_t out, double s) { return nearest_exact<float>(i, in, out, s, false); },
     [](int64_t i, int64_t in, int64_t out, double s) { return nearest_exact<float>(i, in, out, s, true); },
     [](int64_t i, int64_t in, int64_t out, double s) { return nearest_exact<double>(i, in, out, s, false); },
@@ -604,7 +619,8 @@ Lowering nearest_backward(size_t n, bool exact) {
     for (size_t d = 0; d < n; ++d) {
       const SymInt &i = kept.at(d), &o = size_at(g, n, d);
       std::optional<Taps> sources;
-      if (i.is_constant() && o.is_constant() && !(sources = nearest_sources(i.constant(), o.constant(), scales[d], exact))) return std::nullopt;
+      if (i.is_constant() && o.is_constant() && !(sources = nearest_sources(i.constant(), o.constant(), scales[d], exact)))
+        return std::nullopt;
       k.push_back(repetition(i, o, scales[d], sources, b));
       if (k.back() == SymInt(0)) return std::nullopt;
     }
@@ -668,7 +684,9 @@ Value cubic_far(GraphBuilder& b, Value x) {
 Interpolation cubic_weights(GraphBuilder& b, const SymInt& in, const SymInt& out, bool align, double scale, DType type) {
   auto [index, t] = index_and_rest(b, source_coordinates(b, in, out, align, scale, type), in);
   Value u = b.binary(Op::sub, b.full({out}, 1.0, type), t);
-  Interpolation r{{}, {cubic_far(b, with_number(b, Op::add, t, 1.0)), cubic_near(b, t), cubic_near(b, u), cubic_far(b, with_number(b, Op::add, u, 1.0))}};
+  Interpolation r{
+      {},
+      {cubic_far(b, with_number(b, Op::add, t, 1.0)), cubic_near(b, t), cubic_near(b, u), cubic_far(b, with_number(b, Op::add, u, 1.0))}};
   for (int64_t j = 0; j < 4; ++j) {
     Value at = b.binary(Op::min, with_number(b, Op::add, index, j - 1), size_value(b, in - 1));
     r.indices.push_back(with_number(b, Op::max, at, int64_t{0}));
@@ -683,7 +701,11 @@ Value interpolated(GraphBuilder& b, Value x, size_t dim, const std::vector<Inter
   const Interpolation& w = dims[dim];
   for (size_t j = 0; j < w.indices.size(); ++j) {
     int64_t at = static_cast<int64_t>(dim) + 2;
-    Value source = w.indices[j] ? take(b, x, w.indices[j], at) : with_sizes(b, x, [&] { Shape s = x.shape(); s[dim + 2] = w.weights[j].shape()[0]; return s; }());
+    Value source = w.indices[j] ? take(b, x, w.indices[j], at) : with_sizes(b, x, [&] {
+      Shape s = x.shape();
+      s[dim + 2] = w.weights[j].shape()[0];
+      return s;
+    }());
     Value part = interpolated(b, source, dim + 1, dims);
     part = b.binary(Op::mul, part, along(b, w.weights[j], at, x.rank()));
     sum = sum ? b.binary(Op::add, sum, part) : part;

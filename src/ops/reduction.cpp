@@ -401,13 +401,13 @@ void add_loss_reductions(OpTable& t) {
   add_single(t, "cosine_similarity", cosine_similarity);
   add_real(t, "_weight_norm_interface", weight_norm);
   add_real(t, "_weight_norm_interface_backward", weight_norm_backward);
-  add_single(t, "trace", [](OpCall& c) {
-    return accumulated(c, Op::reduce_sum, {c.b, diagonal(c.b, c.tensor(0), 0, 0, 1)}, Axes::all(1, false));
-  });
+  add_single(t, "trace",
+             [](OpCall& c) { return accumulated(c, Op::reduce_sum, {c.b, diagonal(c.b, c.tensor(0), 0, 0, 1)}, Axes::all(1, false)); });
 }
 
 void add_norms(OpTable& t) {
-  add_single(t, "norm.Scalar norm.ScalarOpt_dtype", [](OpCall& c) { return norm(c, c.number_or(1, 2), Axes::all(c.tensor(0).rank(), false)); });
+  add_single(t, "norm.Scalar norm.ScalarOpt_dtype",
+             [](OpCall& c) { return norm(c, c.number_or(1, 2), Axes::all(c.tensor(0).rank(), false)); });
   add_single(t, "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype linalg_vector_norm",
              [](OpCall& c) { return norm(c, c.number_or(1, 2), Axes::of(c, 2, 3, c.tensor(0).rank())); });
   add_single(t, "linalg_norm", linalg_norm);

@@ -11,7 +11,7 @@ struct Axes {
   bool keep = false;
 
   static Axes all(int rank, bool keep = false);
-  static Axes from(int first, int rank, bool keep = true);  // first, first + 1, .., rank - 1
+  static Axes from(int first, int rank, bool keep = true);        // first, first + 1, .., rank - 1
   static Axes of(OpCall& c, size_t dims, size_t keep, int rank);  // none or an empty list of dimensions: all
   Axes kept() const { return {dims, true}; }
   SymInt count(const Expr& x) const;  // elements that one result is made of

@@ -14,8 +14,8 @@ using Result = std::optional<std::vector<Value>>;
 enum class Update : uint8_t { replace, add, mul, min, max };
 
 std::optional<Update> update_named(const std::string& name) {
-  static const std::pair<const char*, Update> names[] = {{"add", Update::add},   {"sum", Update::add},  {"multiply", Update::mul},
-                                                         {"prod", Update::mul},  {"amin", Update::min}, {"amax", Update::max}};
+  static const std::pair<const char*, Update> names[] = {{"add", Update::add},  {"sum", Update::add},  {"multiply", Update::mul},
+                                                         {"prod", Update::mul}, {"amin", Update::min}, {"amax", Update::max}};
   for (auto [n, u] : names)
     if (name == n) return u;
   return std::nullopt;
@@ -53,7 +53,9 @@ bool compares_well(OpCall& c, const Write& w) {
   return !accumulates(w.update) || (w.x.dtype() != DType::b1 && !(is_low_precision(w.x.dtype()) && w.count() != SymInt(1)));
 }
 
-Value part(GraphBuilder& b, const Value& v, int64_t dim, int64_t j) { return v.shape()[static_cast<size_t>(dim)] == SymInt(1) ? v : narrow(b, v, dim, j, 1); }
+Value part(GraphBuilder& b, const Value& v, int64_t dim, int64_t j) {
+  return v.shape()[static_cast<size_t>(dim)] == SymInt(1) ? v : narrow(b, v, dim, j, 1);
+}
 
 Value written_by_comparing(GraphBuilder& b, const Write& w) {
   static constexpr Op ops[] = {Op::add, Op::add, Op::mul, Op::min, Op::max};
@@ -212,7 +214,8 @@ std::optional<Write> scatter_write(OpCall& c) {
   Write w{x, c.dim(1, x.rank()), i, {}, i.shape()};
   // Sizes that equal x's are spelled as x's.
   for (size_t d = 0; d < w.shape.size(); ++d)
-    if (d != static_cast<size_t>(w.dim) && w.shape[d] != x.shape()[d] && b.symbols().equal(w.shape[d], x.shape()[d])) w.shape[d] = x.shape()[d];
+    if (d != static_cast<size_t>(w.dim) && w.shape[d] != x.shape()[d] && b.symbols().equal(w.shape[d], x.shape()[d]))
+      w.shape[d] = x.shape()[d];
   w.index = with_sizes(b, i, w.shape);
   if (auto source = c.maybe_tensor(3); source && !c.is_number(3)) {
     if (at_least_1d(b, *source).rank() != x.rank()) return std::nullopt;
@@ -288,7 +291,8 @@ Result index_put(OpCall& c) {
   auto it = std::find_if(given.begin(), given.end(), set);
   if (it == given.end() || values.dtype() != x.dtype()) return std::nullopt;
   const bool alone = std::count_if(given.begin(), given.end(), set) == 1;
-  if (alone && (*it)->dtype() == DType::b1) return (*it)->rank() ? put_mask(c, x, **it, it - given.begin(), values, c.flag(3)) : std::nullopt;
+  if (alone && (*it)->dtype() == DType::b1)
+    return (*it)->rank() ? put_mask(c, x, **it, it - given.begin(), values, c.flag(3)) : std::nullopt;
   return put_at(c, x, given, values, c.flag(3));
 }
 
@@ -327,7 +331,12 @@ Result into_planes(OpCall& c, const Shape& shape, size_t dims, Value index, Valu
   const SymInt planes = product(split(shape)), size = product(std::span(shape).subspan(shape.size() - dims));
   const SymInt count = product(std::span(values.shape()).subspan(values.shape().size() - dims));
   if (product(split(values.shape())) != planes) return std::nullopt;
-  Write w{b.full({planes, size}, int64_t{0}, values.dtype()), 1, b.reshape(index, {planes, count}), b.reshape(values, {planes, count}), {planes, count}, update};
+  Write w{b.full({planes, size}, int64_t{0}, values.dtype()),
+          1,
+          b.reshape(index, {planes, count}),
+          b.reshape(values, {planes, count}),
+          {planes, count},
+          update};
   return as_result(c, b.reshape(written(c, w), shape));
 }
 

@@ -127,7 +127,6 @@ namespace {
 
 using ViewRule = std::optional<View>;
 
-
 View pairs_view() {
   return {[](GraphBuilder& b, Value x) { return pairs_of(b, x); }, [](GraphBuilder& b, Value, Value y) { return complex_of(b, y); }};
 }
@@ -152,14 +151,18 @@ ViewRule negative(OpCall& c) {
   if (c.tensor(0).dtype() == DType::c64)
     return View{[](GraphBuilder& b, Value x) { return neg(b, x); }, [](GraphBuilder& b, Value, Value y) { return neg(b, y); }};
   if (is_complex(c.tensor(0).dtype())) return std::nullopt;
-  return View{[](GraphBuilder& b, Value x) { return b.unary(Op::neg, x); }, [](GraphBuilder& b, Value, Value y) { return b.unary(Op::neg, y); }};
+  return View{[](GraphBuilder& b, Value x) { return b.unary(Op::neg, x); },
+              [](GraphBuilder& b, Value, Value y) { return b.unary(Op::neg, y); }};
 }
 
 ViewRule elements_of_other_size(OpCall& c) {
   DType from = c.tensor(0).dtype(), to = c.result().dtype;
   if (!has_bits(from) || !has_bits(to) || c.tensor(0).rank() == 0) return std::nullopt;
-  auto convert = [](GraphBuilder& b, Value x, DType t) { return size_of(t) < size_of(x.dtype()) ? split_bits(b, x, t) : join_bits(b, x, t); };
-  return View{[=](GraphBuilder& b, Value x) { return convert(b, x, to); }, [=](GraphBuilder& b, Value, Value y) { return convert(b, y, from); }};
+  auto convert = [](GraphBuilder& b, Value x, DType t) {
+    return size_of(t) < size_of(x.dtype()) ? split_bits(b, x, t) : join_bits(b, x, t);
+  };
+  return View{[=](GraphBuilder& b, Value x) { return convert(b, x, to); },
+              [=](GraphBuilder& b, Value, Value y) { return convert(b, y, from); }};
 }
 
 }  // namespace

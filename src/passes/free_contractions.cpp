@@ -24,7 +24,9 @@ std::optional<std::vector<Value>> lift(GraphBuilder& b, const Node& n, std::span
   if (!is_elementwise(n.op)) return std::nullopt;
   const Value* main = nullptr;
   for (const Value& v : in)
-    if (v.node->op == Op::reshape && (v.node->inputs[0].node->op == Op::dot || is_elementwise(v.node->inputs[0].node->op)) && joins_rows(v.node->inputs[0].shape(), v.shape())) main = &v;
+    if (v.node->op == Op::reshape && (v.node->inputs[0].node->op == Op::dot || is_elementwise(v.node->inputs[0].node->op)) &&
+        joins_rows(v.node->inputs[0].shape(), v.shape()))
+      main = &v;
   if (!main) return std::nullopt;
   const Shape& shape = main->node->inputs[0].shape();
   std::vector<Value> operands;

@@ -74,7 +74,8 @@ Graph fold_scales(const Graph& graph, const std::vector<bool>& constant) {
     if (n.op != Op::mul && n.op != Op::add) return std::nullopt;
     for (size_t i = 0; i < 2; ++i) {
       const Node& conv = *in[i].node;
-      if (conv.op != Op::conv || uses[n.inputs[i].node->id] != 1 || conv.integer(Attr::transposed) || conv.results[0].dtype != DType::f32) continue;
+      if (conv.op != Op::conv || uses[n.inputs[i].node->id] != 1 || conv.integer(Attr::transposed) || conv.results[0].dtype != DType::f32)
+        continue;
       auto channel = per_channel(b, in[1 - i]);
       if (!channel || !is_constant(*channel->node) || !is_constant(*conv.inputs[1].node)) continue;
       bool has_bias = conv.inputs.size() > 2;

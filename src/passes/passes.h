@@ -15,8 +15,8 @@ namespace broach {
 
 // A program on its way to the schedule: one graph to begin with, which some passes divide.
 struct Module {
-  std::shared_ptr<const Graph> graph;     // what every call runs
-  std::vector<OutputRequest> requests;    // by its outputs
+  std::shared_ptr<const Graph> graph;   // what every call runs
+  std::vector<OutputRequest> requests;  // by its outputs
   // Computes, from the same inputs, those that `graph` has behind them; null if there are none. Run where a constant changed.
   std::shared_ptr<const Graph> prologue;
   std::shared_ptr<const Segments> segments;  // of `graph`; null: it runs in one

@@ -35,7 +35,8 @@ std::vector<SymbolId> symbols_of(const Node& n) {
 
 class Splitter {
  public:
-  Splitter(const Graph& graph, const std::vector<OutputRequest>& requests) : g_(graph), requests_(requests), level_(graph.nodes().size()), cheap_(graph.nodes().size(), kNotCheap) {}
+  Splitter(const Graph& graph, const std::vector<OutputRequest>& requests)
+      : g_(graph), requests_(requests), level_(graph.nodes().size()), cheap_(graph.nodes().size(), kNotCheap) {}
 
   Segments run() {
     find_levels();
@@ -61,7 +62,7 @@ class Splitter {
     std::vector<Value> carried;
     std::set<Key> is_carried;
     std::vector<Segment::Call> calls;
-    std::map<Key, size_t> own;                      // slots of what is computed anew here, for calls
+    std::map<Key, size_t> own;  // slots of what is computed anew here, for calls
   };
 
   // ---- where each node is computed ----
@@ -222,8 +223,8 @@ class Splitter {
 
   const Graph& g_;
   const std::vector<OutputRequest>& requests_;
-  std::vector<size_t> level_;   // by node: the segment that computes it, or behind which it is called
-  std::vector<int> cheap_;      // by node: see cost()
+  std::vector<size_t> level_;  // by node: the segment that computes it, or behind which it is called
+  std::vector<int> cheap_;     // by node: see cost()
   std::vector<Piece> pieces_;
   std::map<Key, size_t> stored_;
   std::map<const Node*, size_t> call_index_;

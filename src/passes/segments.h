@@ -17,10 +17,10 @@ struct Segment {
   std::vector<OutputRequest> requests;  // by output of the graph
   struct Call {
     std::shared_ptr<const ExternCall> call;
-    std::vector<size_t> operands;       // slots
-    std::vector<int64_t> results;       // slots; -1 for one that nobody reads
+    std::vector<size_t> operands;  // slots
+    std::vector<int64_t> results;  // slots; -1 for one that nobody reads
   };
-  std::vector<Call> calls;              // made behind the segment, in this order; each binds symbols
+  std::vector<Call> calls;  // made behind the segment, in this order; each binds symbols
 };
 
 struct Segments {
@@ -30,7 +30,7 @@ struct Segments {
   };
   std::vector<Segment> list;
   std::vector<Slot> slots;
-  std::vector<size_t> outputs;          // slots, by output of the whole graph
+  std::vector<size_t> outputs;  // slots, by output of the whole graph
 };
 
 // Whether a call in it binds symbols. Otherwise there is nothing to be split.

@@ -18,7 +18,9 @@ std::optional<double> constant_of(Value v) {
 Result simplify_arithmetic(const Node& n, std::span<const Value> in) {
   auto b = constant_of(in[1]);
   if (!b) return std::nullopt;
-  bool neutral = (n.op == Op::mul || n.op == Op::div) ? *b == 1 : n.op == Op::sub ? (*b == 0 && !std::signbit(*b)) : n.op == Op::add && *b == 0 && (std::signbit(*b) || is_integral(in[0].dtype()));
+  bool neutral = (n.op == Op::mul || n.op == Op::div) ? *b == 1
+                 : n.op == Op::sub                    ? (*b == 0 && !std::signbit(*b))
+                                                      : n.op == Op::add && *b == 0 && (std::signbit(*b) || is_integral(in[0].dtype()));
   return neutral ? Result({in[0]}) : std::nullopt;
 }
 
@@ -46,7 +48,10 @@ Result simplify_cast(GraphBuilder& b, const Node& n, Value x) {
 
 Result simplify_node(GraphBuilder& b, const Node& n, std::span<const Value> in) {
   switch (n.op) {
-    case Op::add: case Op::sub: case Op::mul: case Op::div: return simplify_arithmetic(n, in);
+    case Op::add:
+    case Op::sub:
+    case Op::mul:
+    case Op::div: return simplify_arithmetic(n, in);
     case Op::cast: return simplify_cast(b, n, in[0]);
     case Op::reshape: return {{b.reshape(in[0], n.sizes(Attr::shape))}};
     case Op::permute: return {{b.permute(in[0], n.ints(Attr::dims))}};

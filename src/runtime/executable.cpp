@@ -83,7 +83,8 @@ Executable::Executable(Schedule schedule, const Target& target, const CompileSet
   for (const CompiledStep& c : steps_) {
     if (!c.contraction) continue;
     contraction_steps_.push_back(&c);
-    if (int64_t input = c.contraction_step->weight_inputs[1]; input >= 0) packables_.push_back({c.contraction_index, static_cast<int>(input)});
+    if (int64_t input = c.contraction_step->weight_inputs[1]; input >= 0)
+      packables_.push_back({c.contraction_index, static_cast<int>(input)});
   }
   is_paced_ = !contraction_steps_.empty() && !settings.contractions.deterministic;
   find_lifetimes();
@@ -96,7 +97,8 @@ void Executable::find_versions() {
   for (size_t a = 0; a < buffers.size(); ++a)
     if (buffers[a].kind == Buffer::Kind::input && buffers[a].version == 0) first.emplace(buffers[a].index, static_cast<int>(a));
   for (size_t b = 0; b < buffers.size(); ++b)
-    if (auto it = buffers[b].version > 0 ? first.find(buffers[b].index) : first.end(); it != first.end()) versions_.push_back({static_cast<int>(b), it->second});
+    if (auto it = buffers[b].version > 0 ? first.find(buffers[b].index) : first.end(); it != first.end())
+      versions_.push_back({static_cast<int>(b), it->second});
 }
 
 void Executable::find_lifetimes() {
@@ -112,7 +114,8 @@ void Executable::find_lifetimes() {
   const std::set<int> outputs(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
   for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
     const bool returned = outputs.contains(static_cast<int>(b));
-    if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0 && !returned) steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
+    if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0 && !returned)
+      steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
     if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
     arena_buffers_.push_back({static_cast<int>(b), first[b], last[b]});
     schedule_.buffers[b].elements.collect_symbols(symbols);
@@ -173,7 +176,8 @@ void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
 namespace {
 
 void* address(const Operand& o, const Frame& frame) {
-  return static_cast<std::byte*>(frame.data[static_cast<size_t>(o.place.buffer)]) + o.place.offset.eval(frame.symbols) * size_of(o.type.dtype);
+  return static_cast<std::byte*>(frame.data[static_cast<size_t>(o.place.buffer)]) +
+         o.place.offset.eval(frame.symbols) * size_of(o.type.dtype);
 }
 
 }  // namespace
@@ -188,7 +192,15 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
     if (e.operand) epilogue[n++] = address(*e.operand, frame);
   static const PackedWeight none;
   const PackedWeight& packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)] : none;
-  step.contraction->run({operands, c.bias ? address(*c.bias, frame) : nullptr, {epilogue, n}, address(c.result, frame), packed.data.get(), packed.layout, frame.symbols, *frame.threads, frame.pace});
+  step.contraction->run({operands,
+                         c.bias ? address(*c.bias, frame) : nullptr,
+                         {epilogue, n},
+                         address(c.result, frame),
+                         packed.data.get(),
+                         packed.layout,
+                         frame.symbols,
+                         *frame.threads,
+                         frame.pace});
 }
 
 void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
@@ -205,7 +217,8 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
     tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
     sizes = sizes.subspan(2 * rank);
   }
-  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads})) throw IndexError("index out of range in self");
+  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads}))
+    throw IndexError("index out of range in self");
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame) const {
@@ -275,7 +288,8 @@ size_t Executable::packed_bytes(int contraction, std::span<const int64_t> symbol
 }
 
 bool Executable::is_settled(std::span<const int64_t> symbols) const {
-  return std::all_of(contraction_steps_.begin(), contraction_steps_.end(), [&](const CompiledStep* s) { return s->contraction->is_settled(symbols); });
+  return std::all_of(contraction_steps_.begin(), contraction_steps_.end(),
+                     [&](const CompiledStep* s) { return s->contraction->is_settled(symbols); });
 }
 
 std::vector<std::string> Executable::picks(std::span<const int64_t> symbols) const {

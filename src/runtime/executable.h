@@ -24,13 +24,13 @@ class Executable;
 // The state of one run.
 struct Frame {
   const Executable* executable = nullptr;
-  std::vector<int64_t> symbols;        // by SymbolId; those of extern results are set as the run goes
-  std::vector<void*> data;             // address of each buffer; the caller fills in those of inputs and outputs
+  std::vector<int64_t> symbols;  // by SymbolId; those of extern results are set as the run goes
+  std::vector<void*> data;       // address of each buffer; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
-  void* host = nullptr;                // the front's own state, for extern calls
-  void (*release)(Frame&, int buffer) = nullptr;  // an extern's result is not needed any more
+  void* host = nullptr;                              // the front's own state, for extern calls
+  void (*release)(Frame&, int buffer) = nullptr;     // an extern's result is not needed any more
   const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
-  Pace* pace = nullptr;                // set by the run
+  Pace* pace = nullptr;                              // set by the run
 };
 
 // A call of the host's library, made by the front.
@@ -131,7 +131,7 @@ class Executable {
   };
   std::vector<ArenaBuffer> arena_buffers_;
   std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
-  std::vector<SymbolId> plan_symbols_;  // those that sizes of arena buffers depend on
+  std::vector<SymbolId> plan_symbols_;         // those that sizes of arena buffers depend on
   std::shared_ptr<const MemoryPlan> fixed_plan_;
   bool is_paced_ = false;
   mutable Pace pace_;

@@ -7,7 +7,8 @@
 
 namespace broach {
 
-SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, const Symbols& symbols)
+SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints,
+                       std::vector<std::optional<double>> floats, const Symbols& symbols)
     : floats_(std::move(floats)), host_(symbols.floats), infos_(symbols.infos()) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     ranks_.push_back(sizes[i].size());
@@ -19,7 +20,8 @@ SizeGuards::SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std
     std::vector<SymbolId> all, run_time;
     e.collect_symbols(all);
     for (SymbolId id : all)
-      if (auto root = symbols.known_with(SymInt::symbol(id)); root && std::find(run_time.begin(), run_time.end(), *root) == run_time.end()) run_time.push_back(*root);
+      if (auto root = symbols.known_with(SymInt::symbol(id)); root && std::find(run_time.begin(), run_time.end(), *root) == run_time.end())
+        run_time.push_back(*root);
     return run_time;
   };
   for (SymbolId id = 0; id < infos_.size(); ++id) {
@@ -46,7 +48,10 @@ bool SizeGuards::match_late(std::span<const SymbolId> fresh, std::vector<bool>& 
     known[id] = true;
   }
   auto is_fresh = [&](SymbolId id) { return std::find(fresh.begin(), fresh.end(), id) != fresh.end(); };
-  auto now = [&](const Late& l) { return std::any_of(l.symbols.begin(), l.symbols.end(), is_fresh) && std::all_of(l.symbols.begin(), l.symbols.end(), [&](SymbolId id) { return known[id]; }); };
+  auto now = [&](const Late& l) {
+    return std::any_of(l.symbols.begin(), l.symbols.end(), is_fresh) &&
+           std::all_of(l.symbols.begin(), l.symbols.end(), [&](SymbolId id) { return known[id]; });
+  };
   for (const Late& l : late_) {
     if (!now(l)) continue;
     if (l.quotient && !fits_late(*l.quotient, symbols)) return false;
@@ -69,7 +74,8 @@ std::vector<int64_t> SizeGuards::hints() const {
 
 std::vector<std::string> SizeGuards::text() const {
   std::vector<std::string> out;
-  for (size_t i = 0; i < infos_.size(); ++i) out.push_back(cat(SymInt::symbol(static_cast<SymbolId>(i)), " >= ", infos_[i].min, is_late_[i] ? ", known as it runs" : ""));
+  for (size_t i = 0; i < infos_.size(); ++i)
+    out.push_back(cat(SymInt::symbol(static_cast<SymbolId>(i)), " >= ", infos_[i].min, is_late_[i] ? ", known as it runs" : ""));
   for (const Guard& g : guards_) out.push_back(g.str());
   for (const Late& l : late_)
     if (l.guard) out.push_back(cat(l.guard->str(), ", asked as it runs"));
@@ -77,21 +83,27 @@ std::vector<std::string> SizeGuards::text() const {
   return out;
 }
 
-std::string SizeGuards::shown(const Number& n) const { return n.expression < 0 ? cat(n.constant) : expressions_[static_cast<size_t>(n.expression)].str(); }
+std::string SizeGuards::shown(const Number& n) const {
+  return n.expression < 0 ? cat(n.constant) : expressions_[static_cast<size_t>(n.expression)].str();
+}
 
 bool SizeGuards::differs(std::string* why, const Number& expected, int64_t value, const char* what, size_t input, size_t dim) const {
   if (why) *why = cat("input ", input, ": ", what, " ", dim, " was ", shown(expected), ", is ", value);
   return false;
 }
 
-bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const {
+bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols,
+                      std::string* why) const {
   symbols.resize(infos_.size());
   for (size_t i = 0; i < infos_.size(); ++i) {
     const SymbolInfo& s = infos_[i];
     auto input = static_cast<size_t>(s.input), dim = static_cast<size_t>(s.dim);
     using From = SymbolInfo::Source;
     if (is_late_[i]) continue;
-    symbols[i] = s.source == From::quotient ? symbols[input] / s.dim : s.source == From::integer ? ints[dim] : s.source == From::size ? inputs[input].sizes[dim] : inputs[input].strides[dim];
+    symbols[i] = s.source == From::quotient  ? symbols[input] / s.dim
+                 : s.source == From::integer ? ints[dim]
+                 : s.source == From::size    ? inputs[input].sizes[dim]
+                                             : inputs[input].strides[dim];
     if (symbols[i] >= s.min) continue;
     if (why) *why = cat("a size that was ", s.hint, " is ", symbols[i], ", compiled for ", s.min, " and more");
     return false;
@@ -99,7 +111,8 @@ bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> i
   return true;
 }
 
-bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values, std::string* why) const {
+bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values,
+                       std::string* why) const {
   std::vector<int64_t>& symbols = values.sizes;
   for (size_t i = 0; i < ranks_.size(); ++i)
     if (inputs[i].rank != ranks_[i]) {

@@ -29,11 +29,13 @@ class SizeGuards {
   SizeGuards() = default;
   // By input: sizes and strides as the program was captured with; `ints` and `floats`, the numbers it was given, where a float that
   // is no constant is absent; what was decided by them.
-  SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, const Symbols& symbols);
+  SizeGuards(std::vector<Shape> sizes, std::vector<Shape> strides, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
+             const Symbols& symbols);
 
   // Whether the program holds for a call. Writes the values of its symbols and host numbers (none for a program without).
   // `why`, if not null: what differs, if something does.
-  bool match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values, std::string* why) const;
+  bool match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values,
+             std::string* why) const;
   bool has_symbols() const { return !infos_.empty(); }
   // What `match` leaves open, for symbols that become known while the program runs: whether the program still holds now that those
   // of `fresh` have values too. `known`, by symbol, is updated, and so are the values that follow.
@@ -68,8 +70,8 @@ class SizeGuards {
     std::optional<SymbolId> quotient;
     std::optional<Guard> guard;
   };
-  std::vector<Late> late_;          // quotients first, as they follow from each other
-  std::vector<bool> is_late_;       // by symbol
+  std::vector<Late> late_;     // quotients first, as they follow from each other
+  std::vector<bool> is_late_;  // by symbol
 };
 
 }  // namespace broach

@@ -45,8 +45,8 @@ class Gaps {
     return length;
   }
 
-  std::map<int64_t, int64_t> by_offset_;            // lengths
-  std::set<std::pair<int64_t, int64_t>> by_length_; // the same
+  std::map<int64_t, int64_t> by_offset_;             // lengths
+  std::set<std::pair<int64_t, int64_t>> by_length_;  // the same
 };
 
 std::vector<size_t> sorted_by(const std::vector<Lifetime>& lifetimes, int Lifetime::* key) {
@@ -64,7 +64,8 @@ MemoryPlan plan_earliest_first(const std::vector<Lifetime>& lifetimes) {
   Gaps gaps;
   size_t done = 0;
   for (size_t i : sorted_by(lifetimes, &Lifetime::first)) {
-    for (; lifetimes[ends[done]].last < lifetimes[i].first; ++done) gaps.give(plan.offsets[ends[done]], round_up(lifetimes[ends[done]].bytes));
+    for (; lifetimes[ends[done]].last < lifetimes[i].first; ++done)
+      gaps.give(plan.offsets[ends[done]], round_up(lifetimes[ends[done]].bytes));
     const int64_t length = round_up(lifetimes[i].bytes);
     plan.offsets[i] = gaps.take(length).value_or(plan.bytes);
     plan.bytes = std::max(plan.bytes, plan.offsets[i] + length);

@@ -10,7 +10,8 @@ SharedPacks& SharedPacks::of_process() {
   return packs;
 }
 
-std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& source, const PackForm& form, size_t bytes, const std::function<void(std::byte*)>& fill) {
+std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& source, const PackForm& form, size_t bytes,
+                                                             const std::function<void(std::byte*)>& fill) {
   std::lock_guard lock(mutex_);
   if (entries_.size() >= next_cleaning_) {
     std::erase_if(entries_, [](const auto& e) { return e.second.expired(); });
@@ -23,7 +24,8 @@ std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& s
     std::shared_ptr<const void> source;
     std::unique_ptr<std::byte, void (*)(void*)> memory;
   };
-  auto copy = std::make_shared<Copy>(Copy{source.keeps, {static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free}});
+  auto copy =
+      std::make_shared<Copy>(Copy{source.keeps, {static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free}});
   if (!copy->memory) throw std::bad_alloc();
   fill(copy->memory.get());
   std::shared_ptr<const std::byte[]> made(copy, copy->memory.get());

@@ -32,7 +32,8 @@ class SharedPacks {
   static SharedPacks& of_process();
 
   // Lives as long as its owners. `fill` writes that many bytes.
-  std::shared_ptr<const std::byte[]> find_or_make(const PackSource& source, const PackForm& form, size_t bytes, const std::function<void(std::byte*)>& fill);
+  std::shared_ptr<const std::byte[]> find_or_make(const PackSource& source, const PackForm& form, size_t bytes,
+                                                  const std::function<void(std::byte*)>& fill);
 
  private:
   std::mutex mutex_;

@@ -20,7 +20,8 @@ std::atomic<bool>& switch_() {
 }
 
 // Elements that an access touches: one for each position of the axes that move it.
-double elements(const Kernel& k, const Access& a, const std::vector<std::vector<bool>>& uses, const std::function<int64_t(const SymInt&)>& eval) {
+double elements(const Kernel& k, const Access& a, const std::vector<std::vector<bool>>& uses,
+                const std::function<int64_t(const SymInt&)>& eval) {
   double n = 1;
   for (size_t i = 0; i < k.axes.size(); ++i) {
     bool moves = a.index.contains(k.axes[i].id);
@@ -75,8 +76,7 @@ StepCost cost_of(const ContractionStep& c, std::span<const int64_t> symbols) {
   double depth = 1;
   if (c.node->op == Op::conv)
     for (size_t d = 1; d < w.size(); ++d) depth *= static_cast<double>(w[d].eval(symbols));
-  else
-    depth = static_cast<double>(x.back().eval(symbols));
+  else depth = static_cast<double>(x.back().eval(symbols));
   cost.flops = 2 * depth * static_cast<double>((transposed ? c.operands[0].type : c.node->results[0]).numel().eval(symbols));
   return cost;
 }
@@ -91,7 +91,8 @@ bool is_in_place(const RoutineStep& r, std::span<const Buffer> buffers) {
 
 StepCost cost_of(const RoutineStep& r, std::span<const Buffer> buffers, std::span<const int64_t> symbols) {
   double bytes = bytes_of(r.operands, symbols) + bytes_of(r.results, symbols);
-  if (is_in_place(r, buffers)) bytes += bytes_of(r.operands.back(), symbols) - bytes_of(r.operands[0], symbols) - bytes_of(r.results[0], symbols);
+  if (is_in_place(r, buffers))
+    bytes += bytes_of(r.operands.back(), symbols) - bytes_of(r.operands[0], symbols) - bytes_of(r.results[0], symbols);
   return {bytes, 0};
 }
 
@@ -119,7 +120,8 @@ std::string name_of_kernel(const Kernel& k) {
 }
 
 std::string name_of_contraction(const ContractionStep& c) {
-  std::string out = cat(broach::name_of(c.node->op), " ", shape_text(c.operands[0].type.shape), " by ", shape_text(c.operands[1].type.shape));
+  std::string out =
+      cat(broach::name_of(c.node->op), " ", shape_text(c.operands[0].type.shape), " by ", shape_text(c.operands[1].type.shape));
   if (c.bias) out += " bias";
   for (const Epilogue& e : c.epilogue) out += cat(" ", broach::name_of(e.op));
   return out;
@@ -144,7 +146,8 @@ StepCost step_cost(const Step& step, std::span<const Buffer> buffers, std::span<
 std::string step_name(const Step& step) {
   if (auto k = std::get_if<KernelStep>(&step.work)) return name_of_kernel(*k->kernel);
   if (auto c = std::get_if<ContractionStep>(&step.work)) return name_of_contraction(*c);
-  if (auto r = std::get_if<RoutineStep>(&step.work)) return cat("routine ", name_of(r->node->op), " ", shape_text(r->operands[0].type.shape));
+  if (auto r = std::get_if<RoutineStep>(&step.work))
+    return cat("routine ", name_of(r->node->op), " ", shape_text(r->operands[0].type.shape));
   return cat("extern ", std::get<ExternStep>(step.work).node->call().schema);
 }
 

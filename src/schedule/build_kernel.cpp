@@ -141,16 +141,37 @@ class KernelBuilder {
   int add(KernelExpr e) {
     const size_t h = hash(e);
     for (auto [it, end] = known_.equal_range(h); it != end; ++it)
-      if (const KernelExpr& k = k_.exprs[static_cast<size_t>(it->second)]; k == e && e.value.index() == k.value.index() && str(e.value) == str(k.value)) return it->second;
+      if (const KernelExpr& k = k_.exprs[static_cast<size_t>(it->second)];
+          k == e && e.value.index() == k.value.index() && str(e.value) == str(k.value))
+        return it->second;
     k_.exprs.push_back(std::move(e));
     known_.emplace(h, static_cast<int>(k_.exprs.size()) - 1);
     return static_cast<int>(k_.exprs.size()) - 1;
   }
-  int op(Op o, DType dtype, std::vector<int> args) { return add({.kind = Kind::op, .dtype = dtype, .op = o, .args = std::move(args), .value = int64_t{0}, .access = {}, .limit = {}, .predicate = -1}); }
-  int constant(Scalar v, DType dtype) { return add({.kind = Kind::constant, .dtype = dtype, .op = Op::scalar, .args = {}, .value = v, .access = {}, .limit = {}, .predicate = -1}); }
+  int op(Op o, DType dtype, std::vector<int> args) {
+    return add({.kind = Kind::op,
+                .dtype = dtype,
+                .op = o,
+                .args = std::move(args),
+                .value = int64_t{0},
+                .access = {},
+                .limit = {},
+                .predicate = -1});
+  }
+  int constant(Scalar v, DType dtype) {
+    return add(
+        {.kind = Kind::constant, .dtype = dtype, .op = Op::scalar, .args = {}, .value = v, .access = {}, .limit = {}, .predicate = -1});
+  }
   int position(const SymInt& i) {
     if (auto c = i.maybe_constant()) return constant(*c, DType::i64);
-    return add({.kind = Kind::position, .dtype = DType::i64, .op = Op::scalar, .args = {}, .value = int64_t{0}, .access = {-1, i, {}}, .limit = {}, .predicate = -1});
+    return add({.kind = Kind::position,
+                .dtype = DType::i64,
+                .op = Op::scalar,
+                .args = {},
+                .value = int64_t{0},
+                .access = {-1, i, {}},
+                .limit = {},
+                .predicate = -1});
   }
   int both(int a, int b) { return a < 0 ? b : b < 0 ? a : op(Op::bit_and, DType::b1, {a, b}); }
 
@@ -170,7 +191,14 @@ class KernelBuilder {
       access.dynamic.push_back({d.expr, linear->first});
       access.index = linear->second;
     }
-    return add({.kind = Kind::load, .dtype = v.dtype(), .op = Op::scalar, .args = {}, .value = int64_t{0}, .access = access, .limit = {}, .predicate = predicate});
+    return add({.kind = Kind::load,
+                .dtype = v.dtype(),
+                .op = Op::scalar,
+                .args = {},
+                .value = int64_t{0},
+                .access = access,
+                .limit = {},
+                .predicate = predicate});
   }
 
   int expr(const Value& v, const Index& index, int predicate) {
@@ -304,7 +332,9 @@ class KernelBuilder {
     return out;
   }
 
-  static int64_t size_hint(const SymInt& s) { return s.eval([](SymbolId) { return int64_t{1000}; }); }
+  static int64_t size_hint(const SymInt& s) {
+    return s.eval([](SymbolId) { return int64_t{1000}; });
+  }
 
   int pad(const Node& n, const Index& index, int predicate) {
     const Value& x = n.inputs[0];
@@ -346,9 +376,17 @@ class KernelBuilder {
     auto rank = static_cast<size_t>(positions.rank());
     int at = expr(positions, Index(index.begin() + static_cast<int64_t>(dim), index.begin() + static_cast<int64_t>(dim + rank)), predicate);
     at = cast(at, DType::i64);
-    int checked = add({.kind = Kind::bounds, .dtype = DType::i64, .op = Op::scalar, .args = {at}, .value = int64_t{0}, .access = {}, .limit = x.shape()[dim], .predicate = predicate});
+    int checked = add({.kind = Kind::bounds,
+                       .dtype = DType::i64,
+                       .op = Op::scalar,
+                       .args = {at},
+                       .value = int64_t{0},
+                       .access = {},
+                       .limit = x.shape()[dim],
+                       .predicate = predicate});
     SymbolId symbol = kFirstAxis * 2 + static_cast<SymbolId>(checked);
-    if (std::none_of(dynamic_.begin(), dynamic_.end(), [&](const Dynamic& d) { return d.symbol == symbol; })) dynamic_.push_back({symbol, checked});
+    if (std::none_of(dynamic_.begin(), dynamic_.end(), [&](const Dynamic& d) { return d.symbol == symbol; }))
+      dynamic_.push_back({symbol, checked});
     Index in(index.begin(), index.begin() + static_cast<int64_t>(dim));
     in.push_back(SymInt::symbol(symbol));
     in.insert(in.end(), index.begin() + static_cast<int64_t>(dim + rank), index.end());
@@ -370,8 +408,14 @@ class KernelBuilder {
     }
     int arg = expr(n.inputs[0], in, -1);
     bool wants_position = n.op == Op::reduce_argmax || n.op == Op::reduce_argmin;
-    return add({.kind = Kind::reduction, .dtype = n.results[0].dtype, .op = n.op, .args = {arg}, .value = int64_t{0},
-                .access = {-1, wants_position ? linear : SymInt(0), {}}, .limit = {}, .predicate = -1});
+    return add({.kind = Kind::reduction,
+                .dtype = n.results[0].dtype,
+                .op = n.op,
+                .args = {arg},
+                .value = int64_t{0},
+                .access = {-1, wants_position ? linear : SymInt(0), {}},
+                .limit = {},
+                .predicate = -1});
   }
 
   // The axes a reduction runs over: those the kernel reduces already, or its axes that the result does not depend on, or
@@ -382,9 +426,12 @@ class KernelBuilder {
     for (const SymInt& i : index)
       for (const Dynamic& d : dynamic_)
         if (i.contains(d.symbol)) throw Misfit{&n};
-    auto depends = [&](const KernelAxis& a) { return std::any_of(index.begin(), index.end(), [&](const SymInt& i) { return i.contains(a.id); }); };
+    auto depends = [&](const KernelAxis& a) {
+      return std::any_of(index.begin(), index.end(), [&](const SymInt& i) { return i.contains(a.id); });
+    };
     for (const KernelAxis& a : k_.axes)
-      if (std::any_of(index.begin(), index.end(), [&](const SymInt& i) { return i.contains(a.id) && !i.linear_in(a.id); })) split_for(n, index);
+      if (std::any_of(index.begin(), index.end(), [&](const SymInt& i) { return i.contains(a.id) && !i.linear_in(a.id); }))
+        split_for(n, index);
     std::vector<size_t> free, reduced;
     for (size_t a = 0; a < k_.axes.size(); ++a) {
       if (k_.axes[a].reduced) reduced.push_back(a);
@@ -503,7 +550,8 @@ class KernelBuilder {
 }  // namespace
 
 std::optional<KernelStep> build_kernel(const std::vector<const Node*>& roots, const std::function<const Place*(const Value&)>& place,
-                                       const std::function<Place(const Node*)>& target, const ScheduleOptions& options, const Node** misfit) {
+                                       const std::function<Place(const Node*)>& target, const ScheduleOptions& options,
+                                       const Node** misfit) {
   std::vector<Split> splits;
   for (;;) {
     try {

@@ -17,11 +17,39 @@ namespace {
 
 bool is_transcendental(Op op) {
   switch (op) {
-    case Op::neg: case Op::abs: case Op::sign: case Op::floor: case Op::ceil: case Op::trunc: case Op::round: case Op::relu:
-    case Op::bit_not: case Op::is_nan: case Op::add: case Op::sub: case Op::mul: case Op::min: case Op::max: case Op::bit_and:
-    case Op::bit_or: case Op::bit_xor: case Op::shl: case Op::shr: case Op::eq: case Op::ne: case Op::lt: case Op::le: case Op::gt:
-    case Op::ge: case Op::where: case Op::cast: case Op::bitcast: case Op::copysign: case Op::sqrt: case Op::reciprocal: case Op::div:
-      return false;
+    case Op::neg:
+    case Op::abs:
+    case Op::sign:
+    case Op::floor:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::round:
+    case Op::relu:
+    case Op::bit_not:
+    case Op::is_nan:
+    case Op::add:
+    case Op::sub:
+    case Op::mul:
+    case Op::min:
+    case Op::max:
+    case Op::bit_and:
+    case Op::bit_or:
+    case Op::bit_xor:
+    case Op::shl:
+    case Op::shr:
+    case Op::eq:
+    case Op::ne:
+    case Op::lt:
+    case Op::le:
+    case Op::gt:
+    case Op::ge:
+    case Op::where:
+    case Op::cast:
+    case Op::bitcast:
+    case Op::copysign:
+    case Op::sqrt:
+    case Op::reciprocal:
+    case Op::div: return false;
     default: return true;
   }
 }
@@ -35,8 +63,8 @@ bool fusible(const Node& n) {
 constexpr int kMostNodes = 256;
 constexpr size_t kMostStores = 32;
 // Beyond, the answer is no.
-constexpr size_t kMostTried = 16;     // kernels that a node might join
-constexpr size_t kMostVisited = 2000; // nodes, when looking for what must run between two
+constexpr size_t kMostTried = 16;      // kernels that a node might join
+constexpr size_t kMostVisited = 2000;  // nodes, when looking for what must run between two
 
 struct Cost {
   int loads = 0, ops = 0;
@@ -194,8 +222,8 @@ class Grouper {
   const FusionRules& r_;
   std::vector<std::vector<const Node*>> users_;
   std::vector<std::set<int>> kernels_of_;
-  std::vector<int> sizes_;       // by kernel
-  std::vector<uint32_t> seen_;   // by node: the last search that met it
+  std::vector<int> sizes_;      // by kernel
+  std::vector<uint32_t> seen_;  // by node: the last search that met it
   uint32_t searches_ = 0;
   Groups groups_;
 };

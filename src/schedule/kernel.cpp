@@ -92,9 +92,10 @@ void find_divisors(const SymInt& e, const std::vector<KernelAxis>& axes, std::ve
           auto linear = x.linear_in(axes[i].id);
           if (!linear || linear->first == SymInt(0)) continue;
           // floordiv(c*i, d) changes every d/c steps of i.
-          SymInt step = linear->first.is_constant() && d.is_constant() && linear->first.constant() > 0 && d.constant() % linear->first.constant() == 0
-                            ? SymInt(d.constant() / linear->first.constant())
-                            : (linear->first == SymInt(1) ? d : SymInt(0));
+          SymInt step =
+              linear->first.is_constant() && d.is_constant() && linear->first.constant() > 0 && d.constant() % linear->first.constant() == 0
+                  ? SymInt(d.constant() / linear->first.constant())
+                  : (linear->first == SymInt(1) ? d : SymInt(0));
           if (step == SymInt(0) || step == SymInt(1) || step == axes[i].extent) continue;
           if (mod(axes[i].extent, step) == SymInt(0)) out.push_back({i, step});
         }
@@ -130,7 +131,8 @@ bool split_once(Kernel& k) {
 void drop_unit_axes(Kernel& k) {
   std::erase_if(k.axes, [&](const KernelAxis& a) {
     if (!(a.extent == SymInt(1))) return false;
-    for_each_index(k, [&](SymInt& i) { i = i.substitute([&](SymbolId id) { return id == a.id ? std::optional(SymInt(0)) : std::nullopt; }); });
+    for_each_index(k,
+                   [&](SymInt& i) { i = i.substitute([&](SymbolId id) { return id == a.id ? std::optional(SymInt(0)) : std::nullopt; }); });
     return true;
   });
 }
@@ -170,7 +172,8 @@ bool join_once(Kernel& k) {
     if (!joinable(k, k.axes[i], inner)) continue;
     SymbolId outer = k.axes[i].id;
     // outer * n + inner becomes one axis: its coefficient is inner's.
-    for_each_index(k, [&](SymInt& e) { e = e.substitute([&](SymbolId id) { return id == outer ? std::optional(SymInt(0)) : std::nullopt; }); });
+    for_each_index(
+        k, [&](SymInt& e) { e = e.substitute([&](SymbolId id) { return id == outer ? std::optional(SymInt(0)) : std::nullopt; }); });
     k.axes[i].extent = k.axes[i].extent * inner.extent;
     k.axes[i].id = inner.id;
     k.axes.erase(k.axes.begin() + static_cast<int64_t>(i) + 1);

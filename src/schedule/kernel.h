@@ -14,7 +14,7 @@
 namespace broach {
 
 struct KernelAxis {
-  SymbolId id;    // kFirstAxis + n
+  SymbolId id;  // kFirstAxis + n
   SymInt extent;
   bool reduced = false;
 };
@@ -55,13 +55,13 @@ struct KernelStore {
 };
 
 struct Kernel {
-  std::vector<KernelAxis> axes;       // outermost first
-  std::vector<DType> buffers;         // element types of the buffers, in the order of the launch
-  std::vector<KernelExpr> exprs;      // operands before users
+  std::vector<KernelAxis> axes;   // outermost first
+  std::vector<DType> buffers;     // element types of the buffers, in the order of the launch
+  std::vector<KernelExpr> exprs;  // operands before users
   std::vector<KernelStore> stores;
-  int symbols = 0;                    // symbols 0..n-1 are the parameters of a launch
-  int parameters = 0;                 // numbers that follow them, of which kernels with the same code differ
-  bool strict = false;                // round after every primitive of a low-precision type, contract nothing
+  int symbols = 0;      // symbols 0..n-1 are the parameters of a launch
+  int parameters = 0;   // numbers that follow them, of which kernels with the same code differ
+  bool strict = false;  // round after every primitive of a low-precision type, contract nothing
 
   // One line a part; equal kernels have equal texts, which is the key under which code is shared.
   std::string str() const;

@@ -109,13 +109,15 @@ Graph separate_outputs(const Graph& graph, const std::vector<OutputRequest>& req
   // What may be written in place lies in its input; who else wants it gets a copy.
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
     const Node& n = *graph.outputs()[i].node;
-    if (requests[i].into_input >= 0 && (kind_of(n.op) == OpKind::routine || n.op == Op::cat)) taken.insert({now[n.id][graph.outputs()[i].index].node, graph.outputs()[i].index});
+    if (requests[i].into_input >= 0 && (kind_of(n.op) == OpKind::routine || n.op == Op::cat))
+      taken.insert({now[n.id][graph.outputs()[i].index].node, graph.outputs()[i].index});
   }
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
     Value v = now[graph.outputs()[i].node->id][graph.outputs()[i].index];
     OpKind k = kind_of(v.node->op);
     // An extern's result can be handed out as it is if it lies as the caller expects.
-    bool fits = k != OpKind::external || (v.index < v.node->call().result_strides.size() && v.node->call().result_strides[v.index] == requests[i].strides);
+    bool fits = k != OpKind::external ||
+                (v.index < v.node->call().result_strides.size() && v.node->call().result_strides[v.index] == requests[i].strides);
     if (requests[i].into_input >= 0 && v.node->op == Op::input) v = b.emit(Op::copy, {v}, {{Attr::index, -1 - static_cast<int64_t>(i)}});
     bool own = k != OpKind::source && fits && requests[i].into_input < 0 && taken.insert({v.node, v.index}).second;
     outputs.push_back(own ? v : b.emit(Op::copy, {v}, {{Attr::index, static_cast<int64_t>(i)}}));
@@ -125,7 +127,8 @@ Graph separate_outputs(const Graph& graph, const std::vector<OutputRequest>& req
 
 class Scheduler {
  public:
-  Scheduler(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& requests, const ScheduleOptions& options)
+  Scheduler(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& requests,
+            const ScheduleOptions& options)
       : g_(*graph), input_strides_(input_strides), requests_(requests), options_(options) {
     s_.graph = std::move(graph);
     size_t n = g_.nodes().size();
@@ -193,7 +196,7 @@ class Scheduler {
   // ---- contractions and their epilogues ----
   struct Contraction {
     const Node* node;
-    const Node* last;       // the node whose value is stored
+    const Node* last;  // the node whose value is stored
     Value bias;
     std::vector<std::pair<Op, Value>> epilogue;
   };
@@ -243,7 +246,8 @@ class Scheduler {
     if (!u || absorbed_[u->id] || !(u->results[0].shape == n.results[0].shape)) return false;
     const DType own = n.results[0].dtype, now = last->results[0].dtype, next = u->results[0].dtype;
     c.last = u;
-    if (u->op == Op::cast) return !options_.strict && own == DType::bf16 && ((now == own && next == DType::f32) || (now == DType::f32 && next == own));
+    if (u->op == Op::cast)
+      return !options_.strict && own == DType::bf16 && ((now == own && next == DType::f32) || (now == DType::f32 && next == own));
     if (next != now) return false;
     if (is_activation(u->op)) {
       if (options_.strict && u->op == Op::relu) return false;  // the library's makes 0 of NaN
@@ -268,8 +272,7 @@ class Scheduler {
   bool is_large(const Value& v) const {
     const Node* n = v.node;
     if (n->op == Op::expand) return false;
-    return kind_of(n->op) >= OpKind::heavy || n->op == Op::input || users_[n->id].size() > 1 ||
-           is_elementwise(n->op);
+    return kind_of(n->op) >= OpKind::heavy || n->op == Op::input || users_[n->id].size() > 1 || is_elementwise(n->op);
   }
 
   // ---- layouts: the strides of each value, if it is stored ----
@@ -360,7 +363,8 @@ class Scheduler {
   // Libraries want a dimension with stride 1.
   void store_for_contraction(const Value& v) {
     auto w = window_layout(v);
-    bool unit = w && (w->strides.empty() || std::any_of(w->strides.begin(), w->strides.end(), [](const SymInt& s) { return s == SymInt(1); }));
+    bool unit =
+        w && (w->strides.empty() || std::any_of(w->strides.begin(), w->strides.end(), [](const SymInt& s) { return s == SymInt(1); }));
     bool broadcast = w && std::any_of(w->strides.begin(), w->strides.end(), [](const SymInt& s) { return s == SymInt(0); });
     if (unit && !broadcast) store_window(v);
     else must_store_[v.node->id] = true;
@@ -390,9 +394,9 @@ class Scheduler {
   }
 
   struct Unit {
-    int group;           // a kernel, or
-    const Node* node;    // a heavy node
-    int mark;            // for ordering: -1 not visited, 0 being visited, 1 done
+    int group;         // a kernel, or
+    const Node* node;  // a heavy node
+    int mark;          // for ordering: -1 not visited, 0 being visited, 1 done
     Step step{};
     bool empty = false;  // nothing to do
   };
@@ -428,7 +432,8 @@ class Scheduler {
   // Whether a value that is to be copied into an input is there already.
   bool is_there(const Node& copy) const {
     auto it = output_of_.find({copy.id, 0});
-    return copy.op == Op::copy && it != output_of_.end() && requests_[static_cast<size_t>(it->second)].into_input >= 0 && in_place_[copy.inputs[0].node->id] >= 0;
+    return copy.op == Op::copy && it != output_of_.end() && requests_[static_cast<size_t>(it->second)].into_input >= 0 &&
+           in_place_[copy.inputs[0].node->id] >= 0;
   }
 
   // Inputs have one buffer however many values lie in them, one after the other if they are written in place.
@@ -516,7 +521,8 @@ class Scheduler {
     int target = step.buffers[static_cast<size_t>(store.access.buffer)];
     if (s_.buffers[static_cast<size_t>(target)].kind != Buffer::Kind::input) return true;
     for (const auto& e : step.kernel->exprs)
-      if (e.kind == KernelExpr::Kind::load && step.buffers[static_cast<size_t>(e.access.buffer)] == target && !(e.access == store.access)) return false;
+      if (e.kind == KernelExpr::Kind::load && step.buffers[static_cast<size_t>(e.access.buffer)] == target && !(e.access == store.access))
+        return false;
     return true;
   }
 
@@ -559,7 +565,8 @@ class Scheduler {
   bool is_read(const Value& v) const {
     if (output_of_.contains({v.node->id, v.index})) return true;
     const auto& users = users_[v.node->id];
-    return std::any_of(users.begin(), users.end(), [&](const Node* u) { return std::find(u->inputs.begin(), u->inputs.end(), v) != u->inputs.end(); });
+    return std::any_of(users.begin(), users.end(),
+                       [&](const Node* u) { return std::find(u->inputs.begin(), u->inputs.end(), v) != u->inputs.end(); });
   }
 
   Step extern_step(const Node& n) {
@@ -671,8 +678,8 @@ class Scheduler {
   std::vector<std::vector<Shape>> layouts_;
   std::vector<std::vector<Place>> places_;
   std::vector<bool> must_store_, must_split_, absorbed_;
-  std::vector<int> in_place_;          // by node id: the input whose memory it is written into, or -1
-  std::vector<bool> channels_last_;    // by node id: wanted in that layout
+  std::vector<int> in_place_;        // by node id: the input whose memory it is written into, or -1
+  std::vector<bool> channels_last_;  // by node id: wanted in that layout
   std::vector<int> unit_of_;
   std::vector<Unit> units_;
   Groups groups_;
@@ -688,8 +695,8 @@ std::string text_of(const Place& p) {
 
 }  // namespace
 
-Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& outputs,
-                       const ScheduleOptions& options) {
+Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides,
+                       const std::vector<OutputRequest>& outputs, const ScheduleOptions& options) {
   auto separated = std::make_shared<const Graph>(find_updates(separate_outputs(*graph, outputs), outputs));
   if (verifies()) separated->verify();
   return Scheduler(std::move(separated), input_strides, outputs, options).run();

@@ -43,25 +43,25 @@ struct Operand {
 
 struct KernelStep {
   std::shared_ptr<const Kernel> kernel;
-  std::vector<int> buffers;        // by position in Kernel::buffers
-  std::vector<SymbolId> symbols;   // by position of the kernel's parameters
-  std::vector<int64_t> starts;     // by position in Kernel::buffers: elements before the one that the kernel counts from; empty: none
-  std::vector<int64_t> numbers;    // bits of the kernel's other parameters
+  std::vector<int> buffers;       // by position in Kernel::buffers
+  std::vector<SymbolId> symbols;  // by position of the kernel's parameters
+  std::vector<int64_t> starts;    // by position in Kernel::buffers: elements before the one that the kernel counts from; empty: none
+  std::vector<int64_t> numbers;   // bits of the kernel's other parameters
 };
 
 // An elementwise operation applied to the result of a contraction before it is stored.
 struct Epilogue {
-  Op op;                           // an activation, or add/mul/sub with `operand`
+  Op op;  // an activation, or add/mul/sub with `operand`
   std::optional<Operand> operand;
   double alpha = 0, beta = 0;
 };
 
 struct ContractionStep {
-  const Node* node;                // dot or conv: its attributes and types
+  const Node* node;  // dot or conv: its attributes and types
   std::vector<Operand> operands;
   std::vector<int64_t> weight_inputs;  // for each operand: the graph input it is a window of, or -1
   std::vector<Epilogue> epilogue;
-  std::optional<Operand> bias;     // one value a column (dot) or output channel (conv)
+  std::optional<Operand> bias;  // one value a column (dot) or output channel (conv)
   Operand result;
 };
 
@@ -73,8 +73,8 @@ struct RoutineStep {
 
 struct ExternStep {
   const Node* node;
-  std::vector<Operand> operands;   // by position among the node's inputs
-  std::vector<int> results;        // buffers; -1 for a result nobody reads
+  std::vector<Operand> operands;  // by position among the node's inputs
+  std::vector<int> results;       // buffers; -1 for a result nobody reads
 };
 
 struct Step {
@@ -99,8 +99,8 @@ struct Schedule {
 };
 
 // `input_strides` are the strides that each input has on every call.
-Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& outputs,
-                       const ScheduleOptions& options);
+Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides,
+                       const std::vector<OutputRequest>& outputs, const ScheduleOptions& options);
 
 // ---- the parts, for tests ----
 
@@ -112,15 +112,15 @@ std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRe
 // Which kernel computes each node: nodes of one kernel have one number; -1 for nodes that are no part of any (views of
 // places, sources, heavy nodes).
 struct Groups {
-  std::vector<bool> in_memory;             // by node id: the value gets a buffer
+  std::vector<bool> in_memory;                  // by node id: the value gets a buffer
   std::vector<std::vector<const Node*>> roots;  // by kernel: the values it stores
 };
 struct FusionRules {
   const Graph& graph;
   const ScheduleOptions& options;
-  std::vector<bool> must_store;   // by node id: somebody needs it in memory
-  std::vector<bool> must_split;   // by node id: found not to fit into a kernel with others
-  std::vector<bool> absorbed;     // by node id: computed by a contraction's epilogue, or a window of a place
+  std::vector<bool> must_store;  // by node id: somebody needs it in memory
+  std::vector<bool> must_split;  // by node id: found not to fit into a kernel with others
+  std::vector<bool> absorbed;    // by node id: computed by a contraction's epilogue, or a window of a place
 };
 Groups group_nodes(const FusionRules& rules);
 
@@ -130,6 +130,7 @@ void share_kernels(std::vector<Step>& steps);
 // Builds the kernel that stores `roots`, reading whatever `place` knows. If a reduction does not fit the kernel's axes,
 // returns nothing and names the node in `misfit`.
 std::optional<KernelStep> build_kernel(const std::vector<const Node*>& roots, const std::function<const Place*(const Value&)>& place,
-                                       const std::function<Place(const Node*)>& target, const ScheduleOptions& options, const Node** misfit);
+                                       const std::function<Place(const Node*)>& target, const ScheduleOptions& options,
+                                       const Node** misfit);
 
 }  // namespace broach

@@ -70,7 +70,8 @@ Value kept_of(const Value& v, const Type& type) {
 constexpr size_t kMostPieces = 8;  // beyond, one pass over everything costs less
 
 bool is_write(Op op) {
-  return op == Op::update || op == Op::scatter || op == Op::scatter_add || op == Op::scatter_mul || op == Op::scatter_min || op == Op::scatter_max;
+  return op == Op::update || op == Op::scatter || op == Op::scatter_add || op == Op::scatter_mul || op == Op::scatter_min ||
+         op == Op::scatter_max;
 }
 
 }  // namespace
@@ -122,7 +123,8 @@ std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRe
     if (n->op != Op::input || n->integer(Attr::index) != m) continue;
     bool safe = std::all_of(chain.begin(), chain.end(), [&](const Node* w) {
       // What is written, and where, must not be read from the memory that is being written.
-      return outputs[w->id] == 0 && result[w->id] < 0 && std::none_of(w->inputs.begin() + 1, w->inputs.end(), [&](const Value& v) { return there.contains(base(v.node)); });
+      return outputs[w->id] == 0 && result[w->id] < 0 &&
+             std::none_of(w->inputs.begin() + 1, w->inputs.end(), [&](const Value& v) { return there.contains(base(v.node)); });
     });
     if (safe)
       for (const Node* w : chain) result[w->id] = m;

@@ -59,7 +59,8 @@ __attribute__((target("avx2"))) Digest sums_avx2(const unsigned char* block, siz
 
 Digest sums_of_any(const unsigned char* block, size_t words) {
   auto product = [](uint64_t word, uint64_t key) {
-    return uint64_t{static_cast<uint32_t>(word) + static_cast<uint32_t>(key)} * (static_cast<uint32_t>(word >> 32) + static_cast<uint32_t>(key >> 32));
+    return uint64_t{static_cast<uint32_t>(word) + static_cast<uint32_t>(key)} *
+           (static_cast<uint32_t>(word >> 32) + static_cast<uint32_t>(key >> 32));
   };
   Digest d;
   for (size_t i = 0; i < words; ++i) {

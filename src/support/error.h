@@ -22,7 +22,6 @@ class OutOfRange : public Unsupported {
   using Unsupported::Unsupported;
 };
 
-
 // Integers go past the stream's locale: its facets may be another C++ library's where several live in one process.
 template <class T>
 void write_text(std::ostringstream& out, const T& value) {
@@ -50,7 +49,8 @@ template <class... Args>
 
 template <class... Args>
 void check(bool ok, const Args&... args) {
-  if (!ok) [[unlikely]] fail(args...);
+  if (!ok) [[unlikely]]
+    fail(args...);
 }
 
 }  // namespace broach

@@ -27,10 +27,16 @@ void log_at(LogLevel level, const char* name, const Args&... args) {
   if (log_level() >= level) std::cerr << cat("broach ", name, ": ", args..., "\n");
 }
 template <class... Args>
-void log_warning(const Args&... args) { log_at(LogLevel::warning, "warning", args...); }
+void log_warning(const Args&... args) {
+  log_at(LogLevel::warning, "warning", args...);
+}
 template <class... Args>
-void log_info(const Args&... args) { log_at(LogLevel::info, "info", args...); }
+void log_info(const Args&... args) {
+  log_at(LogLevel::info, "info", args...);
+}
 template <class... Args>
-void log_debug(const Args&... args) { log_at(LogLevel::debug, "debug", args...); }
+void log_debug(const Args&... args) {
+  log_at(LogLevel::debug, "debug", args...);
+}
 
 }  // namespace broach

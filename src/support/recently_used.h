@@ -26,7 +26,9 @@ class RecentlyUsed {
   // What is there already stays.
   const T& insert(Key key, T value) {
     if (const T* known = find(key)) return *known;
-    if (entries_.size() >= most_) entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+    if (entries_.size() >= most_)
+      entries_.erase(
+          std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
     Entry& e = entries_.try_emplace(std::move(key), std::move(value)).first->second;
     e.used = ++clock_;
     return e.value;

@@ -24,15 +24,15 @@ class CompiledKernel {
 
 // Addresses for one run of a contraction: of element 0 of each window.
 struct ContractionArgs {
-  std::span<void* const> operands;      // x, weight
+  std::span<void* const> operands;  // x, weight
   void* bias = nullptr;
-  std::span<void* const> epilogue;      // one for each epilogue with an operand
+  std::span<void* const> epilogue;  // one for each epilogue with an operand
   void* result = nullptr;
   const void* packed_weight = nullptr;  // from pack(), or null
   size_t packed_layout = 0;             // what it was packed for: packed_layout() of then
   std::span<const int64_t> symbols;
-  const Threads& threads;               // for what the library's own threads do not do
-  Pace* pace = nullptr;                 // of the program; null: candidates are tried as they come
+  const Threads& threads;  // for what the library's own threads do not do
+  Pace* pace = nullptr;    // of the program; null: candidates are tried as they come
 };
 
 // One contraction of a schedule, for any values of the symbols.
@@ -63,7 +63,7 @@ struct RoutineTensor {
 
 struct RoutineArgs {
   std::span<const RoutineTensor> operands, results;
-  std::span<const int64_t> starts;      // of an update
+  std::span<const int64_t> starts;  // of an update
   const Threads& threads;
 };
 
@@ -106,7 +106,7 @@ struct CompileSettings {
   bool strict = false;  // round and contract as eager does; fold nothing into weights
   ContractionRules contractions;
   void (*host_contraction)(const HostContraction&) = nullptr;  // a candidate everywhere; null: there is none
-  int threads = 0;  // for compiling; 0: as many as the machine has
+  int threads = 0;                                             // for compiling; 0: as many as the machine has
   // Called as kernels become ready: (done, all).
   std::function<void(int, int)> progress;
 };
@@ -116,7 +116,8 @@ class Target {
   virtual ~Target() = default;
   virtual std::string name() const = 0;
   // One result for each kernel; equal kernels share one.
-  virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
+  virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels,
+                                                                     const CompileSettings& settings) const = 0;
   // Null if this target has no implementation.
   virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const = 0;
   // Null if this target does not have the routine for these element types.

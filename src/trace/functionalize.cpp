@@ -103,7 +103,8 @@ class Functionalizer {
     if (s.parent == kNoTensor || tensors_[static_cast<size_t>(s.parent)].parent != kNoTensor || s.steps.empty()) return std::nullopt;
     auto is_reshape = [](const ViewStep& step) { return !step.view && step.op == Op::reshape; };
     if (s.steps[0].view || s.steps[0].op != Op::slice || !std::all_of(s.steps.begin() + 1, s.steps.end(), is_reshape)) return std::nullopt;
-    const auto &starts = std::get<Shape>(s.steps[0].attrs.at(Attr::starts)), &shape = std::get<Shape>(s.steps[0].attrs.at(Attr::shape)), &whole = info(s.parent).type.shape;
+    const auto &starts = std::get<Shape>(s.steps[0].attrs.at(Attr::starts)), &shape = std::get<Shape>(s.steps[0].attrs.at(Attr::shape)),
+               &whole = info(s.parent).type.shape;
     std::optional<Slab> slab;
     for (size_t d = 0; d < shape.size(); ++d) {
       if (std::get<std::vector<int64_t>>(s.steps[0].attrs.at(Attr::steps))[d] != 1) return std::nullopt;
@@ -220,7 +221,9 @@ class Functionalizer {
     bool shares = false;
     for (TensorId r : op.results) shares |= r != kNoTensor && storage(r).root != kNoTensor;
     if (shares) return process_view(op);
-    for_each_tensor(op.args, [&](TensorId id) { if (reads_elements(op)) must_be_written(id); });
+    for_each_tensor(op.args, [&](TensorId id) {
+      if (reads_elements(op)) must_be_written(id);
+    });
     define(op, compute(op, op.schema, op.args));
     if (is_empty(op))
       for (TensorId r : op.results) unwritten_.insert(info(r).storage);
@@ -236,7 +239,8 @@ class Functionalizer {
   }
   void must_be_written(TensorId id) {
     bool none = std::any_of(info(id).type.shape.begin(), info(id).type.shape.end(), [](const SymInt& n) { return n == SymInt(0); });
-    if (!none && storage(id).version == 0 && unwritten_.contains(info(id).storage)) unsupported("memory is read that no recorded operation has written");
+    if (!none && storage(id).version == 0 && unwritten_.contains(info(id).storage))
+      unsupported("memory is read that no recorded operation has written");
   }
 
   void define(const TraceOp& op, const std::vector<Value>& values) {
@@ -320,7 +324,9 @@ class Functionalizer {
     });
     if (!out || out->size() < op.results.size()) return std::nullopt;
     for (size_t i = 0; i < op.results.size(); ++i)
-      if (op.results[i] != kNoTensor && (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape))) return std::nullopt;
+      if (op.results[i] != kNoTensor &&
+          (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape)))
+        return std::nullopt;
     return supported_since(before) ? out : std::nullopt;
   }
 
@@ -336,10 +342,12 @@ class Functionalizer {
 
   // Primitives that take elements as they are, complex ones too.
   static bool carries(Op op) {
-    return is_view(op) || op == Op::take || op == Op::where || op == Op::scalar || op == Op::bitcast || op == Op::copy || op == Op::input || op == Op::extern_call;
+    return is_view(op) || op == Op::take || op == Op::where || op == Op::scalar || op == Op::bitcast || op == Op::copy || op == Op::input ||
+           op == Op::extern_call;
   }
 
-  std::vector<Value> call_extern(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args, const std::vector<TensorId>& mutated) {
+  std::vector<Value> call_extern(const TraceOp& op, const std::string& schema, const std::vector<Arg>& args,
+                                 const std::vector<TensorId>& mutated) {
     auto call = std::make_shared<ExternCall>();
     call->schema = schema;
     // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie.
@@ -394,17 +402,22 @@ class Functionalizer {
     if (auto n = std::get_if<Arg::Number>(&a.value); n && n->tensor != kNoTensor) return {ExternArg::InputNumber{position(n->tensor)}};
     if (auto n = std::get_if<Arg::Number>(&a.value)) return n->symbol ? ExternArg{*n->symbol} : ExternArg{n->value};
     ExternArg out;
-    std::visit([&](const auto& v) {
-      using T = std::decay_t<decltype(v)>;
-      if constexpr (!std::is_same_v<T, Arg::Tensor> && !std::is_same_v<T, Arg::Number> && !std::is_same_v<T, Arg::Tensors>) out.value = v;
-    }, a.value);
+    std::visit(
+        [&](const auto& v) {
+          using T = std::decay_t<decltype(v)>;
+          if constexpr (!std::is_same_v<T, Arg::Tensor> && !std::is_same_v<T, Arg::Number> && !std::is_same_v<T, Arg::Tensors>)
+            out.value = v;
+        },
+        a.value);
     return out;
   }
 
   // ---- views ----
   static TensorId first_tensor(const TraceOp& op) {
     TensorId first = kNoTensor;
-    for_each_tensor(op.args, [&](TensorId id) { if (first == kNoTensor) first = id; });
+    for_each_tensor(op.args, [&](TensorId id) {
+      if (first == kNoTensor) first = id;
+    });
     return first;
   }
 
@@ -414,7 +427,8 @@ class Functionalizer {
     if (all_known) return;  // the operand itself came back
     TensorId base = first_tensor(op);
     for (TensorId r : op.results)
-      if (r != kNoTensor && info(r).storage != info(base).storage) unsupported(op.schema, ": a result shares memory with something else than the first operand");
+      if (r != kNoTensor && info(r).storage != info(base).storage)
+        unsupported(op.schema, ": a result shares memory with something else than the first operand");
     auto chains = view_steps(op, base);
     for (size_t i = 0; i < op.results.size(); ++i) {
       TensorId r = op.results[i];
@@ -477,7 +491,8 @@ class Functionalizer {
       Value v = out[i];
       if (!v || v.dtype() != call.result(i).dtype || v.shape() != call.result(i).shape) return std::nullopt;
       for (; v.node != stand_in.node; v = v.node->inputs[0]) {
-        if (v.node->op == Op::input || v.node->inputs.size() != 1 || !(is_view(v.node->op) || v.node->op == Op::bitcast)) return std::nullopt;
+        if (v.node->op == Op::input || v.node->inputs.size() != 1 || !(is_view(v.node->op) || v.node->op == Op::bitcast))
+          return std::nullopt;
         steps.push_back({v.node->op, v.node->attrs});
       }
       std::reverse(steps.begin(), steps.end());
@@ -502,7 +517,8 @@ class Functionalizer {
 
   void process_mutation(const TraceOp& op) {
     for (TensorId r : op.results)
-      if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) == op.mutated.end() && storage(r).root != kNoTensor && state(r).version < 0)
+      if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) == op.mutated.end() && storage(r).root != kNoTensor &&
+          state(r).version < 0)
         unsupported(op.schema, ": a result is a new view of a mutated operand");
     bool is_out = false;
     for (const std::string& name : functional_names(op.schema, &is_out)) {
@@ -557,7 +573,8 @@ class Functionalizer {
   std::string form_of_list(const TraceOp& op) const {
     bool is_out = false;
     const auto names = functional_names(op.schema, &is_out);
-    if (is_out || names.empty() || !op.results.empty() || op.args.empty() || !std::holds_alternative<Arg::Tensors>(op.args[0].value)) return "";
+    if (is_out || names.empty() || !op.results.empty() || op.args.empty() || !std::holds_alternative<Arg::Tensors>(op.args[0].value))
+      return "";
     std::map<int32_t, size_t> written;  // storages with the position in the list
     for (size_t i = 0; i < op.mutated.size(); ++i)
       if (!written.emplace(info(op.mutated[i]).storage, i).second) return "";
@@ -609,7 +626,8 @@ class Functionalizer {
       program_.results.push_back(result(r.tensor, outputs));
       ++program_.reads;
     }
-    program_.speculative = program_.reads > 0 || std::any_of(t_.ops.begin(), t_.ops.end(), [](const TraceOp& op) { return !op.binds.empty(); });
+    program_.speculative =
+        program_.reads > 0 || std::any_of(t_.ops.begin(), t_.ops.end(), [](const TraceOp& op) { return !op.binds.empty(); });
     for (size_t i = 0; i < t_.inputs.size(); ++i) {
       TensorId id = t_.inputs[i];
       StorageState& s = storage(id);
@@ -635,8 +653,9 @@ class Functionalizer {
     r.conj = t.conj != info(s.root).conj;
     r.neg = t.neg != info(s.root).neg;
     // In the result's own elements, which may be smaller or larger than the root's.
-    SymInt offset = t.type.dtype == info(s.root).type.dtype ? t.offset - info(s.root).offset
-                                                            : t.offset - floordiv(info(s.root).offset * SymInt(size_of(info(s.root).type.dtype)), size_of(t.type.dtype));
+    SymInt offset = t.type.dtype == info(s.root).type.dtype
+                        ? t.offset - info(s.root).offset
+                        : t.offset - floordiv(info(s.root).offset * SymInt(size_of(info(s.root).type.dtype)), size_of(t.type.dtype));
     if (auto as_input = position_of_input_.find(id); as_input != position_of_input_.end()) {
       r.kind = ResultSpec::Kind::input;
       r.index = as_input->second;
@@ -664,7 +683,7 @@ class Functionalizer {
   std::vector<TensorState> tensors_;
   std::map<int32_t, StorageState> storages_;
   std::set<int32_t> unwritten_;  // storages made by `empty`
-  std::set<int32_t> aliased_;  // storages of which several inputs are windows
+  std::set<int32_t> aliased_;    // storages of which several inputs are windows
   std::map<int32_t, int> output_of_;
   std::map<TensorId, int> position_of_input_;  // the first of each
   Program program_;

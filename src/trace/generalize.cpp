@@ -37,7 +37,8 @@ namespace {
 
 class Generalizer {
  public:
-  Generalizer(const std::vector<CallSizes>& calls, const std::vector<uint64_t>& symbolic) : calls_(calls), symbolic_(symbolic), now_(calls.back()) {}
+  Generalizer(const std::vector<CallSizes>& calls, const std::vector<uint64_t>& symbolic)
+      : calls_(calls), symbolic_(symbolic), now_(calls.back()) {}
 
   SymbolicSizes run() {
     using From = SymbolInfo::Source;
@@ -69,7 +70,8 @@ class Generalizer {
     if (value < 2 || !(varies || always)) return value;
     auto it = symbol_of_.find(column);
     if (it != symbol_of_.end()) return it->second;
-    SymInt s = out_.symbols->fresh({value, 2, source == SymbolInfo::Source::integer ? -1 : static_cast<int>(input), static_cast<int>(dim), source});
+    SymInt s = out_.symbols->fresh(
+        {value, 2, source == SymbolInfo::Source::integer ? -1 : static_cast<int>(input), static_cast<int>(dim), source});
     symbol_of_.emplace(std::move(column), s);
     return s;
   }
@@ -87,7 +89,9 @@ class Generalizer {
     SymInt dense(1), inner(1);
     for (size_t d : order(i)) {
       auto fits = [&](const CallSizes& c, const SymInt& e) { return value_in(c, e) == c.strides[i][d]; };
-      auto everywhere = [&](const SymInt& e) { return std::all_of(calls_.begin(), calls_.end(), [&](const CallSizes& c) { return fits(c, e); }); };
+      auto everywhere = [&](const SymInt& e) {
+        return std::all_of(calls_.begin(), calls_.end(), [&](const CallSizes& c) { return fits(c, e); });
+      };
       bool is_dense = everywhere(dense);
       out[d] = is_dense ? dense : number([&](const CallSizes& c) { return c.strides[i][d]; }, false, SymbolInfo::Source::stride, i, d);
       // Results are laid out in the order of their operands' dimensions: where sizes do not say it, a guard does.
@@ -119,6 +123,8 @@ class Generalizer {
 
 }  // namespace
 
-SymbolicSizes generalize(const std::vector<CallSizes>& calls, const std::vector<uint64_t>& symbolic) { return Generalizer(calls, symbolic).run(); }
+SymbolicSizes generalize(const std::vector<CallSizes>& calls, const std::vector<uint64_t>& symbolic) {
+  return Generalizer(calls, symbolic).run();
+}
 
 }  // namespace broach

@@ -28,7 +28,7 @@ struct SymbolicSizes {
   std::vector<SymInt> ints;
   std::vector<bool> floats;  // those that are no constants
 
-  bool empty() const;        // whether there is nothing but numbers
+  bool empty() const;  // whether there is nothing but numbers
 };
 
 // `calls` have one form; the last is the one that is about to be captured. Sizes that were equal to each other in every call

@@ -14,7 +14,8 @@ std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t
   std::vector<size_t> order(shape.size());
   std::iota(order.rbegin(), order.rend(), size_t{0});
   // Of equal strides that of size 1 is the inner one: what lies further out begins with it.
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return strides[a] != strides[b] ? strides[a] < strides[b] : sizes[a] == 1 && sizes[b] != 1; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return strides[a] != strides[b] ? strides[a] < strides[b] : sizes[a] == 1 && sizes[b] != 1; });
   Shape out(shape.size());
   SymInt next(1);
   int64_t number = 1;
@@ -96,7 +97,8 @@ bool apply(Symbols& symbols, const Node& step, TraceTensor& t) {
 
 class Results {
  public:
-  Results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen) : t_(trace), op_(op), seen_(std::move(seen)), scratch_(trace.symbols) {}
+  Results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen)
+      : t_(trace), op_(op), seen_(std::move(seen)), scratch_(trace.symbols) {}
 
   std::optional<std::vector<TraceTensor>> run() {
     if (op_.schema == "aten::as_strided") return as_strided();
@@ -218,7 +220,9 @@ class Results {
     out.strides.push_back(t.strides[d]);
     out.strides[d] = t.strides[d] * step;
     out.offset = t.offset;
-    return hints(out.type.shape) == hints(seen_[0].type.shape) && hints(out.strides) == hints(seen_[0].strides) ? std::optional(std::vector{out}) : std::nullopt;
+    return hints(out.type.shape) == hints(seen_[0].type.shape) && hints(out.strides) == hints(seen_[0].strides)
+               ? std::optional(std::vector{out})
+               : std::nullopt;
   }
 
   // A recurrent layer: what it gives for each step, then its states as they were given.
@@ -268,7 +272,8 @@ std::vector<SymInt> sizes_mentioned(const Trace& trace, const TraceOp& op) {
 
 }  // namespace
 
-std::optional<std::vector<TraceTensor>> probed_results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen, const SizeOracle& ask) {
+std::optional<std::vector<TraceTensor>> probed_results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen,
+                                                       const SizeOracle& ask) {
   const Symbols& symbols = *trace.symbols;
   // Multiples of the recorded sizes, so that what had to be divisible stays so; each symbol has its own factor.
   static constexpr int64_t kFactors[][6] = {{1, 1, 1, 1, 1, 1}, {2, 3, 5, 7, 11, 13}, {3, 2, 7, 5, 13, 11}};

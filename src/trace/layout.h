@@ -19,7 +19,8 @@ std::optional<std::vector<TraceTensor>> symbolic_results(const Trace& trace, con
 // have certain values (by SymbolId), or nothing where it cannot say. Sizes are taken to be those of operands, or constant, that
 // agree with all answers.
 using SizeOracle = std::function<std::optional<std::vector<std::vector<int64_t>>>(const std::vector<int64_t>& values)>;
-std::optional<std::vector<TraceTensor>> probed_results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen, const SizeOracle& ask);
+std::optional<std::vector<TraceTensor>> probed_results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen,
+                                                       const SizeOracle& ask);
 
 // The strides of memory without gaps whose dimensions have the order that they have in numbers; nothing if there are gaps there.
 std::optional<Shape> dense_strides(const Shape& shape, const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides);

@@ -26,10 +26,14 @@ std::string described(const Trace& trace, TensorId id) {
 
 struct ArgText {
   std::string operator()(const Arg::Tensor& t) const { return name_of(t.id); }
-  std::string operator()(const Arg::Number& n) const { return "number " + (n.tensor != kNoTensor ? name_of(n.tensor) : n.symbol ? n.symbol->str() : broach::str(n.value)); }
+  std::string operator()(const Arg::Number& n) const {
+    return "number " + (n.tensor != kNoTensor ? name_of(n.tensor) : n.symbol ? n.symbol->str() : broach::str(n.value));
+  }
   std::string operator()(const Arg::Tensors& t) const { return cat("{", names_of(t.ids), t.optional_elements ? "}?" : "}"); }
   template <class T>
-  std::string operator()(const T& value) const { return text_of(ExternArg{value}); }
+  std::string operator()(const T& value) const {
+    return text_of(ExternArg{value});
+  }
 };
 
 std::string op_text(const Trace& trace, const TraceOp& op) {
@@ -39,7 +43,8 @@ std::string op_text(const Trace& trace, const TraceOp& op) {
   for (size_t i = 0; i < op.args.size(); ++i) out += (i ? ", " : "") + std::visit(ArgText(), op.args[i].value);
   out += ")";
   if (!op.mutated.empty()) out += " mutates " + names_of(op.mutated);
-  for (const auto& b : op.binds) out += cat(" binds ", SymInt::symbol(b.symbol), b.result < 0 ? "" : cat(" to size ", b.dim, " of result ", b.result));
+  for (const auto& b : op.binds)
+    out += cat(" binds ", SymInt::symbol(b.symbol), b.result < 0 ? "" : cat(" to size ", b.dim, " of result ", b.result));
   return cat(out, op.is_view ? " view" : "", op.effect ? " effect" : "", comment_text(trace.lines, op.line));
 }
 

@@ -17,7 +17,9 @@ constexpr TensorId kNoTensor = -1;
 
 // One argument of a recorded op, in schema order.
 struct Arg {
-  struct Tensor { TensorId id; };
+  struct Tensor {
+    TensorId id;
+  };
   // A Python number in a tensor's position, or one that is known only when the program runs: promotes as a number, not as a
   // tensor. With `symbol` it is an integer that follows from sizes, with `tensor` the element of one.
   struct Number {
@@ -25,16 +27,21 @@ struct Arg {
     std::optional<SymInt> symbol = std::nullopt;
     TensorId tensor = kNoTensor;
   };
-  struct Tensors { std::vector<TensorId> ids; bool optional_elements = false; };  // kNoTensor for an absent one
+  struct Tensors {
+    std::vector<TensorId> ids;
+    bool optional_elements = false;
+  };  // kNoTensor for an absent one
   // monostate is None. Element types, layouts and memory formats are numbers (SymInt), devices are strings.
-  std::variant<std::monostate, Tensor, Number, Tensors, SymInt, Scalar, std::string, Shape, std::vector<double>, ExternArg::Bools, ExternArg::Opaque> value;
+  std::variant<std::monostate, Tensor, Number, Tensors, SymInt, Scalar, std::string, Shape, std::vector<double>, ExternArg::Bools,
+               ExternArg::Opaque>
+      value;
 };
 
 // A tensor as the program saw it: a window into a storage.
 struct TraceTensor {
   Type type;
   Shape strides;
-  SymInt offset;        // in elements, from the beginning of the storage
+  SymInt offset;  // in elements, from the beginning of the storage
   int32_t storage = -1;
   bool conj = false, neg = false;  // the elements are those in memory conjugated, or negated
 };
@@ -42,12 +49,12 @@ struct TraceTensor {
 struct TraceOp {
   std::string schema;  // "aten::add.Tensor"
   std::vector<Arg> args;
-  std::vector<TensorId> results;        // kNoTensor for an undefined one
+  std::vector<TensorId> results;  // kNoTensor for an undefined one
   // For a schema returning values other than tensors (numbers, booleans): the op as a whole is opaque to the graph.
-  std::vector<TensorId> mutated;        // tensors whose elements the op writes
-  bool is_view = false;                 // the schema says that results alias the first tensor argument
-  bool effect = false;                  // random numbers, or a side effect the schema tags name
-  int32_t line = -1;                    // into Trace::lines
+  std::vector<TensorId> mutated;             // tensors whose elements the op writes
+  bool is_view = false;                      // the schema says that results alias the first tensor argument
+  bool effect = false;                       // random numbers, or a side effect the schema tags name
+  int32_t line = -1;                         // into Trace::lines
   std::vector<ExternCall::Bind> binds = {};  // symbols that are known once it has run
 };
 
@@ -69,13 +76,13 @@ struct ValueRead {
   int input = -1;               // position in Trace::inputs, or
   TensorId tensor = kNoTensor;  // a copy of the computed tensor as it was when it was read
   Scalar value;
-  int32_t line = -1;            // into Trace::lines
+  int32_t line = -1;  // into Trace::lines
 };
 
 struct Trace {
   std::vector<TraceTensor> tensors;
-  std::vector<TensorId> inputs;         // in the order in which the program was given them, and those of `numbers` behind
-  std::vector<TensorId> outputs;        // kNoTensor for None
+  std::vector<TensorId> inputs;   // in the order in which the program was given them, and those of `numbers` behind
+  std::vector<TensorId> outputs;  // kNoTensor for None
   std::vector<TraceOp> ops;
   std::vector<ValueRead> reads;
   std::vector<HostFloats::Id> numbers;  // of symbols->floats: what a call computes on the host, as f64 inputs without dimensions

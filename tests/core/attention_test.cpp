@@ -35,7 +35,8 @@ std::vector<float> by_hand(const std::vector<float>& q, const std::vector<float>
 }
 
 void check_code(AttentionFn* code) {
-  std::vector<float> q(kQueries * kDepth), k(kKeys * kDepth), v(kKeys * kDepth), out(q.size(), -1), scratch(attention_scratch(kDepth, kDepth) + 16);
+  std::vector<float> q(kQueries * kDepth), k(kKeys * kDepth), v(kKeys * kDepth), out(q.size(), -1),
+      scratch(attention_scratch(kDepth, kDepth) + 16);
   for (size_t i = 0; i < q.size(); ++i) q[i] = element(static_cast<int64_t>(i));
   for (size_t i = 0; i < k.size(); ++i) k[i] = element(static_cast<int64_t>(i) + 1000), v[i] = element(static_cast<int64_t>(i) + 5000);
   AttentionRows a{};
@@ -56,5 +57,6 @@ void check_code(AttentionFn* code) {
 TEST_CASE("attention for SSE, AVX2 and AVX-512") {
   check_code(attention_sse);
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) check_code(attention_avx2);
-  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) check_code(attention_avx512);
+  if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+    check_code(attention_avx512);
 }

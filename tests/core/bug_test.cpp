@@ -27,7 +27,8 @@ TEST_CASE("bug: any other exception of a lowering is one") {
   auto bad_access = []() -> int { return std::get<int>(std::variant<float, int>(1.0f)); };
   auto bad_check = []() -> int { fail("sizes differ"); };
   auto bad_index = []() -> int { return std::vector<int>().at(1); };
-  for (const std::function<int()>& f : {std::function<int()>(bad_access), std::function<int()>(bad_check), std::function<int()>(bad_index)}) {
+  for (const std::function<int()>& f :
+       {std::function<int()>(bad_access), std::function<int()>(bad_check), std::function<int()>(bad_index)}) {
     if (verifies()) CHECK_THROWS_AS(lowered(f), Bug);
     else CHECK(!lowered(f));  // and a warning, once
     auto bugs = take_bugs();
@@ -41,7 +42,9 @@ TEST_CASE("bug: a name that is no pass") {
   GraphBuilder b;
   Graph g = b.finish({b.input({DType::f32, {2}, {}})});
   Module m{std::make_shared<const Graph>(std::move(g)), {}, nullptr, nullptr};
-  CHECK_THROWS_WITH_AS(run_passes(m, {}, {"simplify", "simplfy"}, nullptr, nullptr),
-                       "'simplfy' is no graph pass that can be left out; those are simplify, match_activations, free_contractions, split_reductions, simplify_again, join_many, fold_scales, freeze", Error);
+  CHECK_THROWS_WITH_AS(
+      run_passes(m, {}, {"simplify", "simplfy"}, nullptr, nullptr),
+      "'simplfy' is no graph pass that can be left out; those are simplify, match_activations, free_contractions, split_reductions, simplify_again, join_many, fold_scales, freeze",
+      Error);
   CHECK_THROWS_AS(run_passes(m, {}, {"split_data_sizes"}, nullptr, nullptr), Error);
 }

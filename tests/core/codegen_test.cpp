@@ -49,7 +49,13 @@ TEST_CASE("codegen: a repeated dimension of no elements") {
 }
 
 TEST_CASE("codegen: reshapes of no elements") {
-  const std::vector<std::pair<Shape, Shape>> cases{{{0}, {1, 0}}, {{1, 0}, {0}}, {{0}, {0, 0}}, {{5, 0, 5}, {1, 5, 0, 5}}, {{5, 0, 5}, {5, 0}}, {{2, 0, 3}, {0, 7}}, {{1, 1, 0, 1}, {1, 1, 0, 1, 1, 1}}};
+  const std::vector<std::pair<Shape, Shape>> cases{{{0}, {1, 0}},
+                                                   {{1, 0}, {0}},
+                                                   {{0}, {0, 0}},
+                                                   {{5, 0, 5}, {1, 5, 0, 5}},
+                                                   {{5, 0, 5}, {5, 0}},
+                                                   {{2, 0, 3}, {0, 7}},
+                                                   {{1, 1, 0, 1}, {1, 1, 0, 1, 1, 1}}};
   for (const auto& [from, to] : cases) {
     GraphBuilder b;
     Graph g = b.finish({b.unary(Op::neg, b.reshape(b.input({DType::f32, from, {}}), to))});
@@ -63,7 +69,8 @@ TEST_CASE("random graphs, fused") {
 }
 
 TEST_CASE("random graphs, one kernel an operation") {
-  for (int seed = 0; seed < count() / 3; ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false}, {.strict = false, .fuse = false});
+  for (int seed = 0; seed < count() / 3; ++seed)
+    compare(static_cast<uint32_t>(seed), {.low_precision = false}, {.strict = false, .fuse = false});
 }
 
 TEST_CASE("random graphs with routines") {
@@ -119,12 +126,13 @@ TEST_CASE("short vectors widen") {
     for (int64_t n : {3, 4, 5, 6, 7, 8, 9, 11, 13, 15, 17, 31, 33}) {
       GraphBuilder b;
       Value x = b.input({from, {SymInt(3), SymInt(2 * n)}});
-      auto columns = [&](int64_t first, int64_t count, int64_t step) { return b.slice(x, {0, first}, {1, step}, {SymInt(3), SymInt(count)}); };
+      auto columns = [&](int64_t first, int64_t count, int64_t step) {
+        return b.slice(x, {0, first}, {1, step}, {SymInt(3), SymInt(count)});
+      };
       std::vector<Value> out;
       for (DType to : {DType::i16, DType::i32, DType::i64}) {
         std::vector<std::vector<Value>> parts;
-        for (auto [first, count] : {std::pair{int64_t{0}, int64_t{1}}, {int64_t{1}, n - 2}, {n - 1, int64_t{1}}})
-        {
+        for (auto [first, count] : {std::pair{int64_t{0}, int64_t{1}}, {int64_t{1}, n - 2}, {n - 1, int64_t{1}}}) {
           Value v = b.binary(Op::mul, columns(2 * first, count, 2), columns(2 * first + 1, count, 2));
           if (from == DType::f32) v = b.emit(Op::bitcast, {b.binary(Op::div, v, columns(first, count, 1))}, {{Attr::dtype, DType::i32}});
           parts.push_back(widened(b, v, to));
@@ -155,7 +163,12 @@ TEST_CASE("large reductions are cut into parts") {
     std::vector<int64_t> shape, dims;
     int reductions;  // after the pass
   };
-  for (const Case& c : {Case{{262147}, {0}, 3}, {{1 << 18}, {0}, 2}, {{4099, 70}, {0}, 3}, {{2, 2560, 3, 70}, {1, 3}, 2}, {{1024, 256}, {1}, 1}, {{100, 1000}, {0}, 1}})
+  for (const Case& c : {Case{{262147}, {0}, 3},
+                        {{1 << 18}, {0}, 2},
+                        {{4099, 70}, {0}, 3},
+                        {{2, 2560, 3, 70}, {1, 3}, 2},
+                        {{1024, 256}, {1}, 1},
+                        {{100, 1000}, {0}, 1}})
     for (Op op : {Op::reduce_sum, Op::reduce_max, Op::reduce_min, Op::reduce_argmax}) {
       if (op == Op::reduce_argmax && c.dims.size() > 1) continue;
       GraphBuilder b;
@@ -181,7 +194,9 @@ TEST_CASE("a group is reduced once for all of its points") {
     Value largest = b.expand(b.reshape(b.reduce(Op::reduce_max, parts, {2}), {SymInt(3), SymInt(5), SymInt(1)}), apart);
     Value divided = b.reshape(b.binary(Op::div, parts, largest), whole);
     Graph g = b.finish({b.binary(Op::mul, divided, b.expand(b.reshape(weight, {SymInt(1), whole[1]}), whole))});
-    auto schedule = make_schedule(std::make_shared<const Graph>(rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; })), {contiguous_strides(whole), contiguous_strides({whole[1]})}, {{contiguous_strides(whole), -1}}, {});
+    auto schedule = make_schedule(
+        std::make_shared<const Graph>(rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; })),
+        {contiguous_strides(whole), contiguous_strides({whole[1]})}, {{contiguous_strides(whole), -1}}, {});
     int64_t points = 1;
     CHECK(schedule.kernels == 1);
     for (const auto& axis : std::get<KernelStep>(schedule.steps.at(0).work).kernel->axes) points *= axis.extent.constant();
@@ -194,7 +209,8 @@ TEST_CASE("a group is reduced once for all of its points") {
 // In bf16, which is multiplied by the inverse, divisors of no or a huge inverse too.
 TEST_CASE("a row of bf16 is divided by one number") {
   const std::vector<float> divisors{3, -7, 1, 0, -0.0F, INFINITY, NAN, 1e-40F, -2e-39F, 0x1p-126F, 0x1p127F, 1e-20F};
-  const std::vector<float> numbers{0, -0.0F, 1, -5, 1e-40F, -3e-39F, 1e-30F, 1e30F, 3e38F, INFINITY, -INFINITY, NAN, 0.3F, 17, 1e-3F, 1e3F, 2, 9};
+  const std::vector<float> numbers{0,        -0.0F,     1,   -5,   1e-40F, -3e-39F, 1e-30F, 1e30F, 3e38F,
+                                   INFINITY, -INFINITY, NAN, 0.3F, 17,     1e-3F,   1e3F,   2,     9};
   auto tensor = [](const Type& type, const std::vector<float>& values) {
     HostTensor t{type, {}};
     for (float v : values) {

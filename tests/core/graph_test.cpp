@@ -115,7 +115,7 @@ TEST_CASE("graph: a cast of a constant is folded only where that is exact") {
   CHECK(folded(int64_t{257}, DType::i64, DType::bf16) == "no");
   CHECK(folded(int64_t{(1 << 24) + 1}, DType::i64, DType::f32) == "no");
   CHECK(folded(0.1, DType::f64, DType::f32) == "no");
-  CHECK(folded(0.1, DType::f32, DType::f64) == "no");       // f32's 0.1 is another number
+  CHECK(folded(0.1, DType::f32, DType::f64) == "no");          // f32's 0.1 is another number
   CHECK(folded(int64_t{300}, DType::u8, DType::i64) == "no");  // is 44
   CHECK(folded(3e9, DType::f64, DType::i32) == "no");
   CHECK(folded(-1.0, DType::f64, DType::u8) == "no");
@@ -187,7 +187,7 @@ TEST_CASE("graph: asking about symbols answers, or records what was assumed") {
   CHECK(s.ask(3, Relation::lt, 4));
   CHECK(s.ask(a, Relation::le, a));
   CHECK(!s.ask(a, Relation::lt, a));
-  CHECK(s.ask(a, Relation::ne, 1));    // the minimum is 2
+  CHECK(s.ask(a, Relation::ne, 1));  // the minimum is 2
   CHECK(!s.ask(a, Relation::eq, 0));
   CHECK(s.ask(SymInt(1), Relation::lt, a));
   CHECK(!s.ask(a, Relation::lt, 2));
@@ -276,10 +276,10 @@ TEST_CASE("graph: rewriting drops what is dead before and after") {
         "%2 = sin(%0) : f32[2]  # f.py:2\n"
         "%3 = extern_call(%2, call=\"mine::op\"() effect) : ()  # f.py:2\n"
         "return %0, %0\n");
-  CHECK_THROWS_WITH_AS(rewrite(g, [](GraphBuilder&, const Node& n, std::span<const Value>) {
-                         return n.op == Op::mul ? std::optional(std::vector<Value>{}) : std::nullopt;
-                       }),
-                       "rewrite: 0 values replace the 1 results of %4 (mul)", Error);
+  CHECK_THROWS_WITH_AS(
+      rewrite(g, [](GraphBuilder&, const Node& n,
+                    std::span<const Value>) { return n.op == Op::mul ? std::optional(std::vector<Value>{}) : std::nullopt; }),
+      "rewrite: 0 values replace the 1 results of %4 (mul)", Error);
 }
 
 TEST_CASE("graph: rewriting random graphs changes no result") {
@@ -307,21 +307,33 @@ TEST_CASE("graph: use counts") {
 }
 
 TEST_CASE("graph: the verifier names the broken node") {
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.results[0].shape = {2, 3}; }) == "node %1 (permute): is typed f32[2, 3], its operands give f32[3, 2]");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.results[0].dtype = DType::f64; }) == "node %1 (permute): is typed f64[3, 2], its operands give f32[3, 2]");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.results[0].shape = {2, 3}; }) ==
+        "node %1 (permute): is typed f32[2, 3], its operands give f32[3, 2]");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.results[0].dtype = DType::f64; }) ==
+        "node %1 (permute): is typed f64[3, 2], its operands give f32[3, 2]");
   CHECK(verify_error(1, [](Node& n, const Graph&) { n.results.clear(); }) == "node %1 (permute): has 0 results, expected 1");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs[Attr::dims] = Ints{0, 0}; }) == "node %1 (permute): permute: dimension 0 is named twice");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs[Attr::dims] = int64_t{1}; }) == "node %1 (permute): attribute dims does not belong here");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs[Attr::dim] = int64_t{1}; }) == "node %1 (permute): attribute dim does not belong here");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs.clear(); }) == "node %1 (permute): permute: attribute dims is missing or of another type");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs[Attr::dims] = Ints{0, 0}; }) ==
+        "node %1 (permute): permute: dimension 0 is named twice");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs[Attr::dims] = int64_t{1}; }) ==
+        "node %1 (permute): attribute dims does not belong here");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs[Attr::dim] = int64_t{1}; }) ==
+        "node %1 (permute): attribute dim does not belong here");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.attrs.clear(); }) ==
+        "node %1 (permute): permute: attribute dims is missing or of another type");
   CHECK(verify_error(1, [](Node& n, const Graph&) { n.inputs.clear(); }) == "node %1 (permute): permute: 0 operands, expected 1");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.inputs[0].index = 1; }) == "node %1 (permute): reads a value that is not before it in the graph");
-  CHECK(verify_error(1, [](Node& n, const Graph& g) { n.inputs[0].node = &g.nodes()[2]; }) == "node %1 (permute): reads a value that is not before it in the graph");
-  CHECK(verify_error(1, [](Node& n, const Graph&) { n.inputs[0].node = nullptr; }) == "node %1 (permute): reads a value that is not before it in the graph");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.inputs[0].index = 1; }) ==
+        "node %1 (permute): reads a value that is not before it in the graph");
+  CHECK(verify_error(1, [](Node& n, const Graph& g) { n.inputs[0].node = &g.nodes()[2]; }) ==
+        "node %1 (permute): reads a value that is not before it in the graph");
+  CHECK(verify_error(1, [](Node& n, const Graph&) { n.inputs[0].node = nullptr; }) ==
+        "node %1 (permute): reads a value that is not before it in the graph");
   CHECK(verify_error(1, [](Node& n, const Graph&) { n.id = 2; }) == "node 2 (permute) is not where its id says");
-  CHECK(verify_error(0, [](Node& n, const Graph&) { n.attrs[Attr::index] = int64_t{1}; }) == "node %0 (input): is not input 1 of the graph");
-  CHECK(verify_error(0, [](Node& n, const Graph&) { n.results[0].shape = {SymInt::symbol(0), 3}; }) == "node %0 (input): symbol s0 is not one of the graph");
-  CHECK(verify_error(2, [](Node& n, const Graph&) { n.attrs[Attr::dims] = Ints{2}; }) == "node %2 (reduce_sum): reduce_sum: f32[3, 2] has no dimension 2");
+  CHECK(verify_error(0, [](Node& n, const Graph&) { n.attrs[Attr::index] = int64_t{1}; }) ==
+        "node %0 (input): is not input 1 of the graph");
+  CHECK(verify_error(0, [](Node& n, const Graph&) { n.results[0].shape = {SymInt::symbol(0), 3}; }) ==
+        "node %0 (input): symbol s0 is not one of the graph");
+  CHECK(verify_error(2, [](Node& n, const Graph&) { n.attrs[Attr::dims] = Ints{2}; }) ==
+        "node %2 (reduce_sum): reduce_sum: f32[3, 2] has no dimension 2");
   GraphBuilder other;
   Value stranger = f32(other, {2});
   GraphBuilder b;
@@ -340,25 +352,28 @@ TEST_CASE("graph: operands that do not fit are errors") {
   CHECK(error_of(Op::expand, {a}, {{Attr::shape, Shape{4, 3}}}) == "expand: f32[2, 3] cannot become f32[4, 3]");
   CHECK(error_of(Op::permute, {a}, {{Attr::dims, Ints{0, 2}}}) == "permute: f32[2, 3] has no dimension 2");
   CHECK(error_of(Op::permute, {a}, {{Attr::dims, Ints{0}}}) == "permute: 1 dimensions given for f32[2, 3]");
-  CHECK(error_of(Op::slice, {a}, {{Attr::shape, Shape{1}}, {Attr::starts, Shape{0}}, {Attr::steps, Ints{1}}}).starts_with("slice: the ranks"));
+  CHECK(error_of(Op::slice, {a}, {{Attr::shape, Shape{1}}, {Attr::starts, Shape{0}}, {Attr::steps, Ints{1}}})
+            .starts_with("slice: the ranks"));
   CHECK(error_of(Op::pad, {a}, {{Attr::low, Shape{1}}, {Attr::high, Shape{1}}, {Attr::value, Scalar(0.0)}}).starts_with("pad: the ranks"));
   CHECK(error_of(Op::cat, {a, other}, {{Attr::dim, int64_t{0}}}) == "cat: f32[3, 2] does not fit f32[2, 3]");
   CHECK(error_of(Op::cat, {a}, {{Attr::dim, int64_t{-1}}}) == "cat: no operand, or no such dimension");
   CHECK(error_of(Op::take, {a, a}, {{Attr::dim, int64_t{0}}}).starts_with("take: bad dimension or index type"));
   CHECK(error_of(Op::take, {a, index}, {{Attr::dim, int64_t{2}}}).starts_with("take: bad dimension or index type"));
   CHECK(error_of(Op::scan_sum, {a}, {{Attr::dim, int64_t{2}}}) == "scan_sum: f32[2, 3] has no dimension 2");
-  CHECK(error_of(Op::sort, {a}, {{Attr::dim, int64_t{0}}, {Attr::stable, int64_t{1}}}) == "sort: attribute descending is missing or of another type");
+  CHECK(error_of(Op::sort, {a}, {{Attr::dim, int64_t{0}}, {Attr::stable, int64_t{1}}}) ==
+        "sort: attribute descending is missing or of another type");
   CHECK(error_of(Op::kth, {a}, {{Attr::dim, int64_t{0}}, {Attr::k, int64_t{1}}}) == "kth: attribute k is missing or of another type");
   CHECK(error_of(Op::scatter, {a, a, a}, {{Attr::dim, int64_t{0}}}) == "scatter: f32[2, 3] at f32[2, 3] does not fit f32[2, 3]");
-  CHECK(error_of(Op::scatter_add, {a, Type{DType::i64, {2, 3}, {}}, half}, {{Attr::dim, int64_t{0}}}).starts_with("scatter_add: f16[2, 3] at i64[2, 3]"));
+  CHECK(error_of(Op::scatter_add, {a, Type{DType::i64, {2, 3}, {}}, half}, {{Attr::dim, int64_t{0}}})
+            .starts_with("scatter_add: f16[2, 3] at i64[2, 3]"));
   CHECK(error_of(Op::search, {a, other}, {{Attr::right, int64_t{0}}}) == "search: f32[3, 2] in f32[2, 3]");
   CHECK(error_of(Op::dot, {a, a}, {{Attr::batch, int64_t{0}}}).starts_with("dot: f32[2, 3] and f32[2, 3] do not fit"));
   CHECK(error_of(Op::iota, {}, {{Attr::shape, Shape{2}}, {Attr::dim, int64_t{1}}, {Attr::dtype, DType::f32}}) == "iota: no dimension 1");
   CHECK(error_of(Op::scalar, {}, {{Attr::dtype, DType::f32}}) == "scalar: attribute value is missing or of another type");
   const Type x{DType::f32, {1, 4, 5}, {}}, w{DType::f32, {6, 2, 3}, {}}, bias{DType::f32, {5}, {}};
   auto conv = [](int64_t groups) {
-    return Attrs{{Attr::stride, Ints{1}}, {Attr::padding, Shape{0}}, {Attr::dilation, Ints{1}}, {Attr::transposed, int64_t{0}},
-                 {Attr::output_padding, Shape{0}}, {Attr::groups, groups}};
+    return Attrs{{Attr::stride, Ints{1}},        {Attr::padding, Shape{0}},        {Attr::dilation, Ints{1}},
+                 {Attr::transposed, int64_t{0}}, {Attr::output_padding, Shape{0}}, {Attr::groups, groups}};
   };
   CHECK(error_of(Op::conv, {x, w}, conv(2)) == "no error");
   CHECK(error_of(Op::conv, {x, w}, conv(1)) == "conv: f32[1, 4, 5] and f32[6, 2, 3] do not fit with 1 groups");
@@ -367,9 +382,19 @@ TEST_CASE("graph: operands that do not fit are errors") {
 
 TEST_CASE("graph: promotion of element types is PyTorch's") {
   using T = DType;
-  struct Row { T a, b, want; };
-  for (auto [a, b, want] : {Row{T::u8, T::i8, T::i16}, {T::i32, T::u8, T::i32}, {T::b1, T::u8, T::u8}, {T::f16, T::bf16, T::f32}, {T::i64, T::f16, T::f16},
-                            {T::f32, T::f64, T::f64}, {T::c64, T::f64, T::c128}, {T::c64, T::f32, T::c64}, {T::c32, T::f32, T::c64}, {T::f16, T::f32, T::f32}}) {
+  struct Row {
+    T a, b, want;
+  };
+  for (auto [a, b, want] : {Row{T::u8, T::i8, T::i16},
+                            {T::i32, T::u8, T::i32},
+                            {T::b1, T::u8, T::u8},
+                            {T::f16, T::bf16, T::f32},
+                            {T::i64, T::f16, T::f16},
+                            {T::f32, T::f64, T::f64},
+                            {T::c64, T::f64, T::c128},
+                            {T::c64, T::f32, T::c64},
+                            {T::c32, T::f32, T::c64},
+                            {T::f16, T::f32, T::f32}}) {
     CHECK(promote(a, b) == want);
     CHECK(promote(b, a) == want);
   }

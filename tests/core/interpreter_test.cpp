@@ -66,35 +66,72 @@ bool same(const Numbers& a, const Numbers& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) { return same(x, y); });
 }
 
-#define CHECK_NUMBERS(actual, ...)                                    \
-  do {                                                                \
-    HostTensor got = actual;                                          \
-    Numbers want = __VA_ARGS__;                                       \
-    std::string text;                                                 \
-    for (double x : numbers(got)) text += str(Scalar(x)) + " ";       \
-    INFO("got ", text);                                               \
-    CHECK(same(numbers(got), want));                                  \
+#define CHECK_NUMBERS(actual, ...)                              \
+  do {                                                          \
+    HostTensor got = actual;                                    \
+    Numbers want = __VA_ARGS__;                                 \
+    std::string text;                                           \
+    for (double x : numbers(got)) text += str(Scalar(x)) + " "; \
+    INFO("got ", text);                                         \
+    CHECK(same(numbers(got), want));                            \
   } while (false)
 
 }  // namespace
 
 TEST_CASE("interpreter: unary operations on floating-point numbers, by value") {
-  struct Row { Op op; double x, want; };
+  struct Row {
+    Op op;
+    double x, want;
+  };
   const double pi = M_PI;
   // Values from tables, to 15 digits.
-  const std::vector<Row> rows = {
-      {Op::neg, 1.5, -1.5}, {Op::abs, -1.5, 1.5}, {Op::sign, -3, -1}, {Op::floor, -1.5, -2}, {Op::ceil, -1.5, -1}, {Op::trunc, -1.7, -1},
-      {Op::round, 2.5, 2}, {Op::round, 3.5, 4}, {Op::round, -0.5, -0.0}, {Op::sqrt, 2.25, 1.5}, {Op::rsqrt, 4, 0.5}, {Op::reciprocal, -4, -0.25},
-      {Op::exp, 1, 2.718281828459045}, {Op::exp2, -3, 0.125}, {Op::expm1, 1e-10, 1.00000000005e-10}, {Op::log, 10, 2.302585092994046},
-      {Op::log2, 0.125, -3}, {Op::log10, 1000, 3}, {Op::log1p, 1e-10, 9.9999999995e-11}, {Op::sin, pi / 6, 0.5}, {Op::cos, pi / 3, 0.5},
-      {Op::tan, pi / 4, 1}, {Op::asin, 0.5, pi / 6}, {Op::acos, 0.5, pi / 3}, {Op::atan, 1, pi / 4}, {Op::sinh, 1, 1.1752011936438014},
-      {Op::cosh, 1, 1.5430806348152437}, {Op::tanh, 0.5, 0.46211715726000975}, {Op::asinh, 1.1752011936438014, 1}, {Op::acosh, 1.5430806348152437, 1},
-      {Op::atanh, 0.46211715726000975, 0.5}, {Op::erf, 0.5, 0.5204998778130465}, {Op::erfc, 3, 2.209049699858544e-5},
-      {Op::erfinv, 0.5204998778130465, 0.5}, {Op::erfinv, -0.8427007929497149, -1}, {Op::erfinv, 1e-9, 8.862269254527581e-10},
-      {Op::lgamma, 10, 12.801827480081469}, {Op::digamma, 1, -0.5772156649015329}, {Op::digamma, -0.5, 0.03648997397857652},
-      {Op::digamma, 20, 2.970523992242149}, {Op::sigmoid, 2, 0.8807970779778823}, {Op::relu, 2, 2}, {Op::relu, -2, 0},
-      {Op::gelu_erf, 1, 0.8413447460685429}, {Op::gelu_erf, -2, -0.0455002638963584144}, {Op::gelu_tanh, 1, 0.8411919906082768},
-      {Op::silu, 2, 1.7615941559557646}};
+  const std::vector<Row> rows = {{Op::neg, 1.5, -1.5},
+                                 {Op::abs, -1.5, 1.5},
+                                 {Op::sign, -3, -1},
+                                 {Op::floor, -1.5, -2},
+                                 {Op::ceil, -1.5, -1},
+                                 {Op::trunc, -1.7, -1},
+                                 {Op::round, 2.5, 2},
+                                 {Op::round, 3.5, 4},
+                                 {Op::round, -0.5, -0.0},
+                                 {Op::sqrt, 2.25, 1.5},
+                                 {Op::rsqrt, 4, 0.5},
+                                 {Op::reciprocal, -4, -0.25},
+                                 {Op::exp, 1, 2.718281828459045},
+                                 {Op::exp2, -3, 0.125},
+                                 {Op::expm1, 1e-10, 1.00000000005e-10},
+                                 {Op::log, 10, 2.302585092994046},
+                                 {Op::log2, 0.125, -3},
+                                 {Op::log10, 1000, 3},
+                                 {Op::log1p, 1e-10, 9.9999999995e-11},
+                                 {Op::sin, pi / 6, 0.5},
+                                 {Op::cos, pi / 3, 0.5},
+                                 {Op::tan, pi / 4, 1},
+                                 {Op::asin, 0.5, pi / 6},
+                                 {Op::acos, 0.5, pi / 3},
+                                 {Op::atan, 1, pi / 4},
+                                 {Op::sinh, 1, 1.1752011936438014},
+                                 {Op::cosh, 1, 1.5430806348152437},
+                                 {Op::tanh, 0.5, 0.46211715726000975},
+                                 {Op::asinh, 1.1752011936438014, 1},
+                                 {Op::acosh, 1.5430806348152437, 1},
+                                 {Op::atanh, 0.46211715726000975, 0.5},
+                                 {Op::erf, 0.5, 0.5204998778130465},
+                                 {Op::erfc, 3, 2.209049699858544e-5},
+                                 {Op::erfinv, 0.5204998778130465, 0.5},
+                                 {Op::erfinv, -0.8427007929497149, -1},
+                                 {Op::erfinv, 1e-9, 8.862269254527581e-10},
+                                 {Op::lgamma, 10, 12.801827480081469},
+                                 {Op::digamma, 1, -0.5772156649015329},
+                                 {Op::digamma, -0.5, 0.03648997397857652},
+                                 {Op::digamma, 20, 2.970523992242149},
+                                 {Op::sigmoid, 2, 0.8807970779778823},
+                                 {Op::relu, 2, 2},
+                                 {Op::relu, -2, 0},
+                                 {Op::gelu_erf, 1, 0.8413447460685429},
+                                 {Op::gelu_erf, -2, -0.0455002638963584144},
+                                 {Op::gelu_tanh, 1, 0.8411919906082768},
+                                 {Op::silu, 2, 1.7615941559557646}};
   std::set<Op> covered;
   for (const Row& r : rows) {
     covered.insert(r.op);
@@ -126,7 +163,8 @@ TEST_CASE("interpreter: erfinv keeps its precision in the tail") {
 
 TEST_CASE("interpreter: f32 results are the exact ones, rounded") {
   HostTensor x = vector_of(DType::f32, {0.1, 1.7, 13.3, 88.5});
-  for (int64_t i = 0; i < 4; ++i) CHECK(numbers(apply(Op::exp, {x}))[static_cast<size_t>(i)] == static_cast<float>(std::exp(as_double(x.at(i)))));
+  for (int64_t i = 0; i < 4; ++i)
+    CHECK(numbers(apply(Op::exp, {x}))[static_cast<size_t>(i)] == static_cast<float>(std::exp(as_double(x.at(i)))));
 }
 
 TEST_CASE("interpreter: special values of unary operations") {
@@ -164,11 +202,14 @@ TEST_CASE("interpreter: integers wrap") {
   CHECK(ints(apply(Op::mod, {i32({low}), i32({-1})})) == std::vector<int64_t>{0});
   const int64_t low64 = std::numeric_limits<int64_t>::min();
   CHECK(ints(apply(Op::floor_div, {integers(DType::i64, {low64}), integers(DType::i64, {-1})})) == std::vector<int64_t>{low64});
-  CHECK(ints(apply(Op::add, {integers(DType::i64, {low64}), integers(DType::i64, {-1})})) == std::vector<int64_t>{std::numeric_limits<int64_t>::max()});
+  CHECK(ints(apply(Op::add, {integers(DType::i64, {low64}), integers(DType::i64, {-1})})) ==
+        std::vector<int64_t>{std::numeric_limits<int64_t>::max()});
 }
 
 TEST_CASE("interpreter: integer division, remainders, powers, shifts, bits") {
-  auto f = [](Op op, std::vector<int64_t> a, std::vector<int64_t> b, DType t = DType::i32) { return ints(apply(op, {integers(t, a), integers(t, b)})); };
+  auto f = [](Op op, std::vector<int64_t> a, std::vector<int64_t> b, DType t = DType::i32) {
+    return ints(apply(op, {integers(t, a), integers(t, b)}));
+  };
   using V = std::vector<int64_t>;
   const V a = {7, -7, 7, -7, 6}, b = {2, 2, -2, -2, 3};
   CHECK(f(Op::div, a, b) == V{3, -3, -3, 3, 2});
@@ -224,11 +265,13 @@ TEST_CASE("interpreter: binary operations on floating-point numbers") {
   CHECK_NUMBERS(f(Op::atan2, {0, -0.0, 0}, {1, 1, -0.0}), {0, -0.0, static_cast<float>(M_PI)});
   CHECK_NUMBERS(f(Op::copysign, {3, -3, 0}, {-0.0, 1, -1}), {-3, 3, -0.0});
   CHECK_NUMBERS(f(Op::nextafter, {1, 1, 0}, {2, 0, -1}), {1 + 0x1p-23, 1 - 0x1p-24, -0x1p-149});
-  CHECK_NUMBERS(f(Op::nextafter, {1, 1, 0, 2, nan_, -1}, {2, 0, -1, 2, 0, -2}, DType::bf16), {1 + 0x1p-7, 1 - 0x1p-8, -0x1p-133, 2, nan_, -1 - 0x1p-7});
+  CHECK_NUMBERS(f(Op::nextafter, {1, 1, 0, 2, nan_, -1}, {2, 0, -1, 2, 0, -2}, DType::bf16),
+                {1 + 0x1p-7, 1 - 0x1p-8, -0x1p-133, 2, nan_, -1 - 0x1p-7});
   CHECK_NUMBERS(f(Op::nextafter, {65504, 1}, {inf, 2}, DType::f16), {inf, 1 + 0x1p-10});
   CHECK_NUMBERS(f(Op::min, {1, nan_, 1, nan_, -inf}, {2, 1, nan_, nan_, 0}), {1, nan_, nan_, nan_, -inf});
   CHECK_NUMBERS(f(Op::max, {1, nan_, 1, nan_, inf}, {2, 1, nan_, nan_, 0}), {2, nan_, nan_, nan_, inf});
-  CHECK(error_of(Op::bit_and, {vector_of(DType::f32, {1}), vector_of(DType::f32, {1})}).starts_with("%2 (bit_and): not defined for floating"));
+  CHECK(error_of(Op::bit_and, {vector_of(DType::f32, {1}), vector_of(DType::f32, {1})})
+            .starts_with("%2 (bit_and): not defined for floating"));
 }
 
 TEST_CASE("interpreter: comparisons and where") {
@@ -242,7 +285,8 @@ TEST_CASE("interpreter: comparisons and where") {
   CHECK(f(Op::ge) == V{0, 1, 1, 0, 1});
   // 2^53 and 2^53 + 1 differ as integers, not as f64.
   CHECK(ints(apply(Op::lt, {integers(DType::i64, {int64_t{1} << 53}), integers(DType::i64, {(int64_t{1} << 53) + 1})})) == V{1});
-  CHECK_NUMBERS(apply(Op::where, {integers(DType::b1, {1, 0}), vector_of(DType::f16, {1, 2}), vector_of(DType::f16, {3, nan_})}), {1, nan_});
+  CHECK_NUMBERS(apply(Op::where, {integers(DType::b1, {1, 0}), vector_of(DType::f16, {1, 2}), vector_of(DType::f16, {3, nan_})}),
+                {1, nan_});
 }
 
 TEST_CASE("interpreter: casts") {
@@ -257,14 +301,16 @@ TEST_CASE("interpreter: casts") {
   CHECK(ints(f(x, DType::b1)) == V{1, 1, 1, 1, 1, 1, 1});
   CHECK(ints(f(vector_of(DType::f64, {3000000001.0}), DType::u8)) == V{1});
   CHECK(ints(f(vector_of(DType::f32, {0, -0.0, 1e-40}), DType::b1)) == V{0, 0, 1});
-  CHECK(ints(f(vector_of(DType::f64, {-2147483648.0, 2147483647.0, 2147483648.0, -2147483648.5}), DType::i32)) == V{low32, 2147483647, low32, low32});
+  CHECK(ints(f(vector_of(DType::f64, {-2147483648.0, 2147483647.0, 2147483648.0, -2147483648.5}), DType::i32)) ==
+        V{low32, 2147483647, low32, low32});
   CHECK(ints(f(integers(DType::i32, {300, -1, 256}), DType::u8)) == V{44, 255, 0});
   CHECK(ints(f(integers(DType::i32, {0, 256, -1}), DType::b1)) == V{0, 1, 1});
   CHECK_NUMBERS(f(integers(DType::b1, {0, 1}), DType::f32), {0, 1});
   CHECK_NUMBERS(f(integers(DType::i64, {16777217, 1}), DType::f32), {16777216, 1});
   CHECK_NUMBERS(f(vector_of(DType::f64, {0.1, 1e300}), DType::f32), {static_cast<double>(0.1f), inf});
   // To 16 bits through f32, as PyTorch does: the first is just above half way and is pulled onto it.
-  CHECK_NUMBERS(f(vector_of(DType::f64, {1 + 0x1p-11 + 0x1p-40, 1 + 0x1p-11 + 0x1p-20, 65519, 65520}), DType::f16), {1, 1 + 0x1p-10, 65504, inf});
+  CHECK_NUMBERS(f(vector_of(DType::f64, {1 + 0x1p-11 + 0x1p-40, 1 + 0x1p-11 + 0x1p-20, 65519, 65520}), DType::f16),
+                {1, 1 + 0x1p-10, 65504, inf});
   CHECK_NUMBERS(f(vector_of(DType::f32, {1 + 0x1p-8, 1 + 0x1p-8 + 0x1p-20, 3e-45, nan_}), DType::bf16), {1, 1 + 0x1p-7, 0, nan_});
 }
 
@@ -329,7 +375,8 @@ TEST_CASE("interpreter: complex numbers") {
     CHECK(ints(apply(Op::cast, {make(t, {C(0, 1), C(0, 0)})}, {{Attr::dtype, DType::b1}})) == std::vector<int64_t>{1, 0});
     CHECK(one(apply(Op::where, {integers(DType::b1, {0}), a, b})) == C(1, -2));
     CHECK(one(apply(Op::reduce_sum, {make(t, {C(1, 2), C(3, 5)})}, {{Attr::dims, Sizes{0}}})) == C(4, 7));
-    CHECK(one(apply(Op::slice, {make(t, {C(1, 2), C(3, 5)})}, {{Attr::starts, Shape{1}}, {Attr::steps, Sizes{1}}, {Attr::shape, Shape{1}}})) == C(3, 5));
+    CHECK(one(apply(Op::slice, {make(t, {C(1, 2), C(3, 5)})},
+                    {{Attr::starts, Shape{1}}, {Attr::steps, Sizes{1}}, {Attr::shape, Shape{1}}})) == C(3, 5));
     CHECK(error_of(Op::lt, {a, b}).find("complex") != std::string::npos);
     CHECK(error_of(Op::floor, {a}).find("complex") != std::string::npos);
   }
@@ -349,7 +396,9 @@ TEST_CASE("interpreter: shape movement") {
   HostTensor y = tensor(DType::f32, {2, 1, 3}, {0, 1, 2, 3, 4, 5});
   CHECK_NUMBERS(apply(Op::permute, {y}, {{Attr::dims, Sizes{2, 0, 1}}}), {0, 3, 1, 4, 2, 5});
   CHECK_NUMBERS(apply(Op::expand, {y}, {{Attr::shape, Shape{2, 2, 3}}}), {0, 1, 2, 0, 1, 2, 3, 4, 5, 3, 4, 5});
-  auto slice = [&](Shape starts, Sizes steps, Shape shape) { return Attrs{{Attr::starts, starts}, {Attr::steps, steps}, {Attr::shape, shape}}; };
+  auto slice = [&](Shape starts, Sizes steps, Shape shape) {
+    return Attrs{{Attr::starts, starts}, {Attr::steps, steps}, {Attr::shape, shape}};
+  };
   CHECK_NUMBERS(apply(Op::slice, {x}, slice({0, 1}, {1, 1}, {2, 2})), {1, 2, 4, 5});
   CHECK_NUMBERS(apply(Op::slice, {x}, slice({1, 2}, {-1, -2}, {2, 2})), {5, 3, 2, 0});
   CHECK_NUMBERS(apply(Op::slice, {x}, slice({0, 3}, {1, 1}, {2, 0})), {});
@@ -374,8 +423,10 @@ TEST_CASE("interpreter: take") {
   CHECK(y.sizes() == Sizes{2, 2, 1, 2});
   CHECK_NUMBERS(y, {4, 5, 0, 1, 10, 11, 6, 7});
   CHECK_NUMBERS(apply(Op::take, {x, tensor(DType::i32, {}, {1})}, {{Attr::dim, int64_t{0}}}), {6, 7, 8, 9, 10, 11});
-  CHECK(error_of(Op::take, {x, tensor(DType::i64, {1}, {3})}, {{Attr::dim, int64_t{1}}}) == "%2 (take): index 3 is outside dimension 1, whose size is 3");
-  CHECK(error_of(Op::take, {x, tensor(DType::i64, {1}, {-1})}, {{Attr::dim, int64_t{1}}}) == "%2 (take): index -1 is outside dimension 1, whose size is 3");
+  CHECK(error_of(Op::take, {x, tensor(DType::i64, {1}, {3})}, {{Attr::dim, int64_t{1}}}) ==
+        "%2 (take): index 3 is outside dimension 1, whose size is 3");
+  CHECK(error_of(Op::take, {x, tensor(DType::i64, {1}, {-1})}, {{Attr::dim, int64_t{1}}}) ==
+        "%2 (take): index -1 is outside dimension 1, whose size is 3");
 }
 
 TEST_CASE("interpreter: reductions") {
@@ -405,8 +456,10 @@ TEST_CASE("interpreter: reductions") {
   CHECK_NUMBERS(f(Op::reduce_sum, tensor(DType::f32, {0, 2}, {}), {0}), {0, 0});
   CHECK_NUMBERS(f(Op::reduce_prod, tensor(DType::f32, {0, 2}, {}), {0}), {1, 1});
   CHECK_NUMBERS(f(Op::reduce_max, tensor(DType::f32, {0, 2}, {}), {1}), {});
-  CHECK(error_of(Op::reduce_max, {tensor(DType::f32, {0, 2}, {})}, {{Attr::dims, Sizes{0}}}) == "%1 (reduce_max): not defined for no elements");
-  CHECK(error_of(Op::reduce_argmin, {tensor(DType::f32, {0, 2}, {})}, {{Attr::dims, Sizes{0}}}) == "%1 (reduce_argmin): not defined for no elements");
+  CHECK(error_of(Op::reduce_max, {tensor(DType::f32, {0, 2}, {})}, {{Attr::dims, Sizes{0}}}) ==
+        "%1 (reduce_max): not defined for no elements");
+  CHECK(error_of(Op::reduce_argmin, {tensor(DType::f32, {0, 2}, {})}, {{Attr::dims, Sizes{0}}}) ==
+        "%1 (reduce_argmin): not defined for no elements");
 
   HostTensor bools = tensor(DType::b1, {2, 2}, {0, 1, 1, 1});
   CHECK(ints(f(Op::reduce_min, bools, {1})) == Sizes{0, 1});
@@ -436,8 +489,12 @@ TEST_CASE("interpreter: dot") {
 
 TEST_CASE("interpreter: conv") {
   auto attrs = [](Sizes stride, Shape padding, Sizes dilation, bool transposed = false, int64_t groups = 1, int64_t extra = 0) {
-    return Attrs{{Attr::stride, stride}, {Attr::padding, padding}, {Attr::dilation, dilation}, {Attr::transposed, int64_t{transposed}},
-                 {Attr::output_padding, Shape(stride.size(), extra)}, {Attr::groups, groups}};
+    return Attrs{{Attr::stride, stride},
+                 {Attr::padding, padding},
+                 {Attr::dilation, dilation},
+                 {Attr::transposed, int64_t{transposed}},
+                 {Attr::output_padding, Shape(stride.size(), extra)},
+                 {Attr::groups, groups}};
   };
   HostTensor x = tensor(DType::f32, {1, 1, 5}, {1, 2, 3, 4, 5}), w = tensor(DType::f32, {1, 1, 3}, {1, 10, 100});
   CHECK_NUMBERS(apply(Op::conv, {x, w}, attrs({1}, {0}, {1})), {321, 432, 543});

@@ -19,7 +19,8 @@ using testing::run_compiled;
 namespace {
 
 Schedule schedule_of(const Graph& source) {
-  auto graph = std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
+  auto graph =
+      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
   std::vector<Shape> strides;
   for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
   std::vector<OutputRequest> requests;
@@ -58,7 +59,8 @@ TEST_CASE("rows that are taken one by one are one kernel") {
   GraphBuilder b;
   Value x = b.input({DType::f32, {SymInt(50), SymInt(20)}});
   std::vector<Value> sums;
-  for (int64_t i = 0; i < 50; ++i) sums.push_back(b.reduce(Op::reduce_sum, b.slice(x, {SymInt(i), SymInt(i % 3)}, {1, 1}, {SymInt(1), SymInt(17)}), {0, 1}));
+  for (int64_t i = 0; i < 50; ++i)
+    sums.push_back(b.reduce(Op::reduce_sum, b.slice(x, {SymInt(i), SymInt(i % 3)}, {1, 1}, {SymInt(1), SymInt(17)}), {0, 1}));
   Graph g = b.finish(sums);
   const Schedule s = schedule_of(g);
   CHECK(s.kernels == 50);
@@ -199,7 +201,9 @@ TEST_CASE("pieces keep what was written last") {
   CHECK(!pieces.window(b, 3, 2));
   Graph g = b.finish({pieces.joined(b)});
   auto inputs = testing::random_inputs(g, 3);
-  auto at = [](const HostTensor& t, size_t row) { return std::vector(t.bytes.begin() + static_cast<int64_t>(8 * row), t.bytes.begin() + static_cast<int64_t>(8 * row + 8)); };
+  auto at = [](const HostTensor& t, size_t row) {
+    return std::vector(t.bytes.begin() + static_cast<int64_t>(8 * row), t.bytes.begin() + static_cast<int64_t>(8 * row + 8));
+  };
   const HostTensor out = interpret(g, inputs)[0];
   const std::vector<std::pair<int, size_t>> from{{0, 0}, {0, 1}, {1, 0}, {1, 1}, {1, 0}, {1, 1}, {1, 2}, {0, 7}, {0, 8}, {1, 0}};
   for (size_t row = 0; row < from.size(); ++row) CHECK(at(out, row) == at(inputs[static_cast<size_t>(from[row].first)], from[row].second));

@@ -80,10 +80,8 @@ struct Tensor {
   }
 
   void set_raw(size_t i, float x) {
-    if (dtype == DType::f32)
-      reinterpret_cast<float*>(bytes.data())[i] = x;
-    else
-      reinterpret_cast<uint16_t*>(bytes.data())[i] = bf16_bits(x);
+    if (dtype == DType::f32) reinterpret_cast<float*>(bytes.data())[i] = x;
+    else reinterpret_cast<uint16_t*>(bytes.data())[i] = bf16_bits(x);
   }
 
   // Indices into dims of size 1 count as 0: broadcast.
@@ -153,8 +151,7 @@ double worst_error(const Tensor& c, const Expected& expected) {
 
 double tolerance(DType dtype) { return dtype == DType::f32 ? 2e-5 : 1e-2; }
 
-void run(const Primitive& primitive, const Tensor& a, const void* b, const Tensor* bias, void* c,
-         std::vector<const void*> operands = {}) {
+void run(const Primitive& primitive, const Tensor& a, const void* b, const Tensor* bias, void* c, std::vector<const void*> operands = {}) {
   std::vector<std::byte> scratch(primitive.scratchpad_bytes() + 1);
   primitive.run(a.data(), b, bias ? bias->data() : nullptr, c, operands, scratch.data());
 }
@@ -197,8 +194,7 @@ const std::vector<UnaryCase> unary_cases = {
     {{PostOp::relu}, [](double x) { return std::max(x, 0.0); }},
     {{PostOp::relu, 0.1f}, [](double x) { return x > 0 ? x : 0.1 * x; }},
     {{PostOp::gelu_erf}, [](double x) { return x * 0.5 * (1 + std::erf(x / std::sqrt(2.0))); }},
-    {{PostOp::gelu_tanh},
-     [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }},
+    {{PostOp::gelu_tanh}, [](double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }},
     {{PostOp::swish, 1.0f}, [](double x) { return x * sigmoid(x); }},
     {{PostOp::swish, 1.702f}, [](double x) { return x * sigmoid(1.702 * x); }},
     {{PostOp::tanh}, [](double x) { return std::tanh(x); }},
@@ -221,12 +217,9 @@ struct BinaryCase {
 };
 
 const std::vector<BinaryCase> binary_cases = {
-    {PostOp::add, [](double x, double y) { return x + y; }},
-    {PostOp::sub, [](double x, double y) { return x - y; }},
-    {PostOp::mul, [](double x, double y) { return x * y; }},
-    {PostOp::div, [](double x, double y) { return x / y; }},
-    {PostOp::max, [](double x, double y) { return std::max(x, y); }},
-    {PostOp::min, [](double x, double y) { return std::min(x, y); }},
+    {PostOp::add, [](double x, double y) { return x + y; }},          {PostOp::sub, [](double x, double y) { return x - y; }},
+    {PostOp::mul, [](double x, double y) { return x * y; }},          {PostOp::div, [](double x, double y) { return x / y; }},
+    {PostOp::max, [](double x, double y) { return std::max(x, y); }}, {PostOp::min, [](double x, double y) { return std::min(x, y); }},
 };
 
 struct ConvGeometry {
@@ -290,8 +283,14 @@ Expected naive_conv(const ConvGeometry& g, const Tensor& src, const Tensor& weig
 }
 
 ConvDesc conv_desc(const ConvGeometry& g, Operand src, Operand weight, Operand dst) {
-  return {.src = std::move(src), .weight = std::move(weight), .dst = std::move(dst), .strides = g.stride,
-          .dilations = g.dilation, .pad_l = g.pad, .pad_r = g.pad, .transposed = g.transposed};
+  return {.src = std::move(src),
+          .weight = std::move(weight),
+          .dst = std::move(dst),
+          .strides = g.stride,
+          .dilations = g.dilation,
+          .pad_l = g.pad,
+          .pad_r = g.pad,
+          .transposed = g.transposed};
 }
 
 std::vector<std::byte> converted(const MemoryLayout& from, const MemoryLayout& to, const void* data) {
@@ -439,8 +438,7 @@ TEST_CASE("onednn: every unary post-op") {
   if (!available()) return;
   const auto a = filled({7, 12}, 1), b = filled({12, 20}, 2), bias = filled({1, 20}, 3);
   Tensor c({7, 20});
-  for (const auto& t : unary_cases)
-    check_matmul({a, b, c, &bias, {t.op}, {}, [&](double x, const Dims&) { return t.value(x); }});
+  for (const auto& t : unary_cases) check_matmul({a, b, c, &bias, {t.op}, {}, [&](double x, const Dims&) { return t.value(x); }});
 }
 
 TEST_CASE("onednn: post-ops log, sqrt and pow of a positive value, and round") {
@@ -503,8 +501,7 @@ TEST_CASE("onednn: math mode bf16 stays near f32") {
   if (!available()) return;
   const auto a = filled({32, 64}, 1), b = filled({64, 48}, 2);
   Tensor c({32, 48});
-  const auto primitive =
-      Primitive::create(MatmulDesc{.a = a.operand(), .b = b.operand(), .c = c.operand(), .math = MathMode::bf16});
+  const auto primitive = Primitive::create(MatmulDesc{.a = a.operand(), .b = b.operand(), .c = c.operand(), .math = MathMode::bf16});
   REQUIRE(primitive);
   run(*primitive, a, b.data(), nullptr, c.data());
   CHECK(worst_error(c, naive_matmul(a, b, c, nullptr, unchanged)) < 4e-2);
@@ -609,8 +606,8 @@ TEST_CASE("onednn: eight threads run one primitive") {
   if (!available()) return;
   const auto b = filled({24, 40}, 1), bias = filled({1, 40}, 2);
   Tensor like({6, 40});
-  const auto primitive = Primitive::create(MatmulDesc{
-      .a = {.dims = {6, 24}}, .b = b.operand(), .c = like.operand(), .bias = bias.operand(), .post = {{PostOp::relu}}});
+  const auto primitive = Primitive::create(
+      MatmulDesc{.a = {.dims = {6, 24}}, .b = b.operand(), .c = like.operand(), .bias = bias.operand(), .post = {{PostOp::relu}}});
   REQUIRE(primitive);
   std::vector<double> errors(8, 1.0);
   std::vector<std::thread> threads;
@@ -654,8 +651,7 @@ TEST_CASE("onednn: bad descriptions and bad calls are errors that name the op") 
   auto conv = conv_desc(conv_geometries[0], {.dims = {2, 5, 11}}, {.dims = {7, 5, 3}}, {.dims = {2, 7, 11}});
   CHECK(Primitive::create(conv));
   conv.dst.dims = {2, 7, 12};
-  CHECK_THROWS_WITH_AS(Primitive::create(conv), doctest::Contains("convolution f32[2,5,11] x f32[7,5,3] -> f32[2,7,12]"),
-                       broach::Error);
+  CHECK_THROWS_WITH_AS(Primitive::create(conv), doctest::Contains("convolution f32[2,5,11] x f32[7,5,3] -> f32[2,7,12]"), broach::Error);
   conv.dst.dims = {2, 7, 11};
   conv.bias = Operand{.dims = {6}};
   CHECK_THROWS_AS(Primitive::create(conv), broach::Error);
@@ -665,8 +661,7 @@ TEST_CASE("onednn: bad descriptions and bad calls are errors that name the op") 
   REQUIRE(good);
   const Tensor x({4, 4});
   Tensor y({4, 4});
-  CHECK_THROWS_WITH_AS(good->run(x.data(), nullptr, nullptr, y.data(), {}, nullptr), doctest::Contains("null argument"),
-                       broach::Error);
+  CHECK_THROWS_WITH_AS(good->run(x.data(), nullptr, nullptr, y.data(), {}, nullptr), doctest::Contains("null argument"), broach::Error);
   const std::vector<const void*> extra = {x.data()};
   CHECK_THROWS_AS(good->run(x.data(), x.data(), nullptr, y.data(), extra, nullptr), broach::Error);
 }

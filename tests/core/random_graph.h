@@ -53,8 +53,13 @@ class Generator {
   int64_t below(int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random_); }
   bool chance(double p) { return std::bernoulli_distribution(p)(random_); }
   template <class T>
-  T pick(std::initializer_list<T> list) { return list.begin()[below(static_cast<int64_t>(list.size()))]; }
-  Item any() { return pool_[static_cast<size_t>(chance(0.5) ? below(static_cast<int64_t>(pool_.size())) : std::max<int64_t>(0, static_cast<int64_t>(pool_.size()) - 1 - below(3)))]; }
+  T pick(std::initializer_list<T> list) {
+    return list.begin()[below(static_cast<int64_t>(list.size()))];
+  }
+  Item any() {
+    return pool_[static_cast<size_t>(chance(0.5) ? below(static_cast<int64_t>(pool_.size()))
+                                                 : std::max<int64_t>(0, static_cast<int64_t>(pool_.size()) - 1 - below(3)))];
+  }
   template <class F>
   std::optional<Item> any_where(const F& f) {
     for (int i = 0; i < 8; ++i)
@@ -113,9 +118,13 @@ class Generator {
     for (const SymInt& s : shape)
       if (auto id = s.as_symbol(); id && b_.symbols().infos()[*id].input < 0) add_input(DType::f32, {s});
   }
-  Value constant_like(Value x, double c) { return b_.full(x.shape(), is_floating(x.dtype()) ? Scalar(c) : Scalar(static_cast<int64_t>(c)), x.dtype()); }
+  Value constant_like(Value x, double c) {
+    return b_.full(x.shape(), is_floating(x.dtype()) ? Scalar(c) : Scalar(static_cast<int64_t>(c)), x.dtype());
+  }
   Value with(Op op, Value x, double c) { return b_.binary(op, x, constant_like(x, c)); }
-  Item tamed(const Item& x, double bound) { return x.bound <= bound ? x : Item{with(Op::mul, x.value, bound / x.bound), bound * 1.01, false}; }
+  Item tamed(const Item& x, double bound) {
+    return x.bound <= bound ? x : Item{with(Op::mul, x.value, bound / x.bound), bound * 1.01, false};
+  }
   Value positive(Value x) { return with(Op::add, b_.unary(Op::abs, x), 0.5); }
 
   // A second operand for x: one at hand, a new input that broadcasts, or a constant.
@@ -135,8 +144,11 @@ class Generator {
   void step() {
     if (options_.routines && chance(0.25)) return routine();
     switch (below(options_.contractions ? 16 : 15)) {
-      case 0: case 1: return unary();
-      case 2: case 3: case 4: return binary();
+      case 0:
+      case 1: return unary();
+      case 2:
+      case 3:
+      case 4: return binary();
       case 5: return select();
       case 6: return cast();
       case 7: return reshape();
@@ -160,17 +172,20 @@ class Generator {
     if (chance(0.2)) return void(add(b_.unary(pick({Op::neg, Op::abs, Op::relu}), x.value), x.bound, x.exact));
     Item y = tamed(x, 8);
     switch (below(4)) {
-      case 0:
-        add(b_.unary(pick({Op::exp, Op::exp2, Op::expm1, Op::sinh, Op::cosh}), y.value), 3000, false);
-        return;
+      case 0: add(b_.unary(pick({Op::exp, Op::exp2, Op::expm1, Op::sinh, Op::cosh}), y.value), 3000, false); return;
       case 1:
-        add(b_.unary(pick({Op::sqrt, Op::rsqrt, Op::reciprocal, Op::log, Op::log2, Op::log10, Op::log1p, Op::lgamma, Op::digamma}), positive(y.value)), 16, false);
+        add(b_.unary(pick({Op::sqrt, Op::rsqrt, Op::reciprocal, Op::log, Op::log2, Op::log10, Op::log1p, Op::lgamma, Op::digamma}),
+                     positive(y.value)),
+            16, false);
         return;
       case 2:
         add(b_.unary(pick({Op::asin, Op::acos, Op::atanh, Op::erfinv}), with(Op::mul, b_.unary(Op::tanh, y.value), 0.9)), 4, false);
         return;
       default:
-        add(b_.unary(pick({Op::sin, Op::cos, Op::atan, Op::tanh, Op::asinh, Op::erf, Op::erfc, Op::sigmoid, Op::gelu_erf, Op::gelu_tanh, Op::silu}), y.value), 8, false);
+        add(b_.unary(pick({Op::sin, Op::cos, Op::atan, Op::tanh, Op::asinh, Op::erf, Op::erfc, Op::sigmoid, Op::gelu_erf, Op::gelu_tanh,
+                           Op::silu}),
+                     y.value),
+            8, false);
     }
   }
 
@@ -187,7 +202,8 @@ class Generator {
     }
     x = tamed(x, 30), y = tamed(y, 30);
     switch (Op op = pick({Op::add, Op::sub, Op::mul, Op::div, Op::min, Op::max, Op::hypot, Op::pow})) {
-      case Op::min: case Op::max: add(b_.binary(op, x.value, y.value), std::max(x.bound, y.bound), x.exact && y.exact); return;
+      case Op::min:
+      case Op::max: add(b_.binary(op, x.value, y.value), std::max(x.bound, y.bound), x.exact && y.exact); return;
       case Op::mul: add(b_.binary(op, x.value, y.value), x.bound * y.bound, false); return;
       case Op::div: add(b_.binary(op, x.value, positive(y.value)), 2 * x.bound, false); return;
       case Op::pow: add(b_.binary(op, positive(tamed(x, 4).value), tamed(y, 3).value), 100, false); return;
@@ -195,7 +211,8 @@ class Generator {
     }
   }
   void integer_binary(const Item& x, const Item& y) {
-    Op op = pick({Op::add, Op::sub, Op::mul, Op::min, Op::max, Op::bit_and, Op::bit_or, Op::bit_xor, Op::shl, Op::shr, Op::div, Op::floor_div, Op::mod, Op::fmod});
+    Op op = pick({Op::add, Op::sub, Op::mul, Op::min, Op::max, Op::bit_and, Op::bit_or, Op::bit_xor, Op::shl, Op::shr, Op::div,
+                  Op::floor_div, Op::mod, Op::fmod});
     Value right = y.value;
     if (op >= Op::div && op <= Op::fmod) right = with(Op::add, with(Op::bit_and, right, 7), 1);
     if (op == Op::shl || op == Op::shr) right = with(Op::bit_and, right, 15);
@@ -206,7 +223,8 @@ class Generator {
     Item x = any(), y = partner(x);
     auto is_condition = [&](const Item& c) { return c.value.dtype() == DType::b1 && c.value.shape() == x.value.shape(); };
     auto condition = any_where(is_condition);
-    if (!condition && steady(x) && steady(y)) condition = add(b_.binary(pick({Op::eq, Op::ne, Op::lt, Op::le, Op::gt, Op::ge}), x.value, y.value), 0, true);
+    if (!condition && steady(x) && steady(y))
+      condition = add(b_.binary(pick({Op::eq, Op::ne, Op::lt, Op::le, Op::gt, Op::ge}), x.value, y.value), 0, true);
     if (!condition) return;
     add(b_.where(condition->value, x.value, y.value), std::max(x.bound, y.bound), condition->exact && x.exact && y.exact);
   }
@@ -312,9 +330,13 @@ class Generator {
     int64_t dim = below(x.value.rank());
     const SymInt size = x.value.shape()[static_cast<size_t>(dim)];
     if (hint(size) == 0) return;
-    auto small_integers = [&](const Item& i) { return is_integral(i.value.dtype()) && i.value.rank() <= 2 && elements(i.value.shape()) <= 16; };
+    auto small_integers = [&](const Item& i) {
+      return is_integral(i.value.dtype()) && i.value.rank() <= 2 && elements(i.value.shape()) <= 16;
+    };
     auto found = any_where(small_integers);
-    Value index = found ? b_.cast(found->value, DType::i64) : with(Op::mul, b_.emit(Op::iota, {}, {{Attr::shape, Shape{5}}, {Attr::dim, int64_t{0}}, {Attr::dtype, DType::i64}}), 3);
+    Value index =
+        found ? b_.cast(found->value, DType::i64)
+              : with(Op::mul, b_.emit(Op::iota, {}, {{Attr::shape, Shape{5}}, {Attr::dim, int64_t{0}}, {Attr::dtype, DType::i64}}), 3);
     index = b_.binary(Op::mod, index, b_.emit(Op::size, {}, {{Attr::expr, size}}));
     if (elements(index.shape()) * elements(x.value.shape()) / hint(size) > options_.max_elements) return;
     add(b_.emit(Op::take, {x.value, index}, {{Attr::dim, dim}}), x.bound, x.exact && (!found || found->exact));
@@ -327,7 +349,8 @@ class Generator {
     DType t = random_dtype();
     if (t == DType::b1) t = DType::f32;
     bind_symbols(shape);
-    add(b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, dim}, {Attr::dtype, t}}), static_cast<double>(hint(shape[static_cast<size_t>(dim)])), true);
+    add(b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, dim}, {Attr::dtype, t}}),
+        static_cast<double>(hint(shape[static_cast<size_t>(dim)])), true);
   }
 
   std::vector<int64_t> random_dims(int rank) {
@@ -354,7 +377,8 @@ class Generator {
       Item y = tamed(x, 1000.0 / static_cast<double>(std::max<int64_t>(n, 1)));
       return void(add(b_.reduce(Op::reduce_sum, y.value, dims, keep), y.bound * static_cast<double>(n), !is_float(x) && x.exact));
     }
-    if (steady(x) && chance(0.3)) return void(add(b_.reduce(pick({Op::reduce_argmin, Op::reduce_argmax}), x.value, dims, keep), 0, x.exact));
+    if (steady(x) && chance(0.3))
+      return void(add(b_.reduce(pick({Op::reduce_argmin, Op::reduce_argmax}), x.value, dims, keep), 0, x.exact));
     add(b_.reduce(pick({Op::reduce_min, Op::reduce_max}), x.value, dims, keep), x.bound, x.exact);
   }
 
@@ -415,7 +439,10 @@ class Generator {
     switch (below(5)) {
       case 0: return add_both(b_.emit_all(Op::sort, {x.value}, {{Attr::dim, dim}, {Attr::descending, flag()}, {Attr::stable, flag()}}), x);
       case 1:
-        return add_both(b_.emit_all(Op::topk, {x.value}, {{Attr::dim, dim}, {Attr::k, SymInt(below(size) + 1)}, {Attr::descending, flag()}, {Attr::sorted, flag()}}), x);
+        return add_both(
+            b_.emit_all(Op::topk, {x.value},
+                        {{Attr::dim, dim}, {Attr::k, SymInt(below(size) + 1)}, {Attr::descending, flag()}, {Attr::sorted, flag()}}),
+            x);
       case 2: return add_both(b_.emit_all(Op::kth, {x.value}, {{Attr::dim, dim}, {Attr::k, SymInt(below(size))}}), x);
       case 3: return add_both(b_.emit_all(Op::median, {x.value}, {{Attr::dim, dim}, {Attr::skip_nan, flag()}}), x);
       default: return add_both(b_.emit_all(Op::mode, {x.value}, {{Attr::dim, dim}}), x);
@@ -436,7 +463,8 @@ class Generator {
     const SymInt size = shape[static_cast<size_t>(dim)];
     shape[static_cast<size_t>(dim)] = pick<int64_t>({0, 1, 3, 9});
     if (elements(shape) > options_.max_elements) return;
-    Value index = with(Op::mul, b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, below(x.value.rank())}, {Attr::dtype, DType::i64}}), 5);
+    Value index =
+        with(Op::mul, b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, below(x.value.rank())}, {Attr::dtype, DType::i64}}), 5);
     index = b_.binary(Op::mod, index, b_.emit(Op::size, {}, {{Attr::expr, size}}));
     Item source = add_input(x.value.dtype(), shape);
     Op op = pick({Op::scatter, Op::scatter_add, Op::scatter_mul, Op::scatter_min, Op::scatter_max});
@@ -471,9 +499,14 @@ class Generator {
     std::vector<Value> operands{in.value, weight.value};
     if (chance(0.5)) operands.push_back(add_input(t, {3 * groups}).value);
     std::vector<int64_t> strides(dims, stride), dilations(dims, dilation);
-    add(b_.emit(Op::conv, operands, {{Attr::stride, strides}, {Attr::padding, Shape(dims, below(2))}, {Attr::dilation, dilations},
-                                     {Attr::transposed, int64_t{transposed}}, {Attr::output_padding, Shape(dims, transposed ? stride - 1 : 0)},
-                                     {Attr::groups, groups}}), 200, false);
+    add(b_.emit(Op::conv, operands,
+                {{Attr::stride, strides},
+                 {Attr::padding, Shape(dims, below(2))},
+                 {Attr::dilation, dilations},
+                 {Attr::transposed, int64_t{transposed}},
+                 {Attr::output_padding, Shape(dims, transposed ? stride - 1 : 0)},
+                 {Attr::groups, groups}}),
+        200, false);
   }
 
   Options options_;
@@ -488,7 +521,8 @@ inline Graph random_graph(uint32_t seed, Options options = {}) { return detail::
 
 // Floating-point numbers between -2 and 2 with zeros of both signs and whole numbers among them, integers between -100 and
 // 100 (0 to 255 for u8). With `special`, also infinities and NaN. Symbols take their hints where no value is given.
-inline std::vector<HostTensor> random_inputs(const Graph& graph, uint32_t seed, std::span<const int64_t> symbol_values = {}, bool special = false) {
+inline std::vector<HostTensor> random_inputs(const Graph& graph, uint32_t seed, std::span<const int64_t> symbol_values = {},
+                                             bool special = false) {
   std::mt19937 random(seed);
   auto below = [&](int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random); };
   auto number = [&]() -> double {
@@ -500,7 +534,8 @@ inline std::vector<HostTensor> random_inputs(const Graph& graph, uint32_t seed, 
   std::vector<HostTensor> inputs;
   for (const Value& v : graph.inputs()) {
     std::vector<int64_t> sizes;
-    for (const SymInt& s : v.shape()) sizes.push_back(s.eval([&](SymbolId id) { return id < symbol_values.size() ? symbol_values[id] : infos.at(id).hint; }));
+    for (const SymInt& s : v.shape())
+      sizes.push_back(s.eval([&](SymbolId id) { return id < symbol_values.size() ? symbol_values[id] : infos.at(id).hint; }));
     HostTensor& t = inputs.emplace_back(zeros(v.dtype(), sizes, v.type().device));
     for (int64_t i = 0; i < t.numel(); ++i) {
       if (v.dtype() == DType::b1) t.set(i, below(2) == 1);
@@ -515,12 +550,16 @@ inline std::vector<HostTensor> random_inputs(const Graph& graph, uint32_t seed, 
 
 // Where two tensors first differ by more than absolute + relative * |expected|, as text; empty if nowhere. NaN equals NaN.
 inline std::string first_difference(const HostTensor& actual, const HostTensor& expected, double relative = 0, double absolute = 0) {
-  if (!(actual.type.dtype == expected.type.dtype && actual.type.shape == expected.type.shape)) return actual.type.str() + " instead of " + expected.type.str();
-  auto close = [&](double a, double e) { return a == e || (std::isnan(a) && std::isnan(e)) || std::fabs(a - e) <= absolute + relative * std::fabs(e); };
+  if (!(actual.type.dtype == expected.type.dtype && actual.type.shape == expected.type.shape))
+    return actual.type.str() + " instead of " + expected.type.str();
+  auto close = [&](double a, double e) {
+    return a == e || (std::isnan(a) && std::isnan(e)) || std::fabs(a - e) <= absolute + relative * std::fabs(e);
+  };
   for (int64_t i = 0; i < expected.numel(); ++i) {
     Scalar a = actual.at(i), e = expected.at(i);
     auto imaginary = [](const Scalar& s) { return is_complex(s) ? std::get<std::complex<double>>(s).imag() : 0; };
-    bool equal = std::holds_alternative<int64_t>(e) ? as_int(a) == as_int(e) : close(as_double(a), as_double(e)) && close(imaginary(a), imaginary(e));
+    bool equal = std::holds_alternative<int64_t>(e) ? as_int(a) == as_int(e)
+                                                    : close(as_double(a), as_double(e)) && close(imaginary(a), imaginary(e));
     if (!equal) return "element " + std::to_string(i) + " of " + expected.type.str() + " is " + str(a) + " instead of " + str(e);
   }
   return "";

@@ -30,15 +30,18 @@ TEST_CASE("reference target: fused") {
 }
 
 TEST_CASE("reference target: one kernel an operation") {
-  for (uint32_t seed = 0; seed < kGraphs; ++seed) compare(seed, {.low_precision = false, .max_elements = 512}, {.strict = false, .fuse = false});
+  for (uint32_t seed = 0; seed < kGraphs; ++seed)
+    compare(seed, {.low_precision = false, .max_elements = 512}, {.strict = false, .fuse = false});
 }
 
 TEST_CASE("reference target: contractions and what follows them, and routines") {
-  for (uint32_t seed = 0; seed < kGraphs; ++seed) compare(seed, {.low_precision = false, .contractions = true, .routines = true, .max_elements = 512}, {});
+  for (uint32_t seed = 0; seed < kGraphs; ++seed)
+    compare(seed, {.low_precision = false, .contractions = true, .routines = true, .max_elements = 512}, {});
 }
 
 TEST_CASE("reference target: low precision, rounded after every operation") {
-  for (uint32_t seed = 0; seed < kGraphs; ++seed) compare(seed, {.contractions = true, .max_elements = 512}, {.strict = true, .fuse = true});
+  for (uint32_t seed = 0; seed < kGraphs; ++seed)
+    compare(seed, {.contractions = true, .max_elements = 512}, {.strict = true, .fuse = true});
 }
 
 TEST_CASE("reference target: an index outside is told, and nothing is read there") {

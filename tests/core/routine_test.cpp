@@ -31,7 +31,8 @@ Numbers numbers(const HostTensor& t) {
   return out;
 }
 bool same(const Numbers& a, const Numbers& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) { return (std::isnan(x) && std::isnan(y)) || (x == y && std::signbit(x) == std::signbit(y)); });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](double x, double y) { return (std::isnan(x) && std::isnan(y)) || (x == y && std::signbit(x) == std::signbit(y)); });
 }
 
 // Pieces of one element, the last first, so that what depends on the order of pieces shows.
@@ -61,7 +62,8 @@ std::vector<Numbers> by_hand(Op op, const std::vector<HostTensor>& operands, con
   return out;
 }
 
-void check_target(Op op, const std::vector<HostTensor>& operands, const Attrs& attrs, const std::vector<int64_t>& order = {}, double tolerance = 0) {
+void check_target(Op op, const std::vector<HostTensor>& operands, const Attrs& attrs, const std::vector<int64_t>& order = {},
+                  double tolerance = 0) {
   Graph g = graph_of(op, operands, attrs, order);
   INFO(g.str());
   auto want = interpret(g, operands);
@@ -75,7 +77,8 @@ void check_target(Op op, const std::vector<HostTensor>& operands, const Attrs& a
   }
 }
 
-const std::vector<DType> kReal = {DType::u8, DType::i8, DType::i16, DType::i32, DType::i64, DType::f16, DType::bf16, DType::f32, DType::f64, DType::b1};
+const std::vector<DType> kReal = {DType::u8,  DType::i8,   DType::i16, DType::i32, DType::i64,
+                                  DType::f16, DType::bf16, DType::f32, DType::f64, DType::b1};
 
 // Few distinct values, so that equals meet, and special ones among those of floating types.
 HostTensor random_tensor(DType t, const Sizes& sizes, uint32_t seed, int64_t distinct = 7, bool special = true) {
@@ -93,7 +96,9 @@ HostTensor random_tensor(DType t, const Sizes& sizes, uint32_t seed, int64_t dis
 }
 
 Attrs along(int64_t dim) { return {{Attr::dim, dim}}; }
-Attrs sorting(int64_t dim, bool descending, bool stable) { return {{Attr::dim, dim}, {Attr::descending, int64_t{descending}}, {Attr::stable, int64_t{stable}}}; }
+Attrs sorting(int64_t dim, bool descending, bool stable) {
+  return {{Attr::dim, dim}, {Attr::descending, int64_t{descending}}, {Attr::stable, int64_t{stable}}};
+}
 
 }  // namespace
 
@@ -121,23 +126,29 @@ TEST_CASE("routines: order by hand") {
   CHECK(same(up[1], {4, 2, 3, 0, 5, 1, 6}));
   CHECK(same(down[0], {nan_, nan_, inf, 2, -0.0, 0.0, -inf}));
   CHECK(same(down[1], {1, 6, 5, 0, 2, 3, 4}));
-  auto top = by_hand(Op::topk, {tensor(DType::i64, {2, 3}, {5, 7, 6, -1, -3, -2})}, {{Attr::dim, int64_t{1}}, {Attr::k, SymInt(2)}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
+  auto top = by_hand(Op::topk, {tensor(DType::i64, {2, 3}, {5, 7, 6, -1, -3, -2})},
+                     {{Attr::dim, int64_t{1}}, {Attr::k, SymInt(2)}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
   CHECK(same(top[0], {7, 6, -1, -2}));
   CHECK(same(top[1], {1, 2, 0, 2}));
   auto second = by_hand(Op::kth, {line({3, 1, 2, nan_})}, {{Attr::dim, int64_t{0}}, {Attr::k, SymInt(1)}});
   CHECK(same(second[0], {2}));
   CHECK(same(second[1], {2}));
-  auto middle = [](const Numbers& values, bool skip_nan) { return by_hand(Op::median, {line(values)}, {{Attr::dim, int64_t{0}}, {Attr::skip_nan, int64_t{skip_nan}}}); };
+  auto middle = [](const Numbers& values, bool skip_nan) {
+    return by_hand(Op::median, {line(values)}, {{Attr::dim, int64_t{0}}, {Attr::skip_nan, int64_t{skip_nan}}});
+  };
   CHECK(same(middle({4, 1, 3, 1}, false)[1], {3}));  // the lower middle is the second 1
   CHECK(same(middle({4, nan_, 3}, false)[1], {1}));
   CHECK(same(middle({4, nan_, 3}, true)[0], {3}));
   CHECK(same(middle({nan_, nan_}, true)[1], {0}));
   CHECK(same(by_hand(Op::mode, {line({2, 1, 2, 1, 3})}, along(0))[0], {1}));
-  CHECK_THROWS_WITH_AS(by_hand(Op::median, {line({})}, {{Attr::dim, int64_t{0}}, {Attr::skip_nan, int64_t{0}}}), "%1 (median): not defined for no elements", Error);
+  CHECK_THROWS_WITH_AS(by_hand(Op::median, {line({})}, {{Attr::dim, int64_t{0}}, {Attr::skip_nan, int64_t{0}}}),
+                       "%1 (median): not defined for no elements", Error);
 }
 
 TEST_CASE("routines: search by hand") {
-  auto f = [](const HostTensor& x, const HostTensor& values, bool right) { return by_hand(Op::search, {x, values}, {{Attr::right, int64_t{right}}})[0]; };
+  auto f = [](const HostTensor& x, const HostTensor& values, bool right) {
+    return by_hand(Op::search, {x, values}, {{Attr::right, int64_t{right}}})[0];
+  };
   const HostTensor x = line({1, 3, 3, 5}), values = tensor(DType::f32, {2, 3}, {0, 1, 3, 4, 5, nan_});
   CHECK(same(f(x, values, false), {0, 0, 1, 3, 3, 4}));
   CHECK(same(f(x, values, true), {0, 1, 3, 3, 4, 4}));
@@ -187,7 +198,10 @@ TEST_CASE("routines: sorts and selections on the target") {
           for (bool stable : {false, true}) check_target(Op::sort, {x}, sorting(dim, descending, stable), order);
           for (int64_t k : {0, 1, 7, 33})
             for (bool sorted : {false, true})
-              check_target(Op::topk, {x}, {{Attr::dim, dim}, {Attr::k, SymInt(k)}, {Attr::descending, int64_t{descending}}, {Attr::sorted, int64_t{sorted}}}, order);
+              check_target(
+                  Op::topk, {x},
+                  {{Attr::dim, dim}, {Attr::k, SymInt(k)}, {Attr::descending, int64_t{descending}}, {Attr::sorted, int64_t{sorted}}},
+                  order);
         }
         for (int64_t k : {0, 5, 32}) check_target(Op::kth, {x}, {{Attr::dim, dim}, {Attr::k, SymInt(k)}}, order);
         for (bool skip_nan : {false, true}) check_target(Op::median, {x}, {{Attr::dim, dim}, {Attr::skip_nan, int64_t{skip_nan}}}, order);
@@ -201,7 +215,8 @@ TEST_CASE("routines: long lines are sorted by digits") {
       const HostTensor x = random_tensor(t, {5000}, 5, distinct);
       for (bool descending : {false, true})
         for (bool stable : {false, true}) check_target(Op::sort, {x}, sorting(0, descending, stable));
-      check_target(Op::topk, {x}, {{Attr::dim, int64_t{0}}, {Attr::k, SymInt(9)}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
+      check_target(Op::topk, {x},
+                   {{Attr::dim, int64_t{0}}, {Attr::k, SymInt(9)}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
     }
 }
 
@@ -209,7 +224,8 @@ TEST_CASE("routines: searches on the target") {
   for (DType t : kReal)
     for (bool right : {false, true}) {
       const Attrs attrs{{Attr::right, int64_t{right}}};
-      const HostTensor sorted = interpret(graph_of(Op::sort, {random_tensor(t, {4, 50}, 6, 30)}, sorting(1, false, true)), std::vector{random_tensor(t, {4, 50}, 6, 30)})[0];
+      const HostTensor sorted = interpret(graph_of(Op::sort, {random_tensor(t, {4, 50}, 6, 30)}, sorting(1, false, true)),
+                                          std::vector{random_tensor(t, {4, 50}, 6, 30)})[0];
       check_target(Op::search, {sorted, random_tensor(t, {4, 9}, 7)}, attrs);
       HostTensor first = zeros(t, Sizes{50});
       std::copy_n(sorted.bytes.begin(), first.bytes.size(), first.bytes.begin());
@@ -231,8 +247,10 @@ TEST_CASE("routines: scattered writes on the target") {
       for (int64_t dim : {0, 1, 2})
         for (const std::vector<int64_t>& order : {std::vector<int64_t>{}, {2, 1, 0}, {1, 2, 0}}) {
           const Sizes sizes{6, 5, 4}, part{4, 5, 3};
-          const int64_t limit = order.empty() ? sizes[static_cast<size_t>(dim)] : sizes[static_cast<size_t>(order[static_cast<size_t>(dim)])];
-          check_target(op, {random_tensor(t, sizes, 11), index(part, limit), random_tensor(t, part, 12)}, along(dim), order, size_of(t) == 2 ? 1e-2 : 1e-6);
+          const int64_t limit =
+              order.empty() ? sizes[static_cast<size_t>(dim)] : sizes[static_cast<size_t>(order[static_cast<size_t>(dim)])];
+          check_target(op, {random_tensor(t, sizes, 11), index(part, limit), random_tensor(t, part, 12)}, along(dim), order,
+                       size_of(t) == 2 ? 1e-2 : 1e-6);
         }
   // Whole rows at one index: the index is repeated along the row.
   GraphBuilder b;
@@ -259,11 +277,13 @@ TEST_CASE("routines: symbolic sizes, fused neighbours, results that nobody reads
   SymInt n = b.symbols().fresh({5, 2, 0, 1});
   Value x = b.input({DType::f32, {3, n}, {}});
   Value y = b.binary(Op::mul, x, x);
-  auto top = b.emit_all(Op::topk, {y}, {{Attr::dim, int64_t{1}}, {Attr::k, n - 1}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
+  auto top =
+      b.emit_all(Op::topk, {y}, {{Attr::dim, int64_t{1}}, {Attr::k, n - 1}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
   Value sums = b.emit(Op::scan_sum, {b.unary(Op::neg, top[0])}, along(1));
   Graph g = b.finish({b.unary(Op::exp, sums)});
-  auto schedule = make_schedule(std::make_shared<const Graph>(rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; })),
-                                {contiguous_strides({3, n})}, {{contiguous_strides({3, n - 1}), -1}}, {});
+  auto schedule = make_schedule(
+      std::make_shared<const Graph>(rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; })),
+      {contiguous_strides({3, n})}, {{contiguous_strides({3, n - 1}), -1}}, {});
   CHECK(schedule.routines == 2);
   CHECK(schedule.str().find("topk m1[0](s0, 1) -> m2[0](s0 - 1, 1) _") != std::string::npos);
   Executable e(std::move(schedule), *cpu_target(), {}, nullptr);
@@ -298,17 +318,19 @@ TEST_CASE("attention: the target agrees with the reference") {
     bool causal, mask;
   };
   // Tiles that are whole and not, several blocks of rows and of keys, one row, nothing to see.
-  for (const Case& c : {Case{2, 6, 64, 64, 64, false, false}, Case{3, 7, 5, 3, 3, false, true}, Case{2, 200, 530, 8, 8, true, false}, Case{1, 13, 77, 40, 24, true, true},
-                        Case{2, 1, 600, 64, 64, false, false}, Case{2, 2, 33, 32, 80, false, true}, Case{1, 1, 1, 1, 1, true, false}, Case{1, 5, 0, 4, 4, false, false},
-                        Case{1, 300, 20, 16, 130, true, true}})
+  for (const Case& c : {Case{2, 6, 64, 64, 64, false, false}, Case{3, 7, 5, 3, 3, false, true}, Case{2, 200, 530, 8, 8, true, false},
+                        Case{1, 13, 77, 40, 24, true, true}, Case{2, 1, 600, 64, 64, false, false}, Case{2, 2, 33, 32, 80, false, true},
+                        Case{1, 1, 1, 1, 1, true, false}, Case{1, 5, 0, 4, 4, false, false}, Case{1, 300, 20, 16, 130, true, true}})
     for (DType t : {DType::f32, DType::bf16}) {
-      std::vector<HostTensor> operands{filled(t, {2, c.heads, c.rows, c.depth}), filled(t, {2, c.heads, c.keys, c.depth}), filled(t, {2, c.heads, c.keys, c.values})};
+      std::vector<HostTensor> operands{filled(t, {2, c.heads, c.rows, c.depth}), filled(t, {2, c.heads, c.keys, c.depth}),
+                                       filled(t, {2, c.heads, c.keys, c.values})};
       if (c.mask) {
         operands.push_back(filled(DType::f32, {2, c.heads, c.rows, c.keys}));
         for (int64_t i = 0; i < operands[3].numel(); ++i)
           if (i % 3 == 0 || i < c.keys) operands[3].set(i, -inf);  // the first row sees nothing
       }
-      check_target(Op::attention, operands, {{Attr::scale, Scalar(0.3)}, {Attr::causal, int64_t{c.causal}}}, {}, t == DType::f32 ? 2e-5 : 2e-2);
+      check_target(Op::attention, operands, {{Attr::scale, Scalar(0.3)}, {Attr::causal, int64_t{c.causal}}}, {},
+                   t == DType::f32 ? 2e-5 : 2e-2);
     }
 }
 

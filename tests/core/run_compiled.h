@@ -11,8 +11,10 @@ namespace broach::testing {
 // What a program that embeds the core does: memory for inputs and outputs, and a call. `offset`: bytes from an address of 64
 // at which results lie.
 inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vector<HostTensor>& inputs, const ScheduleOptions& options = {},
-                                            const Threads& threads = SerialThreads(), size_t offset = 0, const Target* target = cpu_target()) {
-  auto graph = std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
+                                            const Threads& threads = SerialThreads(), size_t offset = 0,
+                                            const Target* target = cpu_target()) {
+  auto graph =
+      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
   std::vector<Shape> strides;
   for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
   std::vector<OutputRequest> requests;

@@ -59,7 +59,9 @@ TEST_CASE("a graph is cut where sizes become known") {
   CHECK(s.list[1].carried == std::vector<size_t>{s.outputs[3]});
 }
 
-TEST_CASE("a graph without such sizes is one") { CHECK_FALSE(has_data_sizes(Graph::parse("%0 = input(index=0) : f32[8]\n%1 = exp(%0) : f32[8]\nreturn %1\n"))); }
+TEST_CASE("a graph without such sizes is one") {
+  CHECK_FALSE(has_data_sizes(Graph::parse("%0 = input(index=0) : f32[8]\n%1 = exp(%0) : f32[8]\nreturn %1\n")));
+}
 
 TEST_CASE("no symbol is replaced by one that is known later") {
   Symbols symbols;

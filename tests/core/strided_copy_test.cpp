@@ -10,7 +10,9 @@ TEST_CASE("strided copy: expanded, overlapping and turned elements become dense"
   struct Case {
     std::vector<int64_t> sizes, strides;
   };
-  const std::vector<Case> cases = {{{5}, {0}}, {{3, 4}, {0, 1}}, {{3, 4}, {2, 1}}, {{3, 4}, {1, 3}}, {{2, 3, 4}, {12, 0, 1}}, {{2, 3, 4, 5}, {1, 7, 0, 3}}, {{2, 0}, {1, 1}}};
+  const std::vector<Case> cases = {{{5}, {0}},       {{3, 4}, {0, 1}},        {{3, 4}, {2, 1}},
+                                   {{3, 4}, {1, 3}}, {{2, 3, 4}, {12, 0, 1}}, {{2, 3, 4, 5}, {1, 7, 0, 3}},
+                                   {{2, 0}, {1, 1}}};
   std::vector<uint32_t> from(200);
   std::iota(from.begin(), from.end(), 0u);
   for (const Case& c : cases) {

@@ -51,8 +51,10 @@ struct Generator {
     Expression b = op == 3 || op == 4 ? divisor() : any(below(depth) < 2 ? 0 : depth - 1);
     auto x = a.plain, y = b.plain;
     switch (op) {
-      case 0: case 7: return {a.symbolic + b.symbolic, [x, y](const Values& v) { return x(v) + y(v); }};
-      case 1: case 8: return {a.symbolic - b.symbolic, [x, y](const Values& v) { return x(v) - y(v); }};
+      case 0:
+      case 7: return {a.symbolic + b.symbolic, [x, y](const Values& v) { return x(v) + y(v); }};
+      case 1:
+      case 8: return {a.symbolic - b.symbolic, [x, y](const Values& v) { return x(v) - y(v); }};
       case 2: return {a.symbolic * b.symbolic, [x, y](const Values& v) { return x(v) * y(v); }};
       case 3: return {floordiv(a.symbolic, b.symbolic), [x, y](const Values& v) { return floor_div(x(v), y(v)); }};
       case 4: return {mod(a.symbolic, b.symbolic), [x, y](const Values& v) { return x(v) - floor_div(x(v), y(v)) * y(v); }};
@@ -67,7 +69,8 @@ struct Generator {
     for (SymbolId id = 0; id < kSymbols; ++id) {
       Range& range = r[id];
       range.min = below(3) == 0 ? below(6) - (below(4) == 0 ? 5 : 0) : 0;
-      if (id > 0 && below(3) == 0) range.max = std::make_shared<const SymInt>(SymInt::symbol(0) * (1 + below(3)) + below(3) + std::max<int64_t>(range.min, 0));
+      if (id > 0 && below(3) == 0)
+        range.max = std::make_shared<const SymInt>(SymInt::symbol(0) * (1 + below(3)) + below(3) + std::max<int64_t>(range.min, 0));
       else if (below(3) == 0) range.max = std::make_shared<const SymInt>(range.min + below(8));
     }
     return r;
@@ -119,7 +122,8 @@ TEST_CASE("symint: text reads back as the same expression") {
   CHECK(SymInt::parse("i2 - 1") == s(kFirstAxis + 2) - 1);
   CHECK(SymInt::parse(" ( s0+1 ) *2 ") == s(0) * 2 + 2);
   CHECK(floordiv(s(0) + 1, 2).str() == "floordiv(s0 + 1, 2)");
-  for (int64_t c : {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), int64_t{0}}) CHECK(SymInt::parse(SymInt(c).str()) == SymInt(c));
+  for (int64_t c : {std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(), int64_t{0}})
+    CHECK(SymInt::parse(SymInt(c).str()) == SymInt(c));
   for (const char* bad : {"", "s", "1 +", "s0 s1", "floordiv(s0)", "(s0", "99999999999999999999", "q0", "min(s0, 1"}) {
     CAPTURE(bad);
     CHECK_THROWS_AS(SymInt::parse(bad), Error);

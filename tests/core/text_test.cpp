@@ -26,8 +26,8 @@ bool same(const Graph& a, const Graph& b) {
     for (const Value& x : v) out.emplace_back(x.node->id, x.index);
     return out;
   };
-  bool ok = a.nodes().size() == b.nodes().size() && values(a.inputs()) == values(b.inputs()) && values(a.outputs()) == values(b.outputs()) &&
-            a.symbols()->guards() == b.symbols()->guards();
+  bool ok = a.nodes().size() == b.nodes().size() && values(a.inputs()) == values(b.inputs()) &&
+            values(a.outputs()) == values(b.outputs()) && a.symbols()->guards() == b.symbols()->guards();
   for (size_t i = 0; ok && i < a.nodes().size(); ++i) {
     const Node &x = a.nodes()[i], &y = b.nodes()[i];
     ok = x.op == y.op && values(x.inputs) == values(y.inputs) && x.results == y.results && x.attrs.size() == y.attrs.size();
@@ -103,10 +103,11 @@ TEST_CASE("text: scalars of every kind") {
 TEST_CASE("text: devices and element types") {
   GraphBuilder b;
   std::vector<Value> out;
-  for (DType t : {DType::u8, DType::i8, DType::i16, DType::i32, DType::i64, DType::f16, DType::f32, DType::f64, DType::c32, DType::c64, DType::c128,
-                  DType::b1, DType::bf16, DType::opaque})
+  for (DType t : {DType::u8, DType::i8, DType::i16, DType::i32, DType::i64, DType::f16, DType::f32, DType::f64, DType::c32, DType::c64,
+                  DType::c128, DType::b1, DType::bf16, DType::opaque})
     out.push_back(b.input({t, {1, 2}, {}}));
-  for (Device d : {Device{DeviceKind::cuda, 1}, Device{DeviceKind::cuda, -1}, Device{DeviceKind::cpu, 0}, Device{DeviceKind::meta, -1}, Device{DeviceKind::other, 2}})
+  for (Device d : {Device{DeviceKind::cuda, 1}, Device{DeviceKind::cuda, -1}, Device{DeviceKind::cpu, 0}, Device{DeviceKind::meta, -1},
+                   Device{DeviceKind::other, 2}})
     out.push_back(b.input({DType::f32, {}, d}));
   Graph g = b.finish(out);
   round_trip(g);
@@ -119,10 +120,33 @@ TEST_CASE("text: extern calls with every kind of argument") {
   Value x = b.input({DType::f32, {s0, 4}, {}}), y = b.input({DType::i64, {}, {}});
   auto call = std::make_shared<ExternCall>();
   call->schema = "mine::op.\"over\\load\"\n#";
-  call->args = {{}, {ExternArg::Input{1}}, {ExternArg::InputNumber{0}}, {ExternArg::Inputs{{0, -1, 1}, true}}, {ExternArg::Inputs{{}, false}}, {s0 + 3 * s1 - 1}, {SymInt(3)}, {SymInt(-3)},
-                {Scalar(int64_t{3})}, {Scalar(int64_t{-3})}, {Scalar(3.0)}, {Scalar(-double(INFINITY))}, {Scalar(double(NAN))}, {Scalar(1e-30)}, {Scalar(true)}, {Scalar(false)},
-                {Scalar(std::complex<double>(1, -2))}, {std::string("a \"b\" # \x01 \xc3\xa9")}, {std::string()}, {Shape{1, s0}}, {Shape{}},
-                {std::vector<double>{1.5, NAN}}, {std::vector<double>{}}, {ExternArg::Bools{true, false}}, {ExternArg::Bools{}}, {min(s0, s1)}, {floordiv(s0, 2)}};
+  call->args = {{},
+                {ExternArg::Input{1}},
+                {ExternArg::InputNumber{0}},
+                {ExternArg::Inputs{{0, -1, 1}, true}},
+                {ExternArg::Inputs{{}, false}},
+                {s0 + 3 * s1 - 1},
+                {SymInt(3)},
+                {SymInt(-3)},
+                {Scalar(int64_t{3})},
+                {Scalar(int64_t{-3})},
+                {Scalar(3.0)},
+                {Scalar(-double(INFINITY))},
+                {Scalar(double(NAN))},
+                {Scalar(1e-30)},
+                {Scalar(true)},
+                {Scalar(false)},
+                {Scalar(std::complex<double>(1, -2))},
+                {std::string("a \"b\" # \x01 \xc3\xa9")},
+                {std::string()},
+                {Shape{1, s0}},
+                {Shape{}},
+                {std::vector<double>{1.5, NAN}},
+                {std::vector<double>{}},
+                {ExternArg::Bools{true, false}},
+                {ExternArg::Bools{}},
+                {min(s0, s1)},
+                {floordiv(s0, 2)}};
   call->results = {{DType::f32, {s1, 2}, {}}, {DType::i64, {s0}, {}}};
   call->result_strides = {{2, 1}, {s1}};
   auto many = b.emit_all(Op::extern_call, {x, y}, {{Attr::call, std::shared_ptr<const ExternCall>(call)}});
@@ -235,7 +259,13 @@ TEST_CASE("text: a trace, one op a line") {
   t.outputs = {1, kNoTensor};
   t.lines = {"f.py:3"};
   t.ops.push_back({"aten::select.int", {{Arg::Tensor{0}}, {SymInt(1)}, {SymInt(1)}}, {1}, {}, true, false, 0});
-  t.ops.push_back({"aten::add_.Scalar", {{Arg::Tensor{1}}, {Scalar(2.0)}, {Arg::Number{int64_t{3}}}, {Arg::Tensors{{0, kNoTensor}, true}}, {}}, {1}, {1}, false, true, -1});
+  t.ops.push_back({"aten::add_.Scalar",
+                   {{Arg::Tensor{1}}, {Scalar(2.0)}, {Arg::Number{int64_t{3}}}, {Arg::Tensors{{0, kNoTensor}, true}}, {}},
+                   {1},
+                   {1},
+                   false,
+                   true,
+                   -1});
   CHECK(t.str() ==
         "symbol s0(hint=5, min=2, input=0, dim=0)\n"
         "input t0: f32[s0, 2] strides [2, 1] offset 0 storage 0\n"

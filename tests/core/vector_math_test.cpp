@@ -159,8 +159,7 @@ long double exact_digamma(long double x) {
   if (x < 0) return exact_digamma(1 - x) - pi / std::tan(pi * (x - std::nearbyint(x)));
   long double below = 0, sum = 0;
   for (; x < 40; x += 1) below += 1 / x;
-  for (long double c : {3617.0L / 8160, -1.0L / 12, 691.0L / 32760, -1.0L / 132, 1.0L / 240, -1.0L / 252, 1.0L / 120,
-                        -1.0L / 12})
+  for (long double c : {3617.0L / 8160, -1.0L / 12, 691.0L / 32760, -1.0L / 132, 1.0L / 240, -1.0L / 252, 1.0L / 120, -1.0L / 12})
     sum = (sum + c) / (x * x);
   return std::log(x) - 1 / (2 * x) + sum - below;
 }
@@ -258,9 +257,37 @@ template <class T>
 std::vector<T> special_values() {
   using L = std::numeric_limits<T>;
   std::vector<T> all;
-  for (T v : {T(0), L::denorm_min(), L::min() / 2, L::min(), T(1e-20), T(1e-8), T(0.25), T(0.5), std::nextafter(T(1), T(0)),
-              T(1), std::nextafter(T(1), T(2)), T(1.5), T(2), T(3), T(4), T(9.5), T(10), T(88), T(89), T(100), T(104), T(128),
-              T(150), T(1000), T(10001), T(16777215), T(16777217), T(1e10), L::max(), L::infinity(), L::quiet_NaN()})
+  for (T v : {T(0),
+              L::denorm_min(),
+              L::min() / 2,
+              L::min(),
+              T(1e-20),
+              T(1e-8),
+              T(0.25),
+              T(0.5),
+              std::nextafter(T(1), T(0)),
+              T(1),
+              std::nextafter(T(1), T(2)),
+              T(1.5),
+              T(2),
+              T(3),
+              T(4),
+              T(9.5),
+              T(10),
+              T(88),
+              T(89),
+              T(100),
+              T(104),
+              T(128),
+              T(150),
+              T(1000),
+              T(10001),
+              T(16777215),
+              T(16777217),
+              T(1e10),
+              L::max(),
+              L::infinity(),
+              L::quiet_NaN()})
     all.insert(all.end(), {v, -v});
   return all;
 }
@@ -275,8 +302,7 @@ Points<T> spread(size_t per_exponent, size_t near_zero) {
   Points<T> points;
   for (uint64_t top = 0; top < 2 * kExponents; ++top)
     for (size_t i = 0; i < per_exponent; ++i)
-      points.push(from_bits<T>(top << kMantissa | (random() >> (64 - kMantissa))),
-                  i % 2 ? unit(random) : from_bits<T>(random()));
+      points.push(from_bits<T>(top << kMantissa | (random() >> (64 - kMantissa))), i % 2 ? unit(random) : from_bits<T>(random()));
   for (size_t i = 0; i < near_zero; ++i) points.push(unit(random), unit(random));
   for (size_t i = 0; i < near_zero; ++i) points.push(narrow(random), unit(random));
   for (size_t i = 0; i < near_zero; ++i) points.push(wide(random), narrow(random));
@@ -350,9 +376,7 @@ TEST_CASE("kMathFns is in the order of MathFn") {
   for (size_t i = 0; i < kMathFns.size(); ++i) CHECK(static_cast<size_t>(kMathFns[i].fn) == i);
 }
 
-TEST_CASE("f32 functions keep their bounds at all exponents") {
-  compare(Suite<float, double>(spread<float>(2000, 100'000)), {1, 8, 16});
-}
+TEST_CASE("f32 functions keep their bounds at all exponents") { compare(Suite<float, double>(spread<float>(2000, 100'000)), {1, 8, 16}); }
 
 TEST_CASE("f32 functions have C's special values") { compare(Suite<float, double>(special_pairs<float>()), {1, 3, 8, 16, 32}); }
 

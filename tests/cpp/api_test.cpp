@@ -31,11 +31,16 @@ bool close(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.strides() == b.strides() && torch::allclose(a, b, 1e-4, 1e-5);
 }
 
-nn::Sequential mlp() { return nn::Sequential(nn::Linear(16, 32), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({32})), nn::Linear(32, 4)); }
+nn::Sequential mlp() {
+  return nn::Sequential(nn::Linear(16, 32), nn::GELU(), nn::LayerNorm(nn::LayerNormOptions({32})), nn::Linear(32, 4));
+}
 
 // A module with host code of its own, whose runs are counted.
 struct GatedImpl : nn::Module {
-  GatedImpl() : a(register_module("a", nn::Linear(8, 8))), b(register_module("b", nn::Linear(8, 8))), scale(register_buffer("scale", torch::full({1}, 2.0))) {}
+  GatedImpl()
+      : a(register_module("a", nn::Linear(8, 8))),
+        b(register_module("b", nn::Linear(8, 8))),
+        scale(register_buffer("scale", torch::full({1}, 2.0))) {}
   Tensor forward(const Tensor& x) {
     ++runs;
     return a(x) * torch::sigmoid(b(x)) * scale;

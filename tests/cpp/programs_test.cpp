@@ -18,7 +18,9 @@ using torch::Tensor;
 
 namespace {
 
-bool close(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && torch::allclose(a, b, 1e-4, 1e-5); }
+bool close(const Tensor& a, const Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && torch::allclose(a, b, 1e-4, 1e-5);
+}
 
 // What a run prints as warnings.
 class Warnings {
@@ -37,7 +39,10 @@ class Warnings {
 };
 
 struct NetImpl : nn::Module {
-  NetImpl() : body(register_module("body", nn::Linear(8, 8))), drop(register_module("drop", nn::Dropout(0.5))), head(register_module("head", nn::Linear(8, 2))) {}
+  NetImpl()
+      : body(register_module("body", nn::Linear(8, 8))),
+        drop(register_module("drop", nn::Dropout(0.5))),
+        head(register_module("head", nn::Linear(8, 2))) {}
   Tensor forward(const Tensor& x) { return head(encode(x)); }
   Tensor encode(const Tensor& x) { return drop(torch::relu(body(x))); }
   nn::Linear body;
@@ -129,10 +134,12 @@ TEST_CASE("the same writes each time are compiled") {
 TEST_CASE("a cache that is made once") {
   torch::NoGradGuard no_grad;
   Tensor mask;
-  auto f = broach::compile([&](Tensor x) {
-    if (!mask.defined()) mask = torch::ones({4, 4}).tril();
-    return x * mask;
-  }, Options().pure());
+  auto f = broach::compile(
+      [&](Tensor x) {
+        if (!mask.defined()) mask = torch::ones({4, 4}).tril();
+        return x * mask;
+      },
+      Options().pure());
   for (int i = 0; i < 4; ++i) {
     Tensor x = torch::randn({4, 4});
     CHECK(close(f(x), x.tril()));
@@ -200,10 +207,12 @@ TEST_CASE("calls that need gradients are told once, and NoGradGuard inside helps
     for (int i = 0; i < 3; ++i) fast(x);
     CHECK(warnings.count("NoGradGuard") == 1);
   }
-  auto inside = broach::compile([&](Tensor t) {
-    torch::NoGradGuard no_grad;
-    return linear(t);
-  }, Options().pure());
+  auto inside = broach::compile(
+      [&](Tensor t) {
+        torch::NoGradGuard no_grad;
+        return linear(t);
+      },
+      Options().pure());
   for (int i = 0; i < 3; ++i) CHECK(close(inside(x), linear(x)));
   CHECK(inside.explain().compiled_calls == 2);
 }
@@ -238,7 +247,8 @@ TEST_CASE("attention and transformers") {
   nn::MultiheadAttention attention(16, 4);
   auto fast = broach::compile(attention);
   nn::TransformerEncoder encoder(nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32)), 2);
-  nn::TransformerDecoder decoder(nn::TransformerDecoder(nn::TransformerDecoderLayer(nn::TransformerDecoderLayerOptions(16, 2).dim_feedforward(32)), 1));
+  nn::TransformerDecoder decoder(
+      nn::TransformerDecoder(nn::TransformerDecoderLayer(nn::TransformerDecoderLayerOptions(16, 2).dim_feedforward(32)), 1));
   encoder->eval(), decoder->eval(), attention->eval();
   auto fast_encoder = broach::compile(encoder);
   auto fast_decoder = broach::compile(decoder);
@@ -287,15 +297,23 @@ TEST_CASE("an LSTM takes its state") {
 TEST_CASE("numbers, optionals, lists and maps") {
   torch::NoGradGuard no_grad;
   Tensor x = torch::randn({3, 4}), y = torch::randn({3, 4});
-  auto mix = broach::compile([](Tensor a, int64_t dim, double scale, bool relu, const std::string& how) {
-    Tensor r = (how == "sum" ? a.sum(dim) : a.mean(dim)) * scale;
-    return relu ? r.relu() : r;
-  }, Options().pure());
+  auto mix = broach::compile(
+      [](Tensor a, int64_t dim, double scale, bool relu, const std::string& how) {
+        Tensor r = (how == "sum" ? a.sum(dim) : a.mean(dim)) * scale;
+        return relu ? r.relu() : r;
+      },
+      Options().pure());
   auto optional = broach::compile([](Tensor a, std::optional<Tensor> b) { return b ? a + *b : a * 2; }, Options().pure());
-  auto list = broach::compile([](at::TensorList l, at::IntArrayRef sizes) { return torch::stack(l).sum(0).reshape(sizes); }, Options().pure());
-  auto map = broach::compile([](const std::map<std::string, Tensor>& m) { return std::map<std::string, Tensor>{{"sum", m.at("a") + m.at("b")}}; }, Options().pure());
+  auto list =
+      broach::compile([](at::TensorList l, at::IntArrayRef sizes) { return torch::stack(l).sum(0).reshape(sizes); }, Options().pure());
+  auto map =
+      broach::compile([](const std::map<std::string, Tensor>& m) { return std::map<std::string, Tensor>{{"sum", m.at("a") + m.at("b")}}; },
+                      Options().pure());
   auto dict = broach::compile([](const c10::Dict<std::string, Tensor>& m) { return m.at("a") * 3; }, Options().pure());
-  auto nested = broach::compile([](std::pair<Tensor, std::array<Tensor, 2>> p, std::vector<std::tuple<Tensor, int>> v) { return p.first + p.second[1] * std::get<1>(v[0]) + std::get<0>(v[1]); }, Options().pure());
+  auto nested =
+      broach::compile([](std::pair<Tensor, std::array<Tensor, 2>> p,
+                         std::vector<std::tuple<Tensor, int>> v) { return p.first + p.second[1] * std::get<1>(v[0]) + std::get<0>(v[1]); },
+                      Options().pure());
   c10::Dict<std::string, Tensor> d;
   d.insert("a", x);
   for (int i = 0; i < 3; ++i) {
@@ -328,10 +346,15 @@ TEST_CASE("numbers that change become symbols") {
 TEST_CASE("structs, nothing, numbers and absent values as results") {
   torch::NoGradGuard no_grad;
   Tensor x = torch::randn({3, 4});
-  auto f = broach::compile([](Tensor a, const State& s) { return Output{a + s.h, {a * 2, s.c - 1}, a.size(0), a.size(0) > 2 ? std::optional(a.exp()) : std::nullopt}; }, Options().pure());
+  auto f = broach::compile(
+      [](Tensor a, const State& s) {
+        return Output{a + s.h, {a * 2, s.c - 1}, a.size(0), a.size(0) > 2 ? std::optional(a.exp()) : std::nullopt};
+      },
+      Options().pure());
   auto hidden = broach::compile([](const Hidden& h) { return Hidden(h.tensor + 1); }, Options().pure());
   auto nothing = broach::compile([](Tensor a) { a.add_(1); }, Options().pure());
-  auto bare = broach::compile([](Tensor a) -> std::optional<Tensor> { return a.dim() > 5 ? std::optional(a) : std::nullopt; }, Options().pure());
+  auto bare =
+      broach::compile([](Tensor a) -> std::optional<Tensor> { return a.dim() > 5 ? std::optional(a) : std::nullopt; }, Options().pure());
   for (int i = 0; i < 3; ++i) {
     Output o = f(x, {x, x});
     CHECK(close(o.y, x + x));

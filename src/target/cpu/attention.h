@@ -18,9 +18,9 @@ struct AttentionRows {
   int64_t query_row, query_col, key_row, key_col, value_row, value_col, mask_row, mask_col, result_row, result_col, logsumexp_row;
   int64_t first, last, keys, depth, value_depth;
   float scale;
-  bool causal;                      // query i sees keys 0..i
-  bool bf16;                        // element type: bf16, or f32
-  float* scratch;                   // attention_scratch() floats, aligned to 64 bytes
+  bool causal;     // query i sees keys 0..i
+  bool bf16;       // element type: bf16, or f32
+  float* scratch;  // attention_scratch() floats, aligned to 64 bytes
 };
 
 constexpr int64_t kAttentionRows = 192;  // at most, of one call

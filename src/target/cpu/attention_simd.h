@@ -12,8 +12,8 @@ namespace broach::cpu {
 namespace {
 
 constexpr int kWidth = BROACH_VECTOR_FLOATS;
-constexpr int kRows = 6;                                       // of queries that share the loads of a tile
-constexpr int kVectors = kWidth == 16 ? 4 : 2;                 // columns of a tile: as many as registers hold
+constexpr int kRows = 6;                        // of queries that share the loads of a tile
+constexpr int kVectors = kWidth == 16 ? 4 : 2;  // columns of a tile: as many as registers hold
 constexpr int kPanel = kVectors * kWidth;
 constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
@@ -167,7 +167,8 @@ int64_t panel_width(int64_t columns, int64_t at) { return columns - at < kPanel 
 
 // c[rows][columns] (+)= a[rows][n] b, where b is packed in panels.
 template <bool Pairs>
-void multiply(const float* a, int64_t a_row, const float* b, float* c, int64_t c_row, int rows, int64_t n, int64_t packed_n, int64_t columns, bool add) {
+void multiply(const float* a, int64_t a_row, const float* b, float* c, int64_t c_row, int rows, int64_t n, int64_t packed_n,
+              int64_t columns, bool add) {
   for (int64_t at = 0; at < columns; at += kPanel) {
     const int64_t width = panel_width(columns, at);
     tile_of<Pairs>(rows, static_cast<int>(width / kWidth))(a, a_row, b + at * packed_n, width, c + at, c_row, n, add);
@@ -302,7 +303,8 @@ struct RowState {
 };
 
 // Scores of one row become weights; what was added up before is scaled to the new maximum.
-void soften(float* scores, float scale, int64_t n, int64_t columns, const float* mask, int64_t mask_col, RowState& state, float* sums, int64_t value_columns) {
+void soften(float* scores, float scale, int64_t n, int64_t columns, const float* mask, int64_t mask_col, RowState& state, float* sums,
+            int64_t value_columns) {
   if (scale != 1)
     for (int64_t i = 0; i < columns; i += kWidth) store(scores + i, load(scores + i) * scale);
   if (mask) {
@@ -395,12 +397,14 @@ void attend(const AttentionRows& a) {
       for (int i = 0; few && i < count; ++i) score_row<E>(a, queries + (r + i) * query_row, start, n, scores + i * block);
       for (int64_t at = 0; !few && at < columns; at += kPanel) {
         const int64_t width = panel_width(packed, at);
-        tile_of<E::pairs>(count, static_cast<int>(width / kWidth))(queries + r * query_row, query_row, keys + at * depth, width, scores + at, block, depth, false);
+        tile_of<E::pairs>(count, static_cast<int>(width / kWidth))(queries + r * query_row, query_row, keys + at * depth, width,
+                                                                   scores + at, block, depth, false);
       }
       for (int i = 0; i < count; ++i) {
         const int64_t row = a.first + r + i, own = a.causal && row + 1 - start < most ? row + 1 - start : most;
         const float* mask = a.mask ? a.mask + row * a.mask_row + start * a.mask_col : nullptr;
-        soften(scores + i * block, E::pairs ? scale : 1.0f, own > 0 ? own : 0, columns, mask, a.mask_col, state[r + i], sums + (r + i) * wide, wide);
+        soften(scores + i * block, E::pairs ? scale : 1.0f, own > 0 ? own : 0, columns, mask, a.mask_col, state[r + i],
+               sums + (r + i) * wide, wide);
       }
       if constexpr (E::pairs) {
 #if BROACH_BF16_DOT
@@ -410,7 +414,8 @@ void attend(const AttentionRows& a) {
       } else if (values_in_place) {
         const float* from = static_cast<const float*>(a.value) + start * a.value_row;
         for (int64_t at = 0; at < wide; at += kPanel)
-          tile_of<false>(count, static_cast<int>(panel_width(wide, at) / kWidth))(scores, block, from + at, a.value_row, sums + r * wide + at, wide, most, true);
+          tile_of<false>(count, static_cast<int>(panel_width(wide, at) / kWidth))(scores, block, from + at, a.value_row,
+                                                                                  sums + r * wide + at, wide, most, true);
       } else {
         multiply<false>(scores, block, values, sums + r * wide, wide, count, most, n, wide, true);
       }

@@ -50,19 +50,23 @@ std::shared_ptr<Choice> Choice::of(const std::string& shape, Candidate rule, Set
 }
 
 Candidate Choice::best_of(Set available) const {
-  auto best = available & set_of(rule_) || !(available & candidates_) ? rule_ : static_cast<Candidate>(std::countr_zero(available & candidates_));
+  auto best =
+      available & set_of(rule_) || !(available & candidates_) ? rule_ : static_cast<Candidate>(std::countr_zero(available & candidates_));
   auto time = [&](Candidate c) {
     const Times& t = times_[static_cast<size_t>(c)];
     return t.runs < kRunsToLose ? std::numeric_limits<double>::infinity() : c == rule_ ? t.fastest / kMargin : t.fastest;
   };
   for (unsigned i = 0; i < times_.size(); ++i)
-    if (auto c = static_cast<Candidate>(i); available & candidates_ & set_of(c) && times_[static_cast<size_t>(best)].runs && time(c) < time(best)) best = c;
+    if (auto c = static_cast<Candidate>(i);
+        available & candidates_ & set_of(c) && times_[static_cast<size_t>(best)].runs && time(c) < time(best))
+      best = c;
   return best;
 }
 
 bool Choice::lost(Candidate c) const {
   const Times& t = times_[static_cast<size_t>(c)];
-  return t.runs >= kRunsToLose && std::ranges::any_of(times_, [&](const Times& other) { return other.runs && t.fastest > kLost * other.fastest; });
+  return t.runs >= kRunsToLose &&
+         std::ranges::any_of(times_, [&](const Times& other) { return other.runs && t.fastest > kLost * other.fastest; });
 }
 
 Candidate Choice::next(Set available, Pace* pace) {

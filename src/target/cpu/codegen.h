@@ -10,10 +10,10 @@ namespace broach::cpu {
 
 // What the runtime must know of a kernel besides its code.
 struct KernelShape {
-  SymInt units;            // independent pieces of work: begin and end of a launch count these
-  SymInt work_per_unit;    // points in one of them
-  SymInt scratch_bytes;    // memory each thread needs
-  int ops_per_point = 1;   // roughly, in simple vector instructions
+  SymInt units;           // independent pieces of work: begin and end of a launch count these
+  SymInt work_per_unit;   // points in one of them
+  SymInt scratch_bytes;   // memory each thread needs
+  int ops_per_point = 1;  // roughly, in simple vector instructions
 };
 
 // The function emitted has this type. `error` is set to 1 when an index is out of bounds.

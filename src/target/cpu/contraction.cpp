@@ -73,8 +73,7 @@ size_t bytes_of(const onednn::Operand& o) {
 
 class OneDnnContraction : public CompiledContraction {
  public:
-  OneDnnContraction(const ContractionStep& step, const CompileSettings& settings)
-      : step_(step), settings_(settings) {
+  OneDnnContraction(const ContractionStep& step, const CompileSettings& settings) : step_(step), settings_(settings) {
     settings_.progress = nullptr;  // what is compiled later is nobody's progress
     std::vector<SymbolId> symbols;
     auto collect = [&](const Operand& o) {
@@ -126,7 +125,9 @@ class OneDnnContraction : public CompiledContraction {
     return !b->choice || b->choice->decided();
   }
 
-  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override { packing_of(*at(symbols))->pack_weight(weight, packed); }
+  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
+    packing_of(*at(symbols))->pack_weight(weight, packed);
+  }
 
   std::string pick(std::span<const int64_t> symbols) const override {
     const auto built = at(symbols);
@@ -134,7 +135,8 @@ class OneDnnContraction : public CompiledContraction {
     if (b.empty) return "nothing to do";
     auto decided = b.choice ? b.choice->decided() : std::nullopt;
     std::string text = !b.primitive || decided == Candidate::host ? "aten" : library_text(b);
-    if (b.primitive && b.primitive->text().find("math mode") != std::string::npos) text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
+    if (b.primitive && b.primitive->text().find("math mode") != std::string::npos)
+      text += math() == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
     if (b.choice) text += cat(decided ? " [" : " [being measured: ", b.choice->text(), "]");
     return b.primitive && b.primitive->is_reference() ? text + " (slow: " + b.primitive->text() + ")" : text;
   }
@@ -199,8 +201,8 @@ class OneDnnContraction : public CompiledContraction {
     HostWindow operands[8];
     for (size_t i = 0; i < form.operands.size(); ++i) operands[i] = host_window(form.operands[i], args.epilogue[i]);
     settings_.host_contraction({step_.node, host_window(form.x, args.operands[0]), host_window(form.weight, args.operands[1]),
-                                form.bias ? host_window(*form.bias, args.bias) : HostWindow{}, host_window(form.result, args.result), form.padding,
-                                form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
+                                form.bias ? host_window(*form.bias, args.bias) : HostWindow{}, host_window(form.result, args.result),
+                                form.padding, form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
   }
 
   static void run_library(const Built& built, const ContractionArgs& args, const void* prepared) {
@@ -217,7 +219,8 @@ class OneDnnContraction : public CompiledContraction {
     const Primitive& p = prepared && built.packed ? *built.packed : *built.primitive;
     // One piece of scratch memory: the operand and the result in oneDNN's layouts, if those differ, then the primitive's own.
     size_t copied_bytes = built.copied ? round_up(bytes_of(*built.copied)) : 0;
-    size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0, result_bytes = built.result_reorder || built.epilogue ? round_up(p.dst_bytes()) : 0;
+    size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0,
+           result_bytes = built.result_reorder || built.epilogue ? round_up(p.dst_bytes()) : 0;
     // Where the epilogue is a kernel, its operand lies between: the result, or the result back in a plain layout.
     size_t product_bytes = built.epilogue && built.result_reorder ? round_up(built.result_reorder->dst_bytes()) : 0;
     size_t own = p.scratchpad_bytes();
@@ -226,7 +229,8 @@ class OneDnnContraction : public CompiledContraction {
     auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, copied_bytes + source_bytes + result_bytes + product_bytes + own));
     const void* source = args.operands[0];
     if (built.copied) {
-      copy_to_dense(built.copied->dims, built.copied->strides, built.copied->dtype == onednn::DType::f32 ? 4 : 2, source, scratch, args.threads);
+      copy_to_dense(built.copied->dims, built.copied->strides, built.copied->dtype == onednn::DType::f32 ? 4 : 2, source, scratch,
+                    args.threads);
       source = scratch;
       scratch += copied_bytes;
     }
@@ -281,7 +285,8 @@ class OneDnnContraction : public CompiledContraction {
     onednn::ConvDesc bare = desc;
     b.summed = sum_in_place(desc);
     b.primitive = primitive_for(desc);
-    const bool binary = std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary() || p.kind == PostOp::sum; });
+    const bool binary =
+        std::any_of(desc.post.begin(), desc.post.end(), [](const PostOp& p) { return p.binary() || p.kind == PostOp::sum; });
     if (slow_conv(b.primitive) && !lay_out(b, desc, binary)) compute_apart(b, bare, bare.dst, channels_last(bare.dst.dims), symbols);
     if (b.host && slow_conv(b.primitive)) b.primitive = nullptr;
     b.needs_packing = b.primitive != nullptr;
@@ -311,7 +316,8 @@ class OneDnnContraction : public CompiledContraction {
         }
         if (slow(bare)) continue;
         b.primitive = std::move(bare), b.biased = biased, b.summed = std::nullopt;
-        b.epilogue = compile_epilogue(step_, t, step_.node->op == Op::conv ? channels_last(dims) : dense(dims), !biased, symbols, settings_);
+        b.epilogue =
+            compile_epilogue(step_, t, step_.node->op == Op::conv ? channels_last(dims) : dense(dims), !biased, symbols, settings_);
         return true;
       }
     desc = given;
@@ -365,7 +371,8 @@ class OneDnnContraction : public CompiledContraction {
     b.needs_packing = desc.b.any;
     onednn::Operand source = given.a;
     source.dims = desc.a.dims;
-    if (desc.a.strides != given.a.strides) b.source_reorder = Primitive::reorder(onednn::strided_layout(source), onednn::strided_layout(desc.a));
+    if (desc.a.strides != given.a.strides)
+      b.source_reorder = Primitive::reorder(onednn::strided_layout(source), onednn::strided_layout(desc.a));
   }
 
   Built build(std::span<const int64_t> symbols) const {
@@ -378,14 +385,17 @@ class OneDnnContraction : public CompiledContraction {
       build_conv(b, desc, symbols);
       // oneDNN 3.2 computes transposed ones by the kernels of others: better than the host's only where measured to be. Those of
       // single points are matrix products, which the host computes as such; oneDNN may take 40 times as long.
-      const bool is_product = desc.transposed && b.host && std::all_of(desc.src.dims.begin() + 2, desc.src.dims.end(), [](int64_t d) { return d == 1; });
+      const bool is_product =
+          desc.transposed && b.host && std::all_of(desc.src.dims.begin() + 2, desc.src.dims.end(), [](int64_t d) { return d == 1; });
       const bool measures = !is_product && is_worth_measuring(desc.weight, flops(desc));
       if (b.primitive && measures) find_candidates(b, key_of(desc));
       else if (desc.transposed && b.host) keep_host_only(b);
     } else {
       build_dot(b, symbols);
     }
-    if (!b.primitive && !b.host) unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ", step_.operands[1].type.str());
+    if (!b.primitive && !b.host)
+      unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ",
+                  step_.operands[1].type.str());
     if (const Primitive* p = packing_of(b)) b.layout = p->weight_layout().hash();
     return b;
   }
@@ -415,7 +425,8 @@ class OneDnnContraction : public CompiledContraction {
 
   HostForm host_form(const onednn::ConvDesc& desc, std::span<const int64_t> symbols) const {
     const Node& n = *step_.node;
-    HostForm form{operand_of(step_.operands[0], symbols), operand_of(step_.operands[1], symbols), operand_of(step_.result, symbols), desc.bias};
+    HostForm form{operand_of(step_.operands[0], symbols), operand_of(step_.operands[1], symbols), operand_of(step_.result, symbols),
+                  desc.bias};
     if (form.bias && form.bias->dims[0] != desc.dst.dims[1]) form.bias->dims[0] = desc.dst.dims[1], form.bias->strides[0] = 0;
     for (const auto& e : step_.epilogue)
       if (e.operand) form.operands.push_back(operand_of(*e.operand, symbols));
@@ -468,7 +479,8 @@ class OneDnnContraction : public CompiledContraction {
   // Small products cost less than knowing better would bring, and sizes that change are not met often enough.
   bool is_worth_measuring(const onednn::Operand& weight, double flops) const {
     constexpr double kFlops = 2e7, kWeightBytes = 1 << 20;
-    return is_static_ && !settings_.contractions.deterministic && (flops >= kFlops || static_cast<double>(bytes_of(weight)) >= kWeightBytes);
+    return is_static_ && !settings_.contractions.deterministic &&
+           (flops >= kFlops || static_cast<double>(bytes_of(weight)) >= kWeightBytes);
   }
 
   // The host's own comes first, since it is what eager runs: whatever else there is has to be measured to be faster.
@@ -479,7 +491,11 @@ class OneDnnContraction : public CompiledContraction {
     if (packable) all |= Choice::set_of(Candidate::packed);
     if (b.host) all |= Choice::set_of(Candidate::host);
     if (std::has_single_bit(all)) return;
-    b.choice = Choice::of(cat(shape, packable ? "packable" : "", b.host ? "" : "alone"), b.host ? Candidate::host : b.packed && b.packs_by_rule ? Candidate::packed : Candidate::plain, all);
+    b.choice = Choice::of(cat(shape, packable ? "packable" : "", b.host ? "" : "alone"),
+                          b.host                        ? Candidate::host
+                          : b.packed && b.packs_by_rule ? Candidate::packed
+                                                        : Candidate::plain,
+                          all);
   }
 
   std::shared_ptr<const Built> at(std::span<const int64_t> symbols) const { return is_static_ ? fixed_ : for_sizes(symbols); }

@@ -150,7 +150,16 @@ onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t>
     std::swap(w.dims[o], w.dims[o + 1]);
     std::swap(w.strides[o], w.strides[o + 1]);
   }
-  onednn::ConvDesc desc{.src = x.operand(), .weight = w.operand(), .dst = y.operand(), .bias = {}, .strides = n.ints(Attr::stride), .dilations = {}, .pad_l = {}, .pad_r = {}, .transposed = transposed, .post = {}};
+  onednn::ConvDesc desc{.src = x.operand(),
+                        .weight = w.operand(),
+                        .dst = y.operand(),
+                        .bias = {},
+                        .strides = n.ints(Attr::stride),
+                        .dilations = {},
+                        .pad_l = {},
+                        .pad_r = {},
+                        .transposed = transposed,
+                        .post = {}};
   desc.weight.any = true;
   desc.pad_l = evaluate(n.sizes(Attr::padding), symbols);
   Dims extra = evaluate(n.sizes(Attr::output_padding), symbols);
@@ -178,7 +187,8 @@ std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {
   size_t position = 0;
   for (PostOp& p : desc.post) {
     if (!p.binary()) continue;
-    if (desc.dst.dims[0] == 1 && p.kind == PostOp::add && p.operand.dims == desc.dst.dims && p.operand.strides == desc.dst.strides && p.operand.dtype == desc.dst.dtype) {
+    if (desc.dst.dims[0] == 1 && p.kind == PostOp::add && p.operand.dims == desc.dst.dims && p.operand.strides == desc.dst.strides &&
+        p.operand.dtype == desc.dst.dtype) {
       p = PostOp{PostOp::sum, 1.0f};
       return position;
     }

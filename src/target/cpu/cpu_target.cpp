@@ -10,7 +10,8 @@ namespace {
 class CpuTarget : public Target {
  public:
   std::string name() const override { return "cpu"; }
-  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const override {
+  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels,
+                                                             const CompileSettings& settings) const override {
     return cpu::compile_kernels(kernels, settings);
   }
   std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const override {

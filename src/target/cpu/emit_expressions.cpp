@@ -49,7 +49,9 @@ llvm::Value* KernelEmitter::position(const SymInt& e) {
   return integer(e, true);
 }
 
-llvm::Value* KernelEmitter::element(int buffer, V index) { return b_.CreateGEP(memory_type(k_.buffers[static_cast<size_t>(buffer)]), buffers_[static_cast<size_t>(buffer)], index); }
+llvm::Value* KernelEmitter::element(int buffer, V index) {
+  return b_.CreateGEP(memory_type(k_.buffers[static_cast<size_t>(buffer)]), buffers_[static_cast<size_t>(buffer)], index);
+}
 
 // Lanes that exist and that the expression's predicate lets through; null for all.
 llvm::Value* KernelEmitter::mask_of(const KernelExpr& e) {
@@ -85,14 +87,17 @@ llvm::Value* KernelEmitter::load(const KernelExpr& e) {
   V nothing = llvm::Constant::getNullValue(vector_of(type));
   if (uniform_dynamic && step && *step == SymInt(1)) {
     V p = address();
-    return to_compute(mask ? static_cast<V>(b_.CreateMaskedLoad(vector_of(type), p, align, mask, nothing)) : b_.CreateAlignedLoad(vector_of(type), p, align), stored);
+    return to_compute(mask ? static_cast<V>(b_.CreateMaskedLoad(vector_of(type), p, align, mask, nothing))
+                           : b_.CreateAlignedLoad(vector_of(type), p, align),
+                      stored);
   }
   V index = position(a.index);
   if (dynamic) {
     even_out(index, dynamic);
     index = b_.CreateAdd(index, dynamic);
   }
-  V gathered = b_.CreateMaskedGather(vector_of(type), element(a.buffer, splat(index)), align, mask ? mask : llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty())), nothing);
+  V gathered = b_.CreateMaskedGather(vector_of(type), element(a.buffer, splat(index)), align,
+                                     mask ? mask : llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty())), nothing);
   return to_compute(gathered, stored);
 }
 
@@ -119,7 +124,9 @@ void KernelEmitter::store(const KernelStore& s, V v) {
     V p = element(s.access.buffer, integer(s.access.index, false));
     bool stream = streaming_ && !mask_ && plan_.streams[static_cast<size_t>(&s - k_.stores.data())];
     if (mask_) b_.CreateMaskedStore(v, p, align, mask_);
-    else if (stream) b_.CreateAlignedStore(v, p, llvm::Align(align.value() * lanes_))->setMetadata(llvm::LLVMContext::MD_nontemporal, llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
+    else if (stream)
+      b_.CreateAlignedStore(v, p, llvm::Align(align.value() * lanes_))
+          ->setMetadata(llvm::LLVMContext::MD_nontemporal, llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
     else b_.CreateAlignedStore(v, p, align);
     return;
   }
@@ -134,7 +141,9 @@ llvm::Value* KernelEmitter::value(int e) {
   return v;
 }
 
-bool KernelEmitter::is_constant(int e, int64_t number) const { return plan_.expr(e).kind == Kind::constant && as_int(plan_.expr(e).value) == number; }
+bool KernelEmitter::is_constant(int e, int64_t number) const {
+  return plan_.expr(e).kind == Kind::constant && as_int(plan_.expr(e).value) == number;
+}
 
 // x << 32 and (x & 0xffffffff) | (y << 32) of i64 vectors, as complex numbers are packed: the lower and the upper half of the lanes.
 // Nothing for other expressions. From the extensions that the formula has, LLVM 19's x86 backend makes nodes that it cannot
@@ -143,8 +152,11 @@ std::optional<std::pair<llvm::Value*, llvm::Value*>> KernelEmitter::halves(const
   if (e.dtype != DType::i64) return std::nullopt;
   auto is = [&](const KernelExpr& x, Op op, int64_t number) { return x.kind == Kind::op && x.op == op && is_constant(x.args[1], number); };
   auto low = [&](int x) { return b_.CreateTrunc(splat(value(x)), vector_of(b_.getInt32Ty())); };
-  auto widened = [&](int x) { return plan_.expr(x).kind == Kind::op && plan_.expr(x).op == Op::cast && plan_.expr(plan_.expr(x).args[0]).dtype == DType::i32; };
-  if (is(e, Op::shl, 32) && widened(e.args[0])) return std::pair{static_cast<V>(llvm::Constant::getNullValue(vector_of(b_.getInt32Ty()))), low(e.args[0])};
+  auto widened = [&](int x) {
+    return plan_.expr(x).kind == Kind::op && plan_.expr(x).op == Op::cast && plan_.expr(plan_.expr(x).args[0]).dtype == DType::i32;
+  };
+  if (is(e, Op::shl, 32) && widened(e.args[0]))
+    return std::pair{static_cast<V>(llvm::Constant::getNullValue(vector_of(b_.getInt32Ty()))), low(e.args[0])};
   if (e.op != Op::bit_or) return std::nullopt;
   const KernelExpr &x = plan_.expr(e.args[0]), &y = plan_.expr(e.args[1]);
   if (!is(x, Op::bit_and, 0xffffffff) || !is(y, Op::shl, 32)) return std::nullopt;
@@ -177,14 +189,17 @@ llvm::Value* KernelEmitter::compute(int at) {
     any_vector |= is_vector(args.back());
   }
   if (e.op == Op::div && is_vector(args[0]) && !is_vector(args[1])) {
-    if (plan_.weights[static_cast<size_t>(at)] && features_.fma && !k_.strict) return times_inverse(args[0], args[1], plan_.coarse[static_cast<size_t>(at)]);
+    if (plan_.weights[static_cast<size_t>(at)] && features_.fma && !k_.strict)
+      return times_inverse(args[0], args[1], plan_.coarse[static_cast<size_t>(at)]);
     if (plan_.coarse[static_cast<size_t>(at)]) return scaled_by_inverse(args[0], args[1]);
   }
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
   auto pair = any_vector ? halves(e) : std::nullopt;
-  V v = pair ? interleaved(pair->first, pair->second) : plan_.coarse[static_cast<size_t>(at)] ? emit_coarse(b_, e.op, args[0], features_) : nullptr;
+  V v = pair                                    ? interleaved(pair->first, pair->second)
+        : plan_.coarse[static_cast<size_t>(at)] ? emit_coarse(b_, e.op, args[0], features_)
+                                                : nullptr;
   if (!v) v = operation(e, args, from);
   if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));

@@ -42,12 +42,15 @@ KernelShape KernelEmitter::run() {
   b_.SetInsertPoint(entry_);
   load_arguments();
   if (V aligned = streamed_buffers_aligned()) {
-    when(aligned, [&] {
-      streaming_ = true;
-      emit_units();
-      b_.CreateIntrinsic(llvm::Intrinsic::x86_sse_sfence, {}, {});  // before another thread is told that this one is done
-      streaming_ = false;
-    }, [&] { emit_units(); });
+    when(
+        aligned,
+        [&] {
+          streaming_ = true;
+          emit_units();
+          b_.CreateIntrinsic(llvm::Intrinsic::x86_sse_sfence, {}, {});  // before another thread is told that this one is done
+          streaming_ = false;
+        },
+        [&] { emit_units(); });
   } else {
     emit_units();
   }
@@ -114,8 +117,7 @@ void KernelEmitter::when(V condition, const std::function<void()>& body, const s
 
 void KernelEmitter::load_arguments() {
   auto* ptr = llvm::PointerType::get(context_, 0);
-  for (size_t i = 0; i < k_.buffers.size(); ++i)
-    buffers_.push_back(b_.CreateLoad(ptr, b_.CreateConstGEP1_64(ptr, fn_->getArg(0), i)));
+  for (size_t i = 0; i < k_.buffers.size(); ++i) buffers_.push_back(b_.CreateLoad(ptr, b_.CreateConstGEP1_64(ptr, fn_->getArg(0), i)));
   for (int i = 0; i < k_.symbols; ++i)
     symbols_.push_back(b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstGEP1_64(b_.getInt64Ty(), fn_->getArg(1), static_cast<uint64_t>(i))));
   load_parameters();
@@ -129,7 +131,8 @@ void KernelEmitter::load_parameters() {
   for (const KernelExpr& e : k_.exprs) {
     if (e.kind != KernelExpr::Kind::parameter) continue;
     const auto at = static_cast<size_t>(as_int(e.value));
-    V number = b_.CreateLoad(b_.getDoubleTy(), b_.CreateConstGEP1_64(b_.getInt64Ty(), fn_->getArg(1), static_cast<uint64_t>(k_.symbols) + at));
+    V number =
+        b_.CreateLoad(b_.getDoubleTy(), b_.CreateConstGEP1_64(b_.getInt64Ty(), fn_->getArg(1), static_cast<uint64_t>(k_.symbols) + at));
     parameters_[at] = e.dtype == DType::f64 ? number : b_.CreateFPTrunc(number, scalar_type(e.dtype));
   }
 }
@@ -216,9 +219,11 @@ void KernelEmitter::emit_stages() {
     for (int r : stage)
       for (unsigned s = 0; s < unroll; ++s) reset(r, s);
     for_reduced_axes(0, k_.axes.size(), [&] {
-      vector_loop(i64(0), integer(plan_.vector().extent, false), unroll, [&](unsigned n) { for_vectors(n, [&](unsigned s) {
-        for (int r : stage) accumulate(r, s);
-      }); });
+      vector_loop(i64(0), integer(plan_.vector().extent, false), unroll, [&](unsigned n) {
+        for_vectors(n, [&](unsigned s) {
+          for (int r : stage) accumulate(r, s);
+        });
+      });
     });
     fresh_values();
     for (int r : stage) finished_[r] = result(r, unroll);
@@ -265,9 +270,14 @@ void KernelEmitter::store_vectors(unsigned n, bool inner) {
   for (const auto& s : k_.stores)
     if (plan_.stored_inside(s) == inner) stores.push_back(&s);
   std::vector<std::vector<V>> values(stores.size());
-  for_vectors(n, [&](unsigned) { for (size_t i = 0; i < stores.size(); ++i) values[i].push_back(value(stores[i]->expr)); });
-  for (size_t i = 0; i < stores.size(); ++i) values[i] = all_to_memory(std::move(values[i]), k_.buffers[static_cast<size_t>(stores[i]->access.buffer)]);
-  for_vectors(n, [&](unsigned s) { for (size_t i = 0; i < stores.size(); ++i) store(*stores[i], values[i][s]); });
+  for_vectors(n, [&](unsigned) {
+    for (size_t i = 0; i < stores.size(); ++i) values[i].push_back(value(stores[i]->expr));
+  });
+  for (size_t i = 0; i < stores.size(); ++i)
+    values[i] = all_to_memory(std::move(values[i]), k_.buffers[static_cast<size_t>(stores[i]->access.buffer)]);
+  for_vectors(n, [&](unsigned s) {
+    for (size_t i = 0; i < stores.size(); ++i) store(*stores[i], values[i][s]);
+  });
 }
 
 // Vectors of bf16 all at once, because the rare case takes a branch.
@@ -277,7 +287,8 @@ std::vector<llvm::Value*> KernelEmitter::all_to_memory(std::vector<V> values, DT
     return values;
   }
   V all = to_memory(llvm::concatenateVectors(b_, values), t);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = b_.CreateExtractVector(vector_of(b_.getInt16Ty()), all, i64(static_cast<int64_t>(i * lanes_)));
+  for (size_t i = 0; i < values.size(); ++i)
+    values[i] = b_.CreateExtractVector(vector_of(b_.getInt16Ty()), all, i64(static_cast<int64_t>(i * lanes_)));
   return values;
 }
 
@@ -288,16 +299,20 @@ void KernelEmitter::emit_columns(unsigned n) {
   for (const auto& stage : plan_.stages) {
     for (int r : stage)
       for (unsigned s = 0; s < n; ++s) reset(r, s);
-    for_reduced_axes(0, k_.axes.size(), [&] { for_vectors(n, [&](unsigned s) { for (int r : stage) accumulate(r, s); }); });
+    for_reduced_axes(0, k_.axes.size(), [&] {
+      for_vectors(n, [&](unsigned s) {
+        for (int r : stage) accumulate(r, s);
+      });
+    });
     for (unsigned s = 0; s < n; ++s)
       for (int r : stage) {
         const auto& e = plan_.expr(r);
         auto& a = accumulator(r, s);
-        column_values_[s][r] = a.position ? b_.CreateLoad(vector_of(b_.getInt64Ty()), a.position) : b_.CreateLoad(vector_of(accumulator_type(e)), a.value);
+        column_values_[s][r] =
+            a.position ? b_.CreateLoad(vector_of(b_.getInt64Ty()), a.position) : b_.CreateLoad(vector_of(accumulator_type(e)), a.value);
       }
   }
-  if (plan_.stores_inside())
-    for_reduced_axes(0, k_.axes.size(), [&] { store_vectors(n, true); });
+  if (plan_.stores_inside()) for_reduced_axes(0, k_.axes.size(), [&] { store_vectors(n, true); });
   store_vectors(n, false);
   column_values_.clear();
 }
@@ -312,7 +327,10 @@ void KernelEmitter::emit_tall(V begin, V end) {
   };
   auto each = [&](const std::function<void()>& body) { vector_loop(begin, end, 1, [&](unsigned) { body(); }); };
   finished_.clear();
-  each([&] { for (size_t i = 0; i < reductions.size(); ++i) b_.CreateAlignedStore(splat(identity(plan_.expr(reductions[i]))), place(i), llvm::Align(4)); });
+  each([&] {
+    for (size_t i = 0; i < reductions.size(); ++i)
+      b_.CreateAlignedStore(splat(identity(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+  });
   size_t innermost = 0;
   for (size_t a = 0; a < k_.axes.size(); ++a)
     if (k_.axes[a].reduced) innermost = a;
@@ -338,7 +356,9 @@ void KernelEmitter::emit_tall(V begin, V end) {
   });
   each([&] {
     column_values_.assign(1, {});
-    for (size_t i = 0; i < reductions.size(); ++i) column_values_[0][reductions[i]] = b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+    for (size_t i = 0; i < reductions.size(); ++i)
+      column_values_[0][reductions[i]] =
+          b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
     store_vectors(1, false);
     column_values_.clear();
   });

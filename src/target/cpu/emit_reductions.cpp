@@ -13,12 +13,15 @@ llvm::Value* KernelEmitter::identity(const KernelExpr& r) {
   switch (r.op) {
     case Op::reduce_sum: return is_float ? fp(type, 0) : llvm::Constant::getNullValue(type);
     case Op::reduce_prod: return is_float ? fp(type, 1) : llvm::ConstantInt::get(type, 1);
-    case Op::reduce_max: case Op::reduce_argmax:
+    case Op::reduce_max:
+    case Op::reduce_argmax:
       if (is_float) return fp(type, -std::numeric_limits<double>::infinity());
-      return is_unsigned(t) ? llvm::Constant::getNullValue(type) : llvm::ConstantInt::get(type, llvm::APInt::getSignedMinValue(type->getIntegerBitWidth()));
+      return is_unsigned(t) ? llvm::Constant::getNullValue(type)
+                            : llvm::ConstantInt::get(type, llvm::APInt::getSignedMinValue(type->getIntegerBitWidth()));
     default:
       if (is_float) return fp(type, std::numeric_limits<double>::infinity());
-      return is_unsigned(t) ? llvm::Constant::getAllOnesValue(type) : llvm::ConstantInt::get(type, llvm::APInt::getSignedMaxValue(type->getIntegerBitWidth()));
+      return is_unsigned(t) ? llvm::Constant::getAllOnesValue(type)
+                            : llvm::ConstantInt::get(type, llvm::APInt::getSignedMaxValue(type->getIntegerBitWidth()));
   }
 }
 

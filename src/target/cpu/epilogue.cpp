@@ -12,7 +12,8 @@ class EpilogueBuilder {
  public:
   EpilogueBuilder(const ContractionStep& step, std::span<const int64_t> symbols, bool strict) : step_(step), symbols_(symbols) {
     k_.strict = strict;
-    for (size_t d = 0; d < step.result.type.shape.size(); ++d) k_.axes.push_back({static_cast<SymbolId>(kFirstAxis + d), step.result.type.shape[d].eval(symbols)});
+    for (size_t d = 0; d < step.result.type.shape.size(); ++d)
+      k_.axes.push_back({static_cast<SymbolId>(kFirstAxis + d), step.result.type.shape[d].eval(symbols)});
   }
 
   Kernel build(DType product, const std::vector<int64_t>& from, bool with_bias) {
@@ -76,8 +77,8 @@ class EpilogueBuilder {
 
 }  // namespace
 
-std::shared_ptr<const CompiledKernel> compile_epilogue(const ContractionStep& step, DType product, const std::vector<int64_t>& from, bool with_bias,
-                                                       std::span<const int64_t> symbols, const CompileSettings& settings) {
+std::shared_ptr<const CompiledKernel> compile_epilogue(const ContractionStep& step, DType product, const std::vector<int64_t>& from,
+                                                       bool with_bias, std::span<const int64_t> symbols, const CompileSettings& settings) {
   auto kernel = std::make_shared<const Kernel>(EpilogueBuilder(step, symbols, settings.strict).build(product, from, with_bias));
   return compile_kernels(std::span(&kernel, 1), settings)[0];
 }

@@ -65,8 +65,8 @@ struct Host {
     const auto* target = llvm::TargetRegistry::lookupTarget(triple.str(), error);
     check(target, "cpu: LLVM has no code generator for ", triple.str(), ": ", error);
     llvm::TargetOptions options;
-    return std::unique_ptr<llvm::TargetMachine>(
-        target->createTargetMachine(triple.str(), cpu, features, options, llvm::Reloc::PIC_, llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default, true));
+    return std::unique_ptr<llvm::TargetMachine>(target->createTargetMachine(triple.str(), cpu, features, options, llvm::Reloc::PIC_,
+                                                                            llvm::CodeModel::Small, llvm::CodeGenOptLevel::Default, true));
   }
 };
 
@@ -96,17 +96,20 @@ class Code {
     llvm::orc::SymbolMap symbols;
     for (const auto& [name, address] : math_symbols())
       symbols[jit_->mangleAndIntern(name)] = {llvm::orc::ExecutorAddr::fromPtr(address), llvm::JITSymbolFlags::Exported};
-    if (auto e = jit_->getMainJITDylib().define(llvm::orc::absoluteSymbols(symbols))) fail("cpu: defining symbols: ", llvm::toString(std::move(e)));
+    if (auto e = jit_->getMainJITDylib().define(llvm::orc::absoluteSymbols(symbols)))
+      fail("cpu: defining symbols: ", llvm::toString(std::move(e)));
     // memcpy, fmod and the like, which the code generator may call.
     jit_->getMainJITDylib().addGenerator(
-        take(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit_->getDataLayout().getGlobalPrefix()), "searching the process for symbols"));
+        take(llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(jit_->getDataLayout().getGlobalPrefix()),
+             "searching the process for symbols"));
   }
   std::unique_ptr<llvm::orc::LLJIT> jit_;
 };
 
 class CpuKernel : public CompiledKernel {
  public:
-  CpuKernel(KernelFn* fn, llvm::orc::ResourceTrackerSP code, KernelShape shape, size_t bytes) : fn_(fn), code_(std::move(code)), shape_(std::move(shape)), bytes_(bytes) {
+  CpuKernel(KernelFn* fn, llvm::orc::ResourceTrackerSP code, KernelShape shape, size_t bytes)
+      : fn_(fn), code_(std::move(code)), shape_(std::move(shape)), bytes_(bytes) {
     if (shape_.units.is_constant() && shape_.work_per_unit.is_constant() && shape_.scratch_bytes.is_constant()) fixed_ = sizes({});
   }
 
@@ -248,7 +251,8 @@ struct Known {
 
 }  // namespace
 
-std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) {
+std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels,
+                                                                   const CompileSettings& settings) {
   struct Job {
     const Kernel* kernel;
     std::string text, name;
@@ -287,7 +291,8 @@ std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<con
       if (settings.progress) settings.progress(n, static_cast<int>(jobs.size()));
     }
   };
-  size_t threads = std::min<size_t>(jobs.size(), settings.threads > 0 ? static_cast<size_t>(settings.threads) : std::max(1u, std::thread::hardware_concurrency()));
+  size_t threads = std::min<size_t>(
+      jobs.size(), settings.threads > 0 ? static_cast<size_t>(settings.threads) : std::max(1u, std::thread::hardware_concurrency()));
   if (threads > 0) Host::get();
   std::vector<std::thread> pool;
   for (size_t t = 1; t < threads; ++t) pool.emplace_back(work);
@@ -297,7 +302,8 @@ std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<con
   std::vector<llvm::orc::ResourceTrackerSP> code;
   for (Job& j : jobs) code.push_back(Code::get().add(std::move(j.compiled.object)));
   for (size_t i = 0; i < jobs.size(); ++i)
-    found[jobs[i].text] = std::make_shared<CpuKernel>(Code::get().find(jobs[i].name), std::move(code[i]), jobs[i].compiled.shape, jobs[i].compiled.bytes);
+    found[jobs[i].text] =
+        std::make_shared<CpuKernel>(Code::get().find(jobs[i].name), std::move(code[i]), jobs[i].compiled.shape, jobs[i].compiled.bytes);
   std::lock_guard lock(known.mutex);
   for (Job& j : jobs) known.kernels.insert(j.text, found.at(j.text));
   std::vector<std::shared_ptr<const CompiledKernel>> out;

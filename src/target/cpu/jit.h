@@ -9,6 +9,7 @@
 
 namespace broach::cpu {
 
-std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings);
+std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels,
+                                                                   const CompileSettings& settings);
 
 }  // namespace broach::cpu

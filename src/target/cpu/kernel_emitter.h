@@ -80,12 +80,12 @@ class KernelEmitter : ScalarEmitter {
   llvm::BasicBlock* entry_;
   std::vector<V> buffers_, symbols_, parameters_;
   llvm::AllocaInst* error_ = nullptr;
-  std::map<SymbolId, V> point_;      // of each axis, the current position; of the vector axis that of lane 0
-  bool streaming_ = false;           // write results that are to be streamed past the caches
-  V mask_ = nullptr;                 // lanes that exist; null for all
-  std::map<int, V> values_;          // of expressions at the current point
-  std::map<int, V> finished_;        // reductions of earlier stages
-  std::set<int> filled_;             // expressions whose row of scratch memory is filled
+  std::map<SymbolId, V> point_;  // of each axis, the current position; of the vector axis that of lane 0
+  bool streaming_ = false;       // write results that are to be streamed past the caches
+  V mask_ = nullptr;             // lanes that exist; null for all
+  std::map<int, V> values_;      // of expressions at the current point
+  std::map<int, V> finished_;    // reductions of earlier stages
+  std::set<int> filled_;         // expressions whose row of scratch memory is filled
   std::vector<std::map<int, V>> column_values_;
   std::map<int, std::vector<Accumulator>> accumulators_;
 };

@@ -59,7 +59,8 @@ class Planner {
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
       if (e.kind != Kind::load) continue;
-      bool dynamic = std::any_of(e.access.dynamic.begin(), e.access.dynamic.end(), [&](const auto& d) { return p_.uses[static_cast<size_t>(d.first)][axis]; });
+      bool dynamic = std::any_of(e.access.dynamic.begin(), e.access.dynamic.end(),
+                                 [&](const auto& d) { return p_.uses[static_cast<size_t>(d.first)][axis]; });
       rate(e.access, dynamic, 2);
     }
     for (const auto& s : k_.stores) rate(s.access, false, k_.axes[axis].reduced && !p_.uses[static_cast<size_t>(s.expr)][axis] ? 0 : 3);
@@ -77,7 +78,8 @@ class Planner {
   void choose_lanes() {
     int64_t widest = 1;
     for (const auto& e : k_.exprs)
-      if (e.kind != Kind::position && e.dtype != DType::i64) widest = std::max(widest, is_low_precision(e.dtype) ? int64_t{4} : size_of(e.dtype));
+      if (e.kind != Kind::position && e.dtype != DType::i64)
+        widest = std::max(widest, is_low_precision(e.dtype) ? int64_t{4} : size_of(e.dtype));
     p_.lanes = static_cast<unsigned>(options_.vector_bytes / std::max<int64_t>(widest, 4));
   }
 
@@ -140,7 +142,8 @@ class Planner {
       rest = linear->second;
     }
     if (bytes < kLarge || !rest.is_constant() || rest.constant() % p_.lanes != 0) return false;
-    return std::none_of(k_.exprs.begin(), k_.exprs.end(), [&](const KernelExpr& e) { return e.kind == Kind::load && e.access.buffer == s.access.buffer; });
+    return std::none_of(k_.exprs.begin(), k_.exprs.end(),
+                        [&](const KernelExpr& e) { return e.kind == Kind::load && e.access.buffer == s.access.buffer; });
   }
 
   // Simple reductions over so many rows that a few columns at a time would touch a page of memory for every row.
@@ -160,7 +163,8 @@ class Planner {
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
       if (e.kind != Kind::op || !(has_coarse(e.op) || e.op == Op::div)) continue;
-      bool rounded_later = (e.op == Op::exp || e.op == Op::div) && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), e.op == Op::exp);
+      bool rounded_later =
+          (e.op == Op::exp || e.op == Op::div) && e.dtype == DType::f32 && ends_in_bf16(static_cast<int>(i), e.op == Op::exp);
       p_.coarse[i] = e.dtype == DType::bf16 || rounded_later;
     }
   }
@@ -178,7 +182,8 @@ class Planner {
         if (k_.exprs[i].op == Op::div && k_.exprs[i].args == std::vector{p_.expr(sum).args[0], sum}) p_.weights[i] = true;
       auto from_sum = becomes_nan_with(sum);
       auto from_m = depends_on(static_cast<int>(m));
-      p_.passes_nan[m] = std::ranges::all_of(k_.stores, [&](const KernelStore& s) { return !from_m[static_cast<size_t>(s.expr)] || from_sum[static_cast<size_t>(s.expr)]; });
+      p_.passes_nan[m] = std::ranges::all_of(
+          k_.stores, [&](const KernelStore& s) { return !from_m[static_cast<size_t>(s.expr)] || from_sum[static_cast<size_t>(s.expr)]; });
     }
   }
 
@@ -201,7 +206,8 @@ class Planner {
     nan[static_cast<size_t>(sum)] = true;
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
-      if (e.kind == Kind::op && is_floating(e.dtype) && std::ranges::find(kKeep, e.op) != std::end(kKeep)) nan[i] = std::any_of(e.args.begin(), e.args.end(), [&](int a) { return nan[static_cast<size_t>(a)]; });
+      if (e.kind == Kind::op && is_floating(e.dtype) && std::ranges::find(kKeep, e.op) != std::end(kKeep))
+        nan[i] = std::any_of(e.args.begin(), e.args.end(), [&](int a) { return nan[static_cast<size_t>(a)]; });
     }
     return nan;
   }
@@ -242,7 +248,8 @@ class Planner {
     constexpr std::ptrdiff_t kMostInRegisters = 128;  // operations: of longer kernels the values of one vector fill the registers
     if (!p_.has_reduced && std::ranges::count(k_.exprs, Kind::op, &KernelExpr::kind) > kMostInRegisters) return false;
     return p_.has_reduced || std::ranges::any_of(k_.exprs, [](const KernelExpr& e) { return e.kind == Kind::op && is_expensive(e.op); }) ||
-           std::ranges::any_of(k_.stores, [&](const KernelStore& s) { return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16; });
+           std::ranges::any_of(k_.stores,
+                               [&](const KernelStore& s) { return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16; });
   }
 
   // Several rows at a time save trips of the sums to the cache. From memory, only one after the other is the stream that a

@@ -26,16 +26,17 @@ using Dims = std::vector<int64_t>;
 
 // ---- the library ------------------------------------------------------------------------------------------------------
 
-#define BROACH_ONEDNN_FUNCTIONS(X)                                                                                  \
-  X(version) X(engine_create) X(stream_create) X(stream_destroy) X(memory_create) X(memory_destroy)                 \
-  X(memory_set_data_handle) X(memory_desc_create_with_strides) X(memory_desc_create_with_tag) X(memory_desc_clone)  \
-  X(memory_desc_destroy) X(memory_desc_equal) X(memory_desc_get_size) X(memory_desc_query) X(post_ops_create)       \
-  X(post_ops_destroy) X(post_ops_append_eltwise) X(post_ops_append_binary) X(post_ops_append_sum)                   \
-  X(primitive_attr_create) X(primitive_attr_destroy) X(primitive_attr_set_scratchpad_mode)                          \
-  X(primitive_attr_set_fpmath_mode) X(primitive_attr_set_post_ops) X(matmul_primitive_desc_create)                  \
-  X(convolution_forward_primitive_desc_create) X(deconvolution_forward_primitive_desc_create)                       \
-  X(reorder_primitive_desc_create) X(primitive_desc_query) X(primitive_desc_query_md) X(primitive_desc_destroy)     \
-  X(primitive_create) X(primitive_destroy) X(primitive_execute)
+#define BROACH_ONEDNN_FUNCTIONS(X)                                                                                                       \
+  X(version)                                                                                                                             \
+  X(engine_create) X(stream_create) X(stream_destroy) X(memory_create) X(memory_destroy) X(memory_set_data_handle)                       \
+      X(memory_desc_create_with_strides) X(memory_desc_create_with_tag) X(memory_desc_clone) X(memory_desc_destroy) X(memory_desc_equal) \
+          X(memory_desc_get_size) X(memory_desc_query) X(post_ops_create) X(post_ops_destroy) X(post_ops_append_eltwise)                 \
+              X(post_ops_append_binary) X(post_ops_append_sum) X(primitive_attr_create) X(primitive_attr_destroy)                        \
+                  X(primitive_attr_set_scratchpad_mode) X(primitive_attr_set_fpmath_mode) X(primitive_attr_set_post_ops)                 \
+                      X(matmul_primitive_desc_create) X(convolution_forward_primitive_desc_create)                                       \
+                          X(deconvolution_forward_primitive_desc_create) X(reorder_primitive_desc_create) X(primitive_desc_query)        \
+                              X(primitive_desc_query_md) X(primitive_desc_destroy) X(primitive_create) X(primitive_destroy)              \
+                                  X(primitive_execute)
 
 struct Library {
 #define X(name) decltype(&dnnl_##name) name = nullptr;
@@ -77,7 +78,7 @@ int open_flags() {
 
 // The first function that the file lacks, or "".
 std::string look_up_functions(void* handle, Library& lib) {
-#define X(name)                                                                 \
+#define X(name)                                                                  \
   lib.name = reinterpret_cast<decltype(lib.name)>(dlsym(handle, "dnnl_" #name)); \
   if (!lib.name) return "dnnl_" #name;
   BROACH_ONEDNN_FUNCTIONS(X)
@@ -177,8 +178,8 @@ std::string text_of(const Operand& t) {
 
 void validate(const Operand& t) {
   if (t.layout) return;
-  check(!t.dims.empty() && t.dims.size() <= DNNL_MAX_NDIMS, "oneDNN: rank ", t.dims.size(), " of ", text_of(t),
-        " is not in 1..", DNNL_MAX_NDIMS);
+  check(!t.dims.empty() && t.dims.size() <= DNNL_MAX_NDIMS, "oneDNN: rank ", t.dims.size(), " of ", text_of(t), " is not in 1..",
+        DNNL_MAX_NDIMS);
   check(t.strides.empty() || t.strides.size() == t.dims.size(), "oneDNN: as many strides as dims are needed in ", text_of(t));
   const auto negative = [](int64_t x) { return x < 0; };
   check(std::ranges::none_of(t.dims, negative), "oneDNN: negative dim in ", text_of(t));
@@ -227,8 +228,7 @@ Owned<dnnl_memory_desc> desc_of(const Operand& t) {
   if (!t.any) return strided_desc(t);
   validate(t);
   dnnl_memory_desc_t desc = nullptr;
-  require(library().memory_desc_create_with_tag(&desc, int(t.dims.size()), t.dims.data(), onednn_type(t.dtype),
-                                                dnnl_format_tag_any),
+  require(library().memory_desc_create_with_tag(&desc, int(t.dims.size()), t.dims.data(), onednn_type(t.dtype), dnnl_format_tag_any),
           "describing", text_of(t));
   return Owned<dnnl_memory_desc>(desc);
 }
@@ -247,9 +247,7 @@ Dims query_dims(const dnnl_memory_desc* desc, dnnl_query_t what, dnnl_query_t co
 
 Dims query_dims(const dnnl_memory_desc* desc, dnnl_query_t what) { return query_dims(desc, what, dnnl_query_ndims_s32); }
 
-bool is_blocked_kind(const dnnl_memory_desc* desc) {
-  return query<dnnl_format_kind_t>(desc, dnnl_query_format_kind) == dnnl_blocked;
-}
+bool is_blocked_kind(const dnnl_memory_desc* desc) { return query<dnnl_format_kind_t>(desc, dnnl_query_format_kind) == dnnl_blocked; }
 
 // Inner blocks as oneDNN's tags write them: size, then the letter of the dim.
 std::string blocks_text(const dnnl_memory_desc* desc) {
@@ -374,7 +372,8 @@ dnnl_status_t append(dnnl_post_ops_t ops, const PostOp& op, const dnnl_memory_de
   const Library& lib = library();
   if (op.kind == PostOp::sum) return lib.post_ops_append_sum(ops, op.alpha, 0, dnnl_data_type_undef);
   // The library's relu makes -0.0 of what is negative where it computes x * 0.
-  if (op.kind == PostOp::relu && op.alpha == 0) return lib.post_ops_append_eltwise(ops, dnnl_eltwise_clip, 0, std::numeric_limits<float>::infinity());
+  if (op.kind == PostOp::relu && op.alpha == 0)
+    return lib.post_ops_append_eltwise(ops, dnnl_eltwise_clip, 0, std::numeric_limits<float>::infinity());
   if (op.binary()) return lib.post_ops_append_binary(ops, algorithm(op.kind), operand);
   return lib.post_ops_append_eltwise(ops, algorithm(op.kind), op.alpha, op.beta);
 }
@@ -499,9 +498,7 @@ struct Primitive::Parts {
   size_t scratchpad_bytes = 0;
   mutable PackPool packs;
 
-  const dnnl_memory_desc* argument_desc(int id) const {
-    return library().primitive_desc_query_md(desc.get(), dnnl_query_exec_arg_md, id);
-  }
+  const dnnl_memory_desc* argument_desc(int id) const { return library().primitive_desc_query_md(desc.get(), dnnl_query_exec_arg_md, id); }
 
   MemoryLayout layout(int id) const {
     const auto* found = argument_desc(id);
@@ -530,8 +527,7 @@ struct Builder {
 
   // `status` and `created` come from creating the primitive descriptor. As shapes have been checked, invalid arguments are
   // dtypes, layouts or attributes that oneDNN does not take, which it does not always call unimplemented.
-  Result finish(dnnl_status_t status, dnnl_primitive_desc_t created, bool weight, bool bias,
-                Owned<dnnl_memory_desc> plain_weight) {
+  Result finish(dnnl_status_t status, dnnl_primitive_desc_t created, bool weight, bool bias, Owned<dnnl_memory_desc> plain_weight) {
     if (status == dnnl_unimplemented || status == dnnl_invalid_arguments) return nullptr;
     require(status, "describing", text);
     auto parts = std::make_unique<Primitive::Parts>();
@@ -573,9 +569,9 @@ std::string text_of(const MatmulDesc& d) {
 }
 
 std::string text_of(const ConvDesc& d) {
-  return cat(d.transposed ? "transposed convolution " : "convolution ", text_of(d.src), " x ", text_of(d.weight), " -> ",
-             text_of(d.dst), ", strides (", joined(d.strides), "), dilations (", joined(d.dilations), "), padding (",
-             joined(d.pad_l), ")-(", joined(d.pad_r), ")", text_of(d.bias, d.post, d.math));
+  return cat(d.transposed ? "transposed convolution " : "convolution ", text_of(d.src), " x ", text_of(d.weight), " -> ", text_of(d.dst),
+             ", strides (", joined(d.strides), "), dilations (", joined(d.dilations), "), padding (", joined(d.pad_l), ")-(",
+             joined(d.pad_r), ")", text_of(d.bias, d.post, d.math));
 }
 
 size_t batch_rank(const Operand& t) { return t.dims.size() < 2 ? 0 : t.dims.size() - 2; }
@@ -651,8 +647,8 @@ std::shared_ptr<const Primitive> Primitive::create(const MatmulDesc& d) {
   Operands o(unexpanded(d.a, batch_rank(d.a)), unexpanded(d.b, batch_rank(d.b)), d.c, d.bias, d, builder.text);
   if (!o.describable) return nullptr;
   dnnl_primitive_desc_t created = nullptr;
-  const auto status = library().matmul_primitive_desc_create(&created, library().engine, o.src.get(), o.weight.get(),
-                                                             o.bias.get(), o.dst.get(), o.attr.get());
+  const auto status = library().matmul_primitive_desc_create(&created, library().engine, o.src.get(), o.weight.get(), o.bias.get(),
+                                                             o.dst.get(), o.attr.get());
   return builder.finish(status, created, true, d.bias.has_value(), std::move(o.plain_weight));
 }
 
@@ -662,13 +658,12 @@ std::shared_ptr<const Primitive> Primitive::create(const ConvDesc& d) {
   check(shapes_fit(d), "oneDNN: shapes that do not fit: ", builder.text);
   Operands o(d.src, d.weight, d.dst, d.bias, d, builder.text);
   if (!o.describable) return nullptr;
-  const auto create_desc = d.transposed ? library().deconvolution_forward_primitive_desc_create
-                                        : library().convolution_forward_primitive_desc_create;
+  const auto create_desc =
+      d.transposed ? library().deconvolution_forward_primitive_desc_create : library().convolution_forward_primitive_desc_create;
   const auto algorithm = d.transposed ? dnnl_deconvolution_direct : dnnl_convolution_direct;
   dnnl_primitive_desc_t created = nullptr;
-  const auto status = create_desc(&created, library().engine, dnnl_forward_inference, algorithm, o.src.get(), o.weight.get(),
-                                  o.bias.get(), o.dst.get(), d.strides.data(), d.dilations.data(), d.pad_l.data(),
-                                  d.pad_r.data(), o.attr.get());
+  const auto status = create_desc(&created, library().engine, dnnl_forward_inference, algorithm, o.src.get(), o.weight.get(), o.bias.get(),
+                                  o.dst.get(), d.strides.data(), d.dilations.data(), d.pad_l.data(), d.pad_r.data(), o.attr.get());
   return builder.finish(status, created, true, d.bias.has_value(), std::move(o.plain_weight));
 }
 
@@ -678,8 +673,8 @@ std::shared_ptr<const Primitive> Primitive::reorder(const MemoryLayout& from, co
   Builder builder{cat("reorder ", from.text(), " -> ", to.text())};
   const auto attr = attributes({}, MathMode::strict, builder.text);
   dnnl_primitive_desc_t created = nullptr;
-  const auto status = library().reorder_primitive_desc_create(&created, from.desc(), library().engine, to.desc(),
-                                                              library().engine, attr.get());
+  const auto status =
+      library().reorder_primitive_desc_create(&created, from.desc(), library().engine, to.desc(), library().engine, attr.get());
   return builder.finish(status, created, false, false, nullptr);
 }
 
@@ -721,8 +716,8 @@ void Primitive::pack_weight(const void* plain, void* packed) const {
 void Primitive::run(const void* a, const void* b, const void* bias, void* c, std::span<const void* const> post_operands,
                     void* scratch) const {
   const Parts& parts = *parts_;
-  check(post_operands.size() == parts.post_operands, "oneDNN: ", post_operands.size(), " post-op operands instead of ",
-        parts.post_operands, " for ", text());
+  check(post_operands.size() == parts.post_operands, "oneDNN: ", post_operands.size(), " post-op operands instead of ", parts.post_operands,
+        " for ", text());
   const void* fixed[post_operand] = {a, b, bias, c, scratch};
   auto pack = parts.packs.take();
   if (!pack) pack = parts.new_pack();
@@ -732,9 +727,8 @@ void Primitive::run(const void* a, const void* b, const void* bias, void* c, std
     check(data != nullptr, "oneDNN: null argument ", parts.arguments[i].id, " for ", text());
     require(library().memory_set_data_handle(pack->args[i].memory, const_cast<void*>(data)), "binding", text());
   }
-  require(library().primitive_execute(parts.primitive.get(), stream_of_this_thread(), int(pack->args.size()),
-                                      pack->args.data()),
-          "running", text());
+  require(library().primitive_execute(parts.primitive.get(), stream_of_this_thread(), int(pack->args.size()), pack->args.data()), "running",
+          text());
   parts.packs.give(std::move(pack));
 }
 

@@ -117,9 +117,9 @@ struct MatmulDesc {
 //   convolution  o = (i + pad_l + pad_r - ((k - 1) * (dilation + 1) + 1)) / stride + 1
 //   transposed   o = (i - 1) * stride + (k - 1) * (dilation + 1) + 1 - pad_l - pad_r   (torch's output_padding lowers pad_r)
 struct ConvDesc {
-  Operand src;     // N, C, spatial...
-  Operand weight;  // [G,] O/G, I/G, kernel...; transposed too, where torch stores I before O/G: say so by the strides
-  Operand dst;     // N, O, spatial...
+  Operand src;                       // N, C, spatial...
+  Operand weight;                    // [G,] O/G, I/G, kernel...; transposed too, where torch stores I before O/G: say so by the strides
+  Operand dst;                       // N, O, spatial...
   std::optional<Operand> bias = {};  // O
   std::vector<int64_t> strides, dilations, pad_l, pad_r;  // dilation 0 is a dense kernel (torch's dilation - 1)
   bool transposed = false;
@@ -164,8 +164,7 @@ class Primitive {
 
   // a is the source and b the weight. `post_operands` has one pointer per binary post-op, in order. `scratch` has at least
   // scratchpad_bytes() and belongs to this call until it returns; null if that is 0. Thread-safe.
-  void run(const void* a, const void* b, const void* bias, void* c, std::span<const void* const> post_operands,
-           void* scratch) const;
+  void run(const void* a, const void* b, const void* bias, void* c, std::span<const void* const> post_operands, void* scratch) const;
 
  private:
   struct Parts;

@@ -68,7 +68,9 @@ uint32_t find_center(llvm::function_ref<double(double)> f, const Interval& in, u
 std::array<Interval, Piecewise::kIntervals> intervals(double shift) {
   std::array<Interval, Piecewise::kIntervals> all;
   for (unsigned i = 0; i < all.size(); ++i) {
-    const auto start = [&](unsigned eighth) { return std::ldexp(1 + eighth % 8 / 8.0, static_cast<int>(eighth / 8) - 1) * shift / 0.75 - shift; };
+    const auto start = [&](unsigned eighth) {
+      return std::ldexp(1 + eighth % 8 / 8.0, static_cast<int>(eighth / 8) - 1) * shift / 0.75 - shift;
+    };
     all[i] = {start(i + 4), start(i + 5)};
   }
   return all;
@@ -128,7 +130,9 @@ llvm::Value* emit_piecewise(llvm::IRBuilderBase& b, llvm::Value* x, const Piecew
   Value* a = b.CreateSelect(b.CreateFCmpOGT(magnitude, limit), limit, magnitude);
   Value* place = b.CreateLShr(b.CreateBitCast(b.CreateFAdd(a, c(pieces.shift)), bits), Piecewise::kPlaceShift);
   const auto fetch = [&](const Piecewise::Table& table) {
-    const auto half = [&](size_t start) { return llvm::ConstantDataVector::get(b.getContext(), llvm::ArrayRef(table).slice(start, table.size() / 2)); };
+    const auto half = [&](size_t start) {
+      return llvm::ConstantDataVector::get(b.getContext(), llvm::ArrayRef(table).slice(start, table.size() / 2));
+    };
     return b.CreateIntrinsic(Intrinsic::x86_avx512_vpermi2var_ps_512, {}, {half(0), place, half(table.size() / 2)});
   };
   Value* sum = fetch(pieces.coefficients.back());

@@ -19,8 +19,16 @@ class Routine : public CompiledRoutine {
 
 RoutineFunction function_of(const Node& node) {
   switch (node.op) {
-    case Op::scan_sum: case Op::scan_prod: case Op::scan_logsumexp: case Op::scan_max: case Op::scan_min: return make_scan(node);
-    case Op::sort: case Op::topk: case Op::kth: case Op::median: case Op::mode: return make_order(node);
+    case Op::scan_sum:
+    case Op::scan_prod:
+    case Op::scan_logsumexp:
+    case Op::scan_max:
+    case Op::scan_min: return make_scan(node);
+    case Op::sort:
+    case Op::topk:
+    case Op::kth:
+    case Op::median:
+    case Op::mode: return make_order(node);
     case Op::search: return make_search(node);
     case Op::update: return make_update(node);
     case Op::attention: return make_attention(node);

@@ -10,7 +10,8 @@ namespace broach::cpu {
 namespace {
 
 AttentionFn* best_code() {
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq"))
     return __builtin_cpu_supports("avx512bf16") ? attention_avx512_bf16 : attention_avx512;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? attention_avx2 : attention_sse;
 }
@@ -42,20 +43,21 @@ bool attention(const RoutineArgs& args, float scale, bool causal) {
   if (lse.data) all.logsumexp_row = lse.strides[2];
   const int64_t heads = q.sizes[1], rows = q.sizes[2], blocks = (rows + kAttentionRows - 1) / kAttentionRows;
   const int64_t work = std::min(rows, kAttentionRows) * std::max<int64_t>(all.keys, 1) * (all.depth + all.value_depth);
-  args.threads.parallel_for(q.sizes[0] * heads * blocks, std::max<int64_t>(1, 400'000 / std::max<int64_t>(work / 16, 1)), [&](int64_t begin, int64_t end) {
-    AttentionRows a = all;
-    a.scratch = aligned_floats(attention_scratch(a.depth, a.value_depth));
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t batch = i / blocks / heads, head = i / blocks % heads;
-      a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
-      a.mask = mask ? static_cast<const float*>(head_of(*mask, batch, head)) : nullptr;
-      a.result = out.data ? const_cast<void*>(head_of(out, batch, head)) : nullptr;
-      a.logsumexp = lse.data ? static_cast<float*>(const_cast<void*>(head_of(lse, batch, head))) : nullptr;
-      a.first = i % blocks * kAttentionRows;
-      a.last = std::min(rows, a.first + kAttentionRows);
-      code(a);
-    }
-  });
+  args.threads.parallel_for(q.sizes[0] * heads * blocks, std::max<int64_t>(1, 400'000 / std::max<int64_t>(work / 16, 1)),
+                            [&](int64_t begin, int64_t end) {
+                              AttentionRows a = all;
+                              a.scratch = aligned_floats(attention_scratch(a.depth, a.value_depth));
+                              for (int64_t i = begin; i < end; ++i) {
+                                const int64_t batch = i / blocks / heads, head = i / blocks % heads;
+                                a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
+                                a.mask = mask ? static_cast<const float*>(head_of(*mask, batch, head)) : nullptr;
+                                a.result = out.data ? const_cast<void*>(head_of(out, batch, head)) : nullptr;
+                                a.logsumexp = lse.data ? static_cast<float*>(const_cast<void*>(head_of(lse, batch, head))) : nullptr;
+                                a.first = i % blocks * kAttentionRows;
+                                a.last = std::min(rows, a.first + kAttentionRows);
+                                code(a);
+                              }
+                            });
   return true;
 }
 

@@ -32,7 +32,9 @@ struct Broad {
 };
 
 template <class Item>
-bool by_key(const Item& a, const Item& b) { return a.key() < b.key(); }
+bool by_key(const Item& a, const Item& b) {
+  return a.key() < b.key();
+}
 
 template <class Item>
 using Items = std::vector<Item>;
@@ -85,7 +87,9 @@ void unstable_sort(Items<Item>& items, Items<Item>& spare, int key_bits) {
 template <class Item>
 void quickselect(Items<Item>& v, int64_t k) {
   Item* x = v.data();
-  auto order = [&](int64_t i, int64_t j) { if (by_key(x[j], x[i])) std::swap(x[i], x[j]); };
+  auto order = [&](int64_t i, int64_t j) {
+    if (by_key(x[j], x[i])) std::swap(x[i], x[j]);
+  };
   int64_t first = 0, last = static_cast<int64_t>(v.size()) - 1;
   while (last > first + 1) {
     std::swap(x[(first + last) / 2], x[first + 1]);
@@ -95,8 +99,10 @@ void quickselect(Items<Item>& v, int64_t k) {
     int64_t up = first + 1, down = last;
     const uint64_t pivot = x[first].key();
     for (;;) {
-      do ++up; while (x[up].key() < pivot);
-      do --down; while (x[down].key() > pivot);
+      do ++up;
+      while (x[up].key() < pivot);
+      do --down;
+      while (x[down].key() > pivot);
       if (down < up) break;
       std::swap(x[up], x[down]);
     }
@@ -215,7 +221,8 @@ bool order_lines(const Choice& c, const RoutineArgs& args) {
   int64_t lines = 1;
   for (size_t d = 0; d < x.sizes.size(); ++d) lines *= d == c.dim ? 1 : x.sizes[d];
   if (lines == 0 || (length == 0 && whole)) return true;
-  if (kept > length || k > length || (c.op == Op::kth && k == length)) fail(name_of(c.op), ": ", std::max(k, kept), " of ", length, " elements");
+  if (kept > length || k > length || (c.op == Op::kth && k == length))
+    fail(name_of(c.op), ": ", std::max(k, kept), " of ", length, " elements");
   const int64_t work = length * std::max<int64_t>(1, std::bit_width(static_cast<uint64_t>(length)));
   for_each_run(tensors, c.dim, work, args.threads, [&](const LineRun& r) {
     if (c.op == Op::mode) return mode_run<E>(args, length, r);
@@ -265,7 +272,13 @@ bool search_lines(const RoutineArgs& args, bool right) {
 
 RoutineFunction make_order(const Node& node) {
   auto flag = [&](Attr a) { return has_attr(node.op, a) && node.integer(a) != 0; };
-  Choice c{node.op, static_cast<size_t>(node.integer(Attr::dim)), flag(Attr::descending), flag(Attr::stable), flag(Attr::sorted), flag(Attr::skip_nan), {}};
+  Choice c{node.op,
+           static_cast<size_t>(node.integer(Attr::dim)),
+           flag(Attr::descending),
+           flag(Attr::stable),
+           flag(Attr::sorted),
+           flag(Attr::skip_nan),
+           {}};
   if (node.op == Op::kth) {
     auto k = node.get<SymInt>(Attr::k).maybe_constant();
     if (!k) return {};

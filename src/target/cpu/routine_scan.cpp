@@ -33,7 +33,8 @@ W log_of_sum(W total, W x) {
 
 // One line: the total stays in a register.
 template <class E, class Combine>
-void scan_line(const typename E::Stored* from, typename E::Stored* to, int64_t length, int64_t from_step, int64_t to_step, const Combine& combine) {
+void scan_line(const typename E::Stored* from, typename E::Stored* to, int64_t length, int64_t from_step, int64_t to_step,
+               const Combine& combine) {
   using W = Wide<typename E::Computed>;
   W total{};
   for (int64_t i = 0; i < length; ++i) {

@@ -76,7 +76,8 @@ bool is_unsigned(DType t) { return t == DType::u8 || t == DType::b1; }
 Type* ScalarEmitter::scalar_type(DType t) {
   switch (t) {
     case DType::b1: return b_.getInt1Ty();
-    case DType::u8: case DType::i8: return b_.getInt8Ty();
+    case DType::u8:
+    case DType::i8: return b_.getInt8Ty();
     case DType::i16: return b_.getInt16Ty();
     case DType::i32: return b_.getInt32Ty();
     case DType::i64: return b_.getInt64Ty();
@@ -85,7 +86,9 @@ Type* ScalarEmitter::scalar_type(DType t) {
     case DType::c64: return b_.getInt64Ty();
     case DType::c128: return b_.getInt128Ty();
     case DType::f64: return b_.getDoubleTy();
-    case DType::f16: case DType::bf16: case DType::f32: return b_.getFloatTy();
+    case DType::f16:
+    case DType::bf16:
+    case DType::f32: return b_.getFloatTy();
     default: fail("cpu: no code for element type ", name_of(t));
   }
 }
@@ -206,7 +209,8 @@ V ScalarEmitter::sign(V x) {
 V ScalarEmitter::gelu_erf(V x) {
   if (V normal = emit_normal(b_, x, features_)) return b_.CreateFMul(x, normal);
   Type* t = x->getType();
-  return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)), b_.CreateFAdd(fp(t, 1), math(MathFn::erf, {b_.CreateFMul(x, fp(t, 0.70710678118654752440))})));
+  return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)),
+                       b_.CreateFAdd(fp(t, 1), math(MathFn::erf, {b_.CreateFMul(x, fp(t, 0.70710678118654752440))})));
 }
 
 V ScalarEmitter::gelu_tanh(V x) {
@@ -249,19 +253,26 @@ V ScalarEmitter::int_op(Op op, const std::vector<V>& a, DType t) {
       V up = b_.CreateSelect(u ? b_.CreateICmpNE(x, zero) : b_.CreateICmpSGT(x, zero), one, zero);
       return u ? up : b_.CreateSelect(b_.CreateICmpSLT(x, zero), llvm::Constant::getAllOnesValue(x->getType()), up);
     }
-    case Op::floor: case Op::ceil: case Op::trunc: case Op::round: return x;
+    case Op::floor:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::round: return x;
     case Op::relu: return u ? x : b_.CreateBinaryIntrinsic(smax, x, zero);
     case Op::bit_not: return b_.CreateNot(x);
     case Op::add: return t == DType::b1 ? b_.CreateOr(x, y) : b_.CreateAdd(x, y);
     case Op::sub: return t == DType::b1 ? b_.CreateXor(x, y) : b_.CreateSub(x, y);
     case Op::mul: return t == DType::b1 ? b_.CreateAnd(x, y) : b_.CreateMul(x, y);
-    case Op::div: case Op::floor_div: case Op::mod: case Op::fmod: return divide(op, x, y, u);
+    case Op::div:
+    case Op::floor_div:
+    case Op::mod:
+    case Op::fmod: return divide(op, x, y, u);
     case Op::min: return b_.CreateSelect(u ? b_.CreateICmpULT(x, y) : b_.CreateICmpSLT(x, y), x, y);
     case Op::max: return b_.CreateSelect(u ? b_.CreateICmpUGT(x, y) : b_.CreateICmpSGT(x, y), x, y);
     case Op::bit_and: return b_.CreateAnd(x, y);
     case Op::bit_or: return b_.CreateOr(x, y);
     case Op::bit_xor: return b_.CreateXor(x, y);
-    case Op::shl: case Op::shr: return shift(op, x, y, u);
+    case Op::shl:
+    case Op::shr: return shift(op, x, y, u);
     case Op::pow: return t == DType::b1 ? b_.CreateOr(x, b_.CreateNot(y)) : int_pow(x, y, u);
     default: return nullptr;
   }
@@ -316,7 +327,9 @@ V ScalarEmitter::int_pow(V x, V y, bool u) {
 V ScalarEmitter::compare(Op op, const std::vector<V>& a, DType t) {
   using P = llvm::CmpInst::Predicate;
   if (op == Op::is_nan) return is_floating(t) ? b_.CreateFCmpUNO(a[0], a[0]) : splat_like(b_.getInt1(false), a[0]);
-  auto pick = [&](P f, P s, P u) { return is_floating(t) ? b_.CreateFCmp(f, a[0], a[1]) : b_.CreateICmp(is_unsigned(t) ? u : s, a[0], a[1]); };
+  auto pick = [&](P f, P s, P u) {
+    return is_floating(t) ? b_.CreateFCmp(f, a[0], a[1]) : b_.CreateICmp(is_unsigned(t) ? u : s, a[0], a[1]);
+  };
   switch (op) {
     case Op::eq: return pick(P::FCMP_OEQ, P::ICMP_EQ, P::ICMP_EQ);
     case Op::ne: return pick(P::FCMP_UNE, P::ICMP_NE, P::ICMP_NE);

@@ -36,13 +36,15 @@ void copy_rows(std::span<const int64_t> sizes, std::span<const int64_t> strides,
   const size_t outer = sizes.size() - 1;
   const int64_t n = sizes[outer], rows = product(sizes.first(outer));
   threads.parallel_for(rows, kGrain / (n + 1) + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) copy_row(from + start_of(row, sizes.first(outer), strides), to + row * n, n, strides[outer]);
+    for (int64_t row = begin; row < end; ++row)
+      copy_row(from + start_of(row, sizes.first(outer), strides), to + row * n, n, strides[outer]);
   });
 }
 
 }  // namespace
 
-void copy_to_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t bytes, const void* from, void* to, const Threads& threads) {
+void copy_to_dense(std::span<const int64_t> sizes, std::span<const int64_t> strides, int64_t bytes, const void* from, void* to,
+                   const Threads& threads) {
   if (sizes.empty() || product(sizes) == 0) return;
   switch (bytes) {
     case 2: return copy_rows(sizes, strides, static_cast<const uint16_t*>(from), static_cast<uint16_t*>(to), threads);

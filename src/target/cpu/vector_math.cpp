@@ -107,9 +107,7 @@ float broach_lgammaf(float x) {
 
 bool is_own(MathFn fn) { return fn == MathFn::erfinv || fn == MathFn::lgamma || fn == MathFn::digamma; }
 
-std::string scalar_symbol(MathFn fn, bool f32) {
-  return cat(is_own(fn) ? "broach_" : "", info(fn).name, f32 ? "f" : "");
-}
+std::string scalar_symbol(MathFn fn, bool f32) { return cat(is_own(fn) ? "broach_" : "", info(fn).name, f32 ? "f" : ""); }
 
 struct VectorIsa {
   char letter;  // in the x86 vector function ABI: b for SSE, d for AVX2, e for AVX-512
@@ -124,8 +122,7 @@ constexpr VectorIsa kIsas[] = {
 
 // For example _ZGVeN16vv_powf. N: not masked.
 std::string vector_symbol(MathFn fn, bool f32, const VectorIsa& isa) {
-  return cat("_ZGV", isa.letter, 'N', isa.bits / (f32 ? 32 : 64), std::string(info(fn).arity, 'v'), '_', info(fn).name,
-             f32 ? "f" : "");
+  return cat("_ZGV", isa.letter, 'N', isa.bits / (f32 ? 32 : 64), std::string(info(fn).arity, 'v'), '_', info(fn).name, f32 ? "f" : "");
 }
 
 }  // namespace
@@ -161,7 +158,10 @@ std::vector<std::pair<std::string, void*>> math_symbols() {
 
 Features features_from(const llvm::StringMap<bool>& target_features) {
   const auto on = [&](const char* name) { return target_features.lookup(name); };
-  return {.fma = on("fma"), .avx2 = on("avx2"), .avx512 = on("avx512f") && on("avx512vl") && on("avx512dq"), .bf16 = on("avx512bf16") && on("avx512dq")};
+  return {.fma = on("fma"),
+          .avx2 = on("avx2"),
+          .avx512 = on("avx512f") && on("avx512vl") && on("avx512dq"),
+          .bf16 = on("avx512bf16") && on("avx512dq")};
 }
 
 Features host_features() { return features_from(llvm::sys::getHostCPUFeatures()); }
@@ -255,9 +255,8 @@ Value* emit_one_call(IRBuilderBase& b, const std::string& symbol, ArrayRef<Value
 Value* emit_call(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Features& features) {
   const bool f32 = args[0]->getType()->getScalarType()->isFloatTy();
   const auto piece = [&](unsigned left) { return longest_call(fn, f32, left, features).second; };
-  return in_pieces(b, args, piece, [&](ArrayRef<Value*> some) {
-    return emit_one_call(b, longest_call(fn, f32, lanes_of(some[0]), features).first, some);
-  });
+  return in_pieces(b, args, piece,
+                   [&](ArrayRef<Value*> some) { return emit_one_call(b, longest_call(fn, f32, lanes_of(some[0]), features).first, some); });
 }
 
 // `usual`, or where `rare` is true what `otherwise` emits: a branch that kernels hardly ever take.
@@ -292,14 +291,13 @@ constexpr float kLog2e = 0x1.715476p0f;
 // expm1(r)/r on |r| <= 0.347 (half of ln 2), relative error 1.4e-8; the leading 1 is exact.
 constexpr float kExpm1[] = {1, 0x1.fffffep-2f, 0x1.5554bp-3f, 0x1.555718p-5f, 0x1.1227b8p-7f, 0x1.6b7182p-10f};
 // 2^r on |r| <= 1/2, relative error 3.7e-9.
-constexpr float kExp2[] = {1,                0x1.62e43p-1f,   0x1.ebfbd8p-3f, 0x1.c6af74p-5f,
-                           0x1.3b3098p-7f, 0x1.5f0ccap-10f, 0x1.3fabfep-13f};
+constexpr float kExp2[] = {1, 0x1.62e43p-1f, 0x1.ebfbd8p-3f, 0x1.c6af74p-5f, 0x1.3b3098p-7f, 0x1.5f0ccap-10f, 0x1.3fabfep-13f};
 // sin(r)/r and cos(r) in r^2 on |r| <= 0.787 (pi/4), relative errors 4.3e-9 and 1.2e-10; sine's leading 1 is left out.
 constexpr float kSin[] = {-0x1.555544p-3f, 0x1.1106e2p-7f, -0x1.992aaep-13f};
 constexpr float kCos[] = {1, -0.5, 0x1.55554ap-5f, -0x1.6c0c26p-10f, 0x1.99e71cp-16f};
 // -ln(erfc(x))/x on [0, 3.95] = kErfLeading + this, where its error makes one of at most 3.6e-8 in erf.
 constexpr float kErfLeading = 0x1.20dd76p0f;
-constexpr float kErf[] = {-0x1.0b826p-26f, 0x1.45f296p-1f,  0x1.a5216ep-4f,  -0x1.3c9a26p-6f,
+constexpr float kErf[] = {-0x1.0b826p-26f, 0x1.45f296p-1f,  0x1.a5216ep-4f,   -0x1.3c9a26p-6f,
                           0x1.b666b4p-13f, 0x1.477202p-10f, -0x1.8e6f86p-12f, 0x1.543496p-15f};
 // pi/2 in parts. With fma the first product, subtracted, is exact; without, 9-bit parts keep products with n < 2^14 exact.
 constexpr float kQuarterTurnFma[] = {0x1.921fb6p0f, -0x1.777a5cp-25f, -0x1.ee59dap-50f};
@@ -309,7 +307,7 @@ constexpr float kLn2[] = {0x1.63p-1f, -0x1.bd0106p-13f};  // n times the first i
 constexpr float kTrigLimit = 10000;
 
 // (ln(1 + f) - f) / f^2 on [-1/4, 1/2], relative error of the logarithm 2.8e-8.
-constexpr float kLnTail[] = {-0x1.000014p-1f, 0x1.5555e6p-2f,  -0x1.ffdde2p-3f, 0x1.992194p-3f,
+constexpr float kLnTail[] = {-0x1.000014p-1f, 0x1.5555e6p-2f, -0x1.ffdde2p-3f, 0x1.992194p-3f,
                              -0x1.58846ep-3f, 0x1.32da44p-3f, -0x1.ee5f16p-4f, 0x1.bbbec4p-5f};
 // log_B(1 + f) on [-1/4, 1/2] = leading * f + f * tail(f), the tail's first coefficient being what `leading` lacks; and
 // log_B(2) as a part that an exponent multiplies exactly plus the rest. Relative error 4.8e-9.
@@ -319,13 +317,13 @@ struct LogBase {
   float two, two_rest;
 };
 constexpr LogBase kBinary{0x1.715476p0f,
-                          {0x1.c62db8p-27f, -0x1.715476p-1f, 0x1.ec714p-2f, -0x1.715548p-2f, 0x1.274ee4p-2f,
-                           -0x1.ebbb5cp-3f, 0x1.ac043ap-3f, -0x1.863718p-3f, 0x1.36b34p-3f, -0x1.0b21bcp-4f},
+                          {0x1.c62db8p-27f, -0x1.715476p-1f, 0x1.ec714p-2f, -0x1.715548p-2f, 0x1.274ee4p-2f, -0x1.ebbb5cp-3f,
+                           0x1.ac043ap-3f, -0x1.863718p-3f, 0x1.36b34p-3f, -0x1.0b21bcp-4f},
                           1,
                           0};
 constexpr LogBase kDecimal{0x1.bcb7b2p-2f,
-                           {-0x1.98d5dep-27f, -0x1.bcb7b2p-3f, 0x1.287ad8p-3f, -0x1.bcb80ap-4f, 0x1.63954cp-4f,
-                            -0x1.281b86p-4f, 0x1.01d2b6p-4f, -0x1.d53972p-5f, 0x1.738e26p-5f, -0x1.3d6124p-6f},
+                           {-0x1.98d5dep-27f, -0x1.bcb7b2p-3f, 0x1.287ad8p-3f, -0x1.bcb80ap-4f, 0x1.63954cp-4f, -0x1.281b86p-4f,
+                            0x1.01d2b6p-4f, -0x1.d53972p-5f, 0x1.738e26p-5f, -0x1.3d6124p-6f},
                            0x1.344p-2f,
                            0x1.3509f8p-18f};
 
@@ -333,8 +331,7 @@ constexpr LogBase kDecimal{0x1.bcb7b2p-2f,
 class Lanes {
  public:
   Lanes(IRBuilderBase& b, const Features& features, unsigned lanes)
-      : b_(b), features_(features), lanes_(lanes), float_(with_lanes(b.getFloatTy(), lanes)),
-        int_(with_lanes(b.getInt32Ty(), lanes)) {}
+      : b_(b), features_(features), lanes_(lanes), float_(with_lanes(b.getFloatTy(), lanes)), int_(with_lanes(b.getInt32Ty(), lanes)) {}
 
   Value* exp(Value* x);
   Value* exp2(Value* x);
@@ -430,9 +427,9 @@ Value* Lanes::avx512(std::array<Intrinsic::ID, 3> by_length, ArrayRef<Value*> ar
 // x * 2^n for an integral n in [-150, 128], rounded once. Without vscalefps in two steps, as 2^n may be no normal number.
 Value* Lanes::scale(Value* x, Value* n) {
   if (features_.avx512)
-    return avx512({Intrinsic::x86_avx512_mask_scalef_ps_128, Intrinsic::x86_avx512_mask_scalef_ps_256,
-                   Intrinsic::x86_avx512_mask_scalef_ps_512},
-                  {x, n}, true);
+    return avx512(
+        {Intrinsic::x86_avx512_mask_scalef_ps_128, Intrinsic::x86_avx512_mask_scalef_ps_256, Intrinsic::x86_avx512_mask_scalef_ps_512},
+        {x, n}, true);
   // Not by fptosi, which makes poison of a NaN.
   Value* whole = b_.CreateSub(bits(add(n, c(kRoundToInteger))), ci(std::bit_cast<uint32_t>(kRoundToInteger)));
   Value* half = b_.CreateAShr(whole, 1);
@@ -445,10 +442,11 @@ Value* Lanes::scale(Value* x, Value* n) {
 Value* Lanes::quotient(Value* x, float n, Value* y) {
   Value* sum = add(y, c(n));
   if (!features_.fma) return b_.CreateFDiv(x, sum);
-  Value* inverse = features_.avx512 ? avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256,
-                                              Intrinsic::x86_avx512_rcp14_ps_512},
-                                             {sum}, false)
-                                    : b_.CreateFDiv(c(1), sum);
+  Value* inverse =
+      features_.avx512
+          ? avx512({Intrinsic::x86_avx512_rcp14_ps_128, Intrinsic::x86_avx512_rcp14_ps_256, Intrinsic::x86_avx512_rcp14_ps_512}, {sum},
+                   false)
+          : b_.CreateFDiv(c(1), sum);
   Value* q = mul(x, inverse);
   Value* rest = n == 1 ? sub(x, q) : fma(q, c(-n), x);
   return fma(fma(neg(q), y, rest), inverse, q);
@@ -462,9 +460,7 @@ Lanes::Reduced Lanes::reduce_ln2(Value* x, unsigned parts) {
   return {shifted, n, subtract_multiple(x, n, ln2)};
 }
 
-Value* Lanes::expm1_reduced(Value* r) {
-  return fma(mul(r, r), horner(r, ArrayRef(kExpm1).drop_front()), r);
-}
+Value* Lanes::expm1_reduced(Value* r) { return fma(mul(r, r), horner(r, ArrayRef(kExpm1).drop_front()), r); }
 
 // exp(104) overflows and exp(-104) rounds to 0, so that clamping there loses nothing and keeps n in range.
 Value* Lanes::exp(Value* x) {
@@ -520,13 +516,13 @@ Value* Lanes::erf(Value* x) {
 Lanes::Split Lanes::split(Value* x) {
   if (!features_.avx512) return split_bits(x);
   const auto exponent = [&](Value* v) {
-    return avx512({Intrinsic::x86_avx512_mask_getexp_ps_128, Intrinsic::x86_avx512_mask_getexp_ps_256,
-                   Intrinsic::x86_avx512_mask_getexp_ps_512},
-                  {v}, true);
+    return avx512(
+        {Intrinsic::x86_avx512_mask_getexp_ps_128, Intrinsic::x86_avx512_mask_getexp_ps_256, Intrinsic::x86_avx512_mask_getexp_ps_512}, {v},
+        true);
   };
-  Value* m = avx512({Intrinsic::x86_avx512_mask_getmant_ps_128, Intrinsic::x86_avx512_mask_getmant_ps_256,
-                     Intrinsic::x86_avx512_mask_getmant_ps_512},
-                    {x, b_.getInt32(0b1111)}, true);
+  Value* m = avx512(
+      {Intrinsic::x86_avx512_mask_getmant_ps_128, Intrinsic::x86_avx512_mask_getmant_ps_256, Intrinsic::x86_avx512_mask_getmant_ps_512},
+      {x, b_.getInt32(0b1111)}, true);
   return {m, sub(exponent(x), exponent(m))};
 }
 
@@ -572,9 +568,7 @@ Value* Lanes::log(Value* x, const LogBase& base) {
 }
 
 // 4 * 2^-e for e in [-24, 128], the 4 because 2^-127 and 2^-128 are no normal numbers.
-Value* Lanes::power_of_minus(Value* e) {
-  return to_exponent(sub(c(kRoundToInteger + 129), e));
-}
+Value* Lanes::power_of_minus(Value* e) { return to_exponent(sub(c(kRoundToInteger + 129), e)); }
 
 // With 1 + x = m 2^e rounded, f = (1 + x) 2^-e - 1 is taken from x itself, so that the rounding of 1 + x only moves the
 // split. A tiny x is its own log1p, with its sign and all bits.
@@ -659,8 +653,7 @@ Value* emit_sigmoid_f64(IRBuilderBase& b, Value* x, const Features& features) {
 Value* emit_f64(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Features& features) {
   Type* type = args[0]->getType();
   if (fn == MathFn::sigmoid) return emit_sigmoid_f64(b, args[0], features);
-  if (fn == MathFn::rsqrt)
-    return b.CreateFDiv(llvm::ConstantFP::get(type, 1), b.CreateUnaryIntrinsic(Intrinsic::sqrt, args[0]));
+  if (fn == MathFn::rsqrt) return b.CreateFDiv(llvm::ConstantFP::get(type, 1), b.CreateUnaryIntrinsic(Intrinsic::sqrt, args[0]));
   return emit_call(b, fn, args, features);
 }
 
@@ -669,8 +662,7 @@ Value* emit_f64(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Featur
 Value* emit_math(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Features& features) {
   const IRBuilderBase::FastMathFlagGuard guard(b);
   b.clearFastMathFlags();
-  check(args.size() == static_cast<size_t>(info(fn).arity), info(fn).name, " takes ", info(fn).arity, " arguments, not ",
-        args.size());
+  check(args.size() == static_cast<size_t>(info(fn).arity), info(fn).name, " takes ", info(fn).arity, " arguments, not ", args.size());
   Type* element = args[0]->getType()->getScalarType();
   check(element->isFloatTy() || element->isDoubleTy(), info(fn).name, " is emitted for f32 and f64 only");
   if (element->isDoubleTy()) return emit_f64(b, fn, args, features);
@@ -718,12 +710,8 @@ Value* emit_f32_to_bf16(IRBuilderBase& b, Value* x, const Features& features) {
   return unless(b, b.CreateOrReduce(rare), converted, [&] { return round_to_bf16(b, x); });
 }
 
-Value* emit_f16_to_f32(IRBuilderBase& b, Value* x) {
-  return b.CreateFPExt(x, x->getType()->getWithNewType(b.getFloatTy()));
-}
+Value* emit_f16_to_f32(IRBuilderBase& b, Value* x) { return b.CreateFPExt(x, x->getType()->getWithNewType(b.getFloatTy())); }
 
-Value* emit_f32_to_f16(IRBuilderBase& b, Value* x) {
-  return b.CreateFPTrunc(x, x->getType()->getWithNewType(b.getHalfTy()));
-}
+Value* emit_f32_to_f16(IRBuilderBase& b, Value* x) { return b.CreateFPTrunc(x, x->getType()->getWithNewType(b.getHalfTy())); }
 
 }  // namespace broach::cpu

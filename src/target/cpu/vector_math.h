@@ -27,15 +27,43 @@
 namespace broach::cpu {
 
 enum class MathFn : uint8_t {
-  exp, exp2, expm1, log, log2, log10, log1p, sin, cos, tan, asin, acos, atan, sinh, cosh, tanh, asinh, acosh, atanh,
-  erf, erfc, erfinv, lgamma, digamma, sigmoid, rsqrt, pow, atan2, hypot, cbrt,
+  exp,
+  exp2,
+  expm1,
+  log,
+  log2,
+  log10,
+  log1p,
+  sin,
+  cos,
+  tan,
+  asin,
+  acos,
+  atan,
+  sinh,
+  cosh,
+  tanh,
+  asinh,
+  acosh,
+  atanh,
+  erf,
+  erfc,
+  erfinv,
+  lgamma,
+  digamma,
+  sigmoid,
+  rsqrt,
+  pow,
+  atan2,
+  hypot,
+  cbrt,
 };
 
 struct MathFnInfo {
   MathFn fn;
-  std::string_view name;    // C's name for it in f64, or ours where C has none
+  std::string_view name;  // C's name for it in f64, or ours where C has none
   int arity;
-  bool inline_f32;          // f32 is emitted inline, else through a call
+  bool inline_f32;  // f32 is emitted inline, else through a call
   // Most units in the last place that a result may lie from the exact one; inline f32 without fma may lie one further. Of
   // lgamma and digamma, which have roots that are no round numbers, the unit is never below that of 1; digamma of a large
   // negative number is the difference of two terms up to 36.
@@ -44,36 +72,21 @@ struct MathFnInfo {
 
 // In the order of MathFn. The 4 of functions that call libmvec is what glibc promises.
 inline constexpr std::array<MathFnInfo, 30> kMathFns{{
-    {MathFn::exp, "exp", 1, true, 1.5, 4},
-    {MathFn::exp2, "exp2", 1, true, 1.5, 4},
-    {MathFn::expm1, "expm1", 1, true, 2.5, 4},
-    {MathFn::log, "log", 1, true, 1.5, 4},
-    {MathFn::log2, "log2", 1, true, 1.5, 4},
-    {MathFn::log10, "log10", 1, true, 2, 4},
-    {MathFn::log1p, "log1p", 1, true, 2.5, 4},
-    {MathFn::sin, "sin", 1, true, 2, 4},
-    {MathFn::cos, "cos", 1, true, 2, 4},
-    {MathFn::tan, "tan", 1, false, 4, 4},
-    {MathFn::asin, "asin", 1, false, 4, 4},
-    {MathFn::acos, "acos", 1, false, 4, 4},
-    {MathFn::atan, "atan", 1, false, 4, 4},
-    {MathFn::sinh, "sinh", 1, false, 4, 4},
-    {MathFn::cosh, "cosh", 1, false, 4, 4},
-    {MathFn::tanh, "tanh", 1, true, 2.5, 4},
-    {MathFn::asinh, "asinh", 1, false, 4, 4},
-    {MathFn::acosh, "acosh", 1, false, 4, 4},
-    {MathFn::atanh, "atanh", 1, false, 4, 4},
-    {MathFn::erf, "erf", 1, true, 2.5, 4},
-    {MathFn::erfc, "erfc", 1, false, 4, 4},
-    {MathFn::erfinv, "erfinv", 1, false, 1, 4},
-    {MathFn::lgamma, "lgamma", 1, false, 4, 4},
-    {MathFn::digamma, "digamma", 1, false, 1, 64},
-    {MathFn::sigmoid, "sigmoid", 1, true, 1.5, 4},
-    {MathFn::rsqrt, "rsqrt", 1, true, 1.5, 1.5},
-    {MathFn::pow, "pow", 2, false, 4, 4},
-    {MathFn::atan2, "atan2", 2, false, 4, 4},
-    {MathFn::hypot, "hypot", 2, false, 4, 4},
-    {MathFn::cbrt, "cbrt", 1, false, 4, 4},
+    {MathFn::exp, "exp", 1, true, 1.5, 4},         {MathFn::exp2, "exp2", 1, true, 1.5, 4},
+    {MathFn::expm1, "expm1", 1, true, 2.5, 4},     {MathFn::log, "log", 1, true, 1.5, 4},
+    {MathFn::log2, "log2", 1, true, 1.5, 4},       {MathFn::log10, "log10", 1, true, 2, 4},
+    {MathFn::log1p, "log1p", 1, true, 2.5, 4},     {MathFn::sin, "sin", 1, true, 2, 4},
+    {MathFn::cos, "cos", 1, true, 2, 4},           {MathFn::tan, "tan", 1, false, 4, 4},
+    {MathFn::asin, "asin", 1, false, 4, 4},        {MathFn::acos, "acos", 1, false, 4, 4},
+    {MathFn::atan, "atan", 1, false, 4, 4},        {MathFn::sinh, "sinh", 1, false, 4, 4},
+    {MathFn::cosh, "cosh", 1, false, 4, 4},        {MathFn::tanh, "tanh", 1, true, 2.5, 4},
+    {MathFn::asinh, "asinh", 1, false, 4, 4},      {MathFn::acosh, "acosh", 1, false, 4, 4},
+    {MathFn::atanh, "atanh", 1, false, 4, 4},      {MathFn::erf, "erf", 1, true, 2.5, 4},
+    {MathFn::erfc, "erfc", 1, false, 4, 4},        {MathFn::erfinv, "erfinv", 1, false, 1, 4},
+    {MathFn::lgamma, "lgamma", 1, false, 4, 4},    {MathFn::digamma, "digamma", 1, false, 1, 64},
+    {MathFn::sigmoid, "sigmoid", 1, true, 1.5, 4}, {MathFn::rsqrt, "rsqrt", 1, true, 1.5, 1.5},
+    {MathFn::pow, "pow", 2, false, 4, 4},          {MathFn::atan2, "atan2", 2, false, 4, 4},
+    {MathFn::hypot, "hypot", 2, false, 4, 4},      {MathFn::cbrt, "cbrt", 1, false, 4, 4},
 }};
 
 constexpr const MathFnInfo& info(MathFn fn) { return kMathFns[static_cast<size_t>(fn)]; }

@@ -12,7 +12,9 @@ namespace broach::reference {
 
 using Sizes = std::vector<int64_t>;
 
-inline int64_t count(std::span<const int64_t> sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
+inline int64_t count(std::span<const int64_t> sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
 
 inline int64_t dot_product(std::span<const int64_t> index, std::span<const int64_t> strides) {
   return std::inner_product(index.begin(), index.end(), strides.begin(), int64_t{0});

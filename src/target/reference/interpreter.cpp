@@ -23,12 +23,29 @@ Sizes strides_of(std::span<const int64_t> sizes) {
 
 // The type in which sums of T are taken.
 template <class T>
-struct Wide { using type = uint64_t; };
-template <> struct Wide<bool> { using type = bool; };
-template <> struct Wide<float> { using type = double; };
-template <> struct Wide<double> { using type = long double; };
-template <> struct Wide<std::complex<float>> { using type = std::complex<double>; };
-template <> struct Wide<std::complex<double>> { using type = std::complex<long double>; };
+struct Wide {
+  using type = uint64_t;
+};
+template <>
+struct Wide<bool> {
+  using type = bool;
+};
+template <>
+struct Wide<float> {
+  using type = double;
+};
+template <>
+struct Wide<double> {
+  using type = long double;
+};
+template <>
+struct Wide<std::complex<float>> {
+  using type = std::complex<double>;
+};
+template <>
+struct Wide<std::complex<double>> {
+  using type = std::complex<long double>;
+};
 
 // One reduction of elements that come in row-major order.
 template <class T>
@@ -57,8 +74,14 @@ class Reduction {
  private:
   using W = typename Wide<T>::type;
   static W wide(T x) { return static_cast<W>(x); }
-  static W plus(W a, W b) { if constexpr (is_bool_v<T>) return a || b; else return a + b; }
-  static W times(W a, W b) { if constexpr (is_bool_v<T>) return a && b; else return a * b; }
+  static W plus(W a, W b) {
+    if constexpr (is_bool_v<T>) return a || b;
+    else return a + b;
+  }
+  static W times(W a, W b) {
+    if constexpr (is_bool_v<T>) return a && b;
+    else return a * b;
+  }
   // Whether x takes the place of the best so far: the first NaN stays, and so does the first of equals.
   bool replaces(T x) const {
     if constexpr (is_complex_v<T>) undefined(op_, "complex numbers");
@@ -157,7 +180,8 @@ class Run {
   }
   HostTensor input(const Node& n) const {
     const HostTensor& x = inputs_[static_cast<size_t>(n.integer(Attr::index))];
-    check(x.type.dtype == n.results[0].dtype && x.sizes() == sizes_of(n.results[0]), "is ", x.type.str(), ", expected ", n.results[0].str());
+    check(x.type.dtype == n.results[0].dtype && x.sizes() == sizes_of(n.results[0]), "is ", x.type.str(), ", expected ",
+          n.results[0].str());
     return x;
   }
 
@@ -335,7 +359,8 @@ class Run {
     for (size_t d = 0; d < from.size(); ++d)
       if (is_reduced[d]) reduced.push_back(from[d]);
     Sizes out_strides(from.size()), position_strides(from.size()), a = strides_of(kept), b = strides_of(reduced);
-    for (size_t d = 0, i = 0, j = 0; d < from.size(); ++d) (is_reduced[d] ? position_strides[d] : out_strides[d]) = is_reduced[d] ? b[j++] : a[i++];
+    for (size_t d = 0, i = 0, j = 0; d < from.size(); ++d)
+      (is_reduced[d] ? position_strides[d] : out_strides[d]) = is_reduced[d] ? b[j++] : a[i++];
     with_element(x.type.dtype, [&](auto element) {
       using E = decltype(element);
       std::vector<Reduction<typename E::Computed>> parts(static_cast<size_t>(out.numel()), Reduction<typename E::Computed>(n.op));
@@ -363,15 +388,17 @@ class Run {
       using E = decltype(element);
       using W = typename Wide<typename E::Computed>::type;
       if constexpr (is_bool_v<W>) undefined(n.op, "b1");
-      else for_each_index(out.sizes(), [&](const Sizes& index, int64_t i) {
-        std::span at(index);
-        const int64_t row = dot_product(at.first(index.size() - 1), a_strides);
-        const int64_t column = dot_product(at.first(batch), b_strides) + index.back();
-        W sum{};
-        for (int64_t k = 0; k < depth; ++k)
-          sum += static_cast<W>(load<E>(a.bytes.data(), row + k)) * static_cast<W>(load<E>(b.bytes.data(), column + k * b_strides[batch]));
-        store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
-      });
+      else
+        for_each_index(out.sizes(), [&](const Sizes& index, int64_t i) {
+          std::span at(index);
+          const int64_t row = dot_product(at.first(index.size() - 1), a_strides);
+          const int64_t column = dot_product(at.first(batch), b_strides) + index.back();
+          W sum{};
+          for (int64_t k = 0; k < depth; ++k)
+            sum +=
+                static_cast<W>(load<E>(a.bytes.data(), row + k)) * static_cast<W>(load<E>(b.bytes.data(), column + k * b_strides[batch]));
+          store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
+        });
     });
     return out;
   }
@@ -403,24 +430,27 @@ class Run {
       using E = decltype(element);
       using W = typename Wide<typename E::Computed>::type;
       if constexpr (is_bool_v<W>) undefined(n.op, "b1");
-      else for_each_index(out.sizes(), [&](const Sizes& o, int64_t i) {
-        const int64_t group = o[1] / out_per_group;
-        W sum = n.inputs.size() > 2 ? static_cast<W>(load<E>(operand(n, 2).bytes.data(), o[1])) : W{};
-        for_each_index(kernel, [&](const Sizes& k, int64_t kernel_position) {
-          int64_t at = o[0] * x_strides[0];
-          for (size_t d = 0; d < k.size(); ++d) {
-            const int64_t position = windows[d].at(o[d + 2], k[d]);
-            if (position < 0) return;
-            at += position * x_strides[d + 2];
-          }
-          for (int64_t c = 0; c < in_per_group; ++c) {
-            const int64_t channel = group * in_per_group + c;
-            const int64_t weight = transposed ? channel * w_strides[0] + o[1] % out_per_group * w_strides[1] : o[1] * w_strides[0] + c * w_strides[1];
-            sum += static_cast<W>(load<E>(x.bytes.data(), at + channel * x_strides[1])) * static_cast<W>(load<E>(w.bytes.data(), weight + kernel_position));
-          }
+      else
+        for_each_index(out.sizes(), [&](const Sizes& o, int64_t i) {
+          const int64_t group = o[1] / out_per_group;
+          W sum = n.inputs.size() > 2 ? static_cast<W>(load<E>(operand(n, 2).bytes.data(), o[1])) : W{};
+          for_each_index(kernel, [&](const Sizes& k, int64_t kernel_position) {
+            int64_t at = o[0] * x_strides[0];
+            for (size_t d = 0; d < k.size(); ++d) {
+              const int64_t position = windows[d].at(o[d + 2], k[d]);
+              if (position < 0) return;
+              at += position * x_strides[d + 2];
+            }
+            for (int64_t c = 0; c < in_per_group; ++c) {
+              const int64_t channel = group * in_per_group + c;
+              const int64_t weight =
+                  transposed ? channel * w_strides[0] + o[1] % out_per_group * w_strides[1] : o[1] * w_strides[0] + c * w_strides[1];
+              sum += static_cast<W>(load<E>(x.bytes.data(), at + channel * x_strides[1])) *
+                     static_cast<W>(load<E>(w.bytes.data(), weight + kernel_position));
+            }
+          });
+          store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
         });
-        store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
-      });
     });
     return out;
   }

@@ -33,7 +33,7 @@ using ExternHandler = std::function<std::vector<HostTensor>(const Node&, std::sp
 
 // The outputs of the graph. `symbol_values` are by symbol id; where they end, a symbol's value is read from the input that
 // its SymbolInfo names, and a symbol without an input gets the size that an extern call returns where its type has it.
-std::vector<HostTensor> interpret(const Graph& graph, std::span<const HostTensor> inputs,
-                                  std::span<const int64_t> symbol_values = {}, const ExternHandler& extern_handler = nullptr);
+std::vector<HostTensor> interpret(const Graph& graph, std::span<const HostTensor> inputs, std::span<const int64_t> symbol_values = {},
+                                  const ExternHandler& extern_handler = nullptr);
 
 }  // namespace broach

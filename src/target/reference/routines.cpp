@@ -46,14 +46,24 @@ void with_ordered(const Node& n, DType t, const F& f) {
 
 // NaN is the largest.
 template <class T>
-bool less(T a, T b) { return is_nan(b) ? !is_nan(a) : a < b; }
+bool less(T a, T b) {
+  return is_nan(b) ? !is_nan(a) : a < b;
+}
 
 // ---- scans ----
 
 template <class T>
-struct Wide { using type = T; };
-template <> struct Wide<float> { using type = double; };
-template <> struct Wide<std::complex<float>> { using type = std::complex<double>; };
+struct Wide {
+  using type = T;
+};
+template <>
+struct Wide<float> {
+  using type = double;
+};
+template <>
+struct Wide<std::complex<float>> {
+  using type = std::complex<double>;
+};
 
 template <class T>
 T log_add_exp(T a, T b) {
@@ -64,8 +74,11 @@ T log_add_exp(T a, T b) {
 template <class W>
 W accumulated(Op op, W total, W x) {
   if constexpr (is_bool_v<W>) undefined(op, "b1");
-  else if constexpr (is_integer_v<W>) return op == Op::scan_logsumexp ? (undefined(op, "integers"), x) : integer_binary(op == Op::scan_sum ? Op::add : Op::mul, total, x);
-  else if constexpr (is_complex_v<W>) return op == Op::scan_logsumexp ? (undefined(op, "complex numbers"), x) : complex_binary(op == Op::scan_sum ? Op::add : Op::mul, total, x);
+  else if constexpr (is_integer_v<W>)
+    return op == Op::scan_logsumexp ? (undefined(op, "integers"), x) : integer_binary(op == Op::scan_sum ? Op::add : Op::mul, total, x);
+  else if constexpr (is_complex_v<W>)
+    return op == Op::scan_logsumexp ? (undefined(op, "complex numbers"), x)
+                                    : complex_binary(op == Op::scan_sum ? Op::add : Op::mul, total, x);
   else return op == Op::scan_sum ? total + x : op == Op::scan_prod ? total * x : log_add_exp(x, total);
 }
 
@@ -107,7 +120,8 @@ void scan_extremum(const Node& n, const HostTensor& x, HostTensor& out, HostTens
 
 // Stores the elements of x's line at `chosen` as line `l` of the results, which may be shorter.
 template <class E>
-void store_chosen(const std::vector<typename E::Computed>& line, const Positions& chosen, const Lines& to, int64_t l, std::vector<HostTensor>& out) {
+void store_chosen(const std::vector<typename E::Computed>& line, const Positions& chosen, const Lines& to, int64_t l,
+                  std::vector<HostTensor>& out) {
   for (size_t i = 0; i < chosen.size(); ++i) {
     const int64_t at = to.start(l) + static_cast<int64_t>(i) * to.step;
     store<E>(out[0].bytes.data(), at, line[static_cast<size_t>(chosen[i])]);
@@ -170,7 +184,9 @@ template <class T>
 void quickselect(const std::vector<T>& line, Positions& p, int64_t k) {
   auto greater = [&](int64_t i, int64_t j) { return order_of(line, true)(p[static_cast<size_t>(i)], p[static_cast<size_t>(j)]); };
   auto swap = [&](int64_t i, int64_t j) { std::swap(p[static_cast<size_t>(i)], p[static_cast<size_t>(j)]); };
-  auto order = [&](int64_t i, int64_t j) { if (greater(i, j)) swap(i, j); };
+  auto order = [&](int64_t i, int64_t j) {
+    if (greater(i, j)) swap(i, j);
+  };
   int64_t first = 0, last = static_cast<int64_t>(p.size()) - 1;
   while (last > first + 1) {
     swap((first + last) / 2, first + 1);
@@ -179,8 +195,10 @@ void quickselect(const std::vector<T>& line, Positions& p, int64_t k) {
     order(first + 1, first);
     int64_t up = first + 1, down = last;
     for (;;) {
-      do ++up; while (greater(first, up));
-      do --down; while (greater(down, first));
+      do ++up;
+      while (greater(first, up));
+      do --down;
+      while (greater(down, first));
       if (down < up) break;
       swap(up, down);
     }
@@ -232,7 +250,8 @@ void mode(const Node& n, const HostTensor& x, std::vector<HostTensor>& out) {
 // Found by halving, as in eager: what comes out where x is not sorted is the same too.
 void search(const Node& n, const HostTensor& x, const HostTensor& values, HostTensor& out) {
   const bool right = n.integer(Attr::right) != 0;
-  const int64_t length = x.sizes().back(), per_line = values.numel() && x.type.rank() > 1 ? values.sizes().back() : std::max<int64_t>(values.numel(), 1);
+  const int64_t length = x.sizes().back(),
+                per_line = values.numel() && x.type.rank() > 1 ? values.sizes().back() : std::max<int64_t>(values.numel(), 1);
   with_ordered(n, x.type.dtype, [&](auto element) {
     using E = decltype(element);
     for (int64_t i = 0; i < values.numel(); ++i) {
@@ -332,11 +351,15 @@ void attention(const Node& n, const std::vector<const HostTensor*>& in, HostTens
 
 }  // namespace
 
-void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_t k, const std::vector<int64_t>& starts, std::vector<HostTensor>& out) {
+void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_t k, const std::vector<int64_t>& starts,
+                 std::vector<HostTensor>& out) {
   const HostTensor& x = *in[0];
   switch (n.op) {
-    case Op::scan_sum: case Op::scan_prod: case Op::scan_logsumexp: return scan(n, x, out[0]);
-    case Op::scan_max: case Op::scan_min: return scan_extremum(n, x, out[0], out[1]);
+    case Op::scan_sum:
+    case Op::scan_prod:
+    case Op::scan_logsumexp: return scan(n, x, out[0]);
+    case Op::scan_max:
+    case Op::scan_min: return scan_extremum(n, x, out[0], out[1]);
     case Op::sort: return sort(n, x, out);
     case Op::topk: return topk(n, x, k, out);
     case Op::kth: return kth(n, x, k, out);

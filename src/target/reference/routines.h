@@ -9,6 +9,7 @@ namespace broach::reference {
 
 // The results of a routine node. `results` have their types and zeros in them; attributes that are sizes come as `k` and
 // `starts`.
-void run_routine(const Node& node, const std::vector<const HostTensor*>& operands, int64_t k, const std::vector<int64_t>& starts, std::vector<HostTensor>& results);
+void run_routine(const Node& node, const std::vector<const HostTensor*>& operands, int64_t k, const std::vector<int64_t>& starts,
+                 std::vector<HostTensor>& results);
 
 }  // namespace broach::reference

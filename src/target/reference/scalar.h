@@ -101,7 +101,9 @@ double real_unary(Op op, double x);
 std::complex<double> complex_unary(Op op, std::complex<double> x);
 
 template <class I>
-I wrap(uint64_t v) { return static_cast<I>(v); }
+I wrap(uint64_t v) {
+  return static_cast<I>(v);
+}
 
 template <class I>
 I integer_unary(Op op, I x) {
@@ -111,7 +113,10 @@ I integer_unary(Op op, I x) {
     case Op::sign: return static_cast<I>((x > 0) - (x < 0));
     case Op::relu: return x < 0 ? I{0} : x;
     case Op::bit_not: return static_cast<I>(~x);
-    case Op::floor: case Op::ceil: case Op::trunc: case Op::round: return x;
+    case Op::floor:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::round: return x;
     default: undefined(op, "integers");
   }
 }
@@ -119,7 +124,13 @@ I integer_unary(Op op, I x) {
 inline bool bool_unary(Op op, bool x) {
   switch (op) {
     case Op::bit_not: return !x;
-    case Op::abs: case Op::sign: case Op::relu: case Op::floor: case Op::ceil: case Op::trunc: case Op::round: return x;
+    case Op::abs:
+    case Op::sign:
+    case Op::relu:
+    case Op::floor:
+    case Op::ceil:
+    case Op::trunc:
+    case Op::round: return x;
     default: undefined(op, "b1");
   }
 }
@@ -223,8 +234,12 @@ I integer_binary(Op op, I a, I b) {
 
 inline bool bool_binary(Op op, bool a, bool b) {
   switch (op) {
-    case Op::add: case Op::max: case Op::bit_or: return a || b;
-    case Op::mul: case Op::min: case Op::bit_and: return a && b;
+    case Op::add:
+    case Op::max:
+    case Op::bit_or: return a || b;
+    case Op::mul:
+    case Op::min:
+    case Op::bit_and: return a && b;
     case Op::bit_xor: return a != b;
     default: undefined(op, "b1");
   }

@@ -28,7 +28,8 @@ HostTensor read_window(const void* data, DType dtype, const Sizes& sizes, std::s
   HostTensor out = zeros(dtype, sizes);
   const auto size = static_cast<int64_t>(size_of(dtype));
   for_each_index(sizes, [&](const Sizes& index, int64_t i) {
-    std::memcpy(out.bytes.data() + i * size, static_cast<const std::byte*>(data) + dot_product(index, strides) * size, static_cast<size_t>(size));
+    std::memcpy(out.bytes.data() + i * size, static_cast<const std::byte*>(data) + dot_product(index, strides) * size,
+                static_cast<size_t>(size));
   });
   return out;
 }
@@ -148,7 +149,8 @@ class Launch {
     }
     for_each_index(sizes, [&](const Sizes& point, int64_t i) {
       if (e.kind == Kind::position) out.set(i, index(e.access.index, point));
-      if (e.kind == Kind::load && holds(e.predicate, point)) std::memcpy(out.bytes.data() + i * size, address(e.access, point), static_cast<size_t>(size));
+      if (e.kind == Kind::load && holds(e.predicate, point))
+        std::memcpy(out.bytes.data() + i * size, address(e.access, point), static_cast<size_t>(size));
     });
     return out;
   }
@@ -158,10 +160,12 @@ class Launch {
     for (int arg : e.args) operands.push_back(value(arg));
     Attrs attrs;
     if (kind_of(e.op) == OpKind::cast) attrs[Attr::dtype] = e.dtype;
-    return compute(operands, [&](GraphBuilder& b, std::vector<Value> in) {
-      for (Value& v : in) v = b.expand(v, Shape(sizes.begin(), sizes.end()));
-      return std::vector{b.emit(e.op, in, attrs)};
-    }).front();
+    return compute(operands,
+                   [&](GraphBuilder& b, std::vector<Value> in) {
+                     for (Value& v : in) v = b.expand(v, Shape(sizes.begin(), sizes.end()));
+                     return std::vector{b.emit(e.op, in, attrs)};
+                   })
+        .front();
   }
 
   HostTensor reduce(const KernelExpr& e, const Sizes& sizes) const {
@@ -169,9 +173,11 @@ class Launch {
     std::vector<int64_t> dims;
     for (size_t a = 0; a < sizes.size(); ++a)
       if (k_.axes[a].reduced) whole[a] = extents_[a], dims.push_back(static_cast<int64_t>(a));
-    return compute(std::span(&value(e.args[0]), 1), [&](GraphBuilder& b, const std::vector<Value>& in) {
-      return std::vector{b.reduce(e.op, b.expand(in[0], whole), dims, true)};
-    }).front();
+    return compute(std::span(&value(e.args[0]), 1),
+                   [&](GraphBuilder& b, const std::vector<Value>& in) {
+                     return std::vector{b.reduce(e.op, b.expand(in[0], whole), dims, true)};
+                   })
+        .front();
   }
 
   HostTensor checked(const KernelExpr& e, const Sizes& sizes) {
@@ -207,7 +213,9 @@ class Launch {
 class InterpretedKernel : public CompiledKernel {
  public:
   explicit InterpretedKernel(std::shared_ptr<const Kernel> kernel) : kernel_(std::move(kernel)) {}
-  bool launch(void* const* buffers, const int64_t* symbols, const Threads&) const override { return Launch(*kernel_, buffers, symbols).run(); }
+  bool launch(void* const* buffers, const int64_t* symbols, const Threads&) const override {
+    return Launch(*kernel_, buffers, symbols).run();
+  }
 
  private:
   std::shared_ptr<const Kernel> kernel_;
@@ -220,12 +228,15 @@ class InterpretedContraction : public CompiledContraction {
   explicit InterpretedContraction(ContractionStep step) : step_(std::move(step)) {}
 
   void run(const ContractionArgs& args) const override {
-    auto window = [&](const Operand& o, const void* data) { return read_window(data, o.type.dtype, evaluate(o.type.shape, args.symbols), evaluate(o.place.strides, args.symbols)); };
+    auto window = [&](const Operand& o, const void* data) {
+      return read_window(data, o.type.dtype, evaluate(o.type.shape, args.symbols), evaluate(o.place.strides, args.symbols));
+    };
     std::vector<HostTensor> inputs{window(step_.operands[0], args.operands[0]), window(step_.operands[1], args.operands[1])};
     if (step_.bias) inputs.push_back(window(*step_.bias, args.bias));
     for (size_t i = 0, next = 0; i < step_.epilogue.size(); ++i)
       if (const auto& o = step_.epilogue[i].operand) inputs.push_back(window(*o, args.epilogue[next++]));
-    HostTensor result = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return std::vector{whole(b, in, args.symbols)}; }).front();
+    HostTensor result =
+        compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return std::vector{whole(b, in, args.symbols)}; }).front();
     write_window(result, args.result, evaluate(step_.result.place.strides, args.symbols));
   }
 
@@ -264,7 +275,8 @@ class InterpretedRoutine : public CompiledRoutine {
 
   bool run(const RoutineArgs& args) const override {
     std::vector<HostTensor> inputs;
-    for (const RoutineTensor& t : args.operands) inputs.push_back(read_window(t.data, t.dtype, Sizes(t.sizes.begin(), t.sizes.end()), t.strides));
+    for (const RoutineTensor& t : args.operands)
+      inputs.push_back(read_window(t.data, t.dtype, Sizes(t.sizes.begin(), t.sizes.end()), t.strides));
     Attrs attrs = attrs_;
     if (attrs.contains(Attr::starts)) attrs[Attr::starts] = Shape(args.starts.begin(), args.starts.end());
     if (op_ == Op::topk) attrs[Attr::k] = SymInt(args.results[0].sizes[static_cast<size_t>(std::get<int64_t>(attrs.at(Attr::dim)))]);
@@ -287,12 +299,15 @@ class InterpretedRoutine : public CompiledRoutine {
 class ReferenceTarget : public Target {
  public:
   std::string name() const override { return "reference"; }
-  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings&) const override {
+  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels,
+                                                             const CompileSettings&) const override {
     std::vector<std::shared_ptr<const CompiledKernel>> out;
     for (const auto& k : kernels) out.push_back(std::make_shared<InterpretedKernel>(k));
     return out;
   }
-  std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings&) const override { return std::make_shared<InterpretedContraction>(step); }
+  std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings&) const override {
+    return std::make_shared<InterpretedContraction>(step);
+  }
   std::shared_ptr<const CompiledRoutine> routine(const Node& node) const override {
     if (kind_of(node.op) != OpKind::routine) return nullptr;
     if (node.op == Op::kth && !node.get<SymInt>(Attr::k).is_constant()) return nullptr;
