@@ -98,7 +98,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);
   m.def("is_profiling", &Profile::enabled);
-  m.def("release_memory", [] { ArenaPool::get().clear(); });
+  m.def("release_memory", [] { HostMemory::get().clear(); });
   m.def("take_bugs", &take_bugs);
   m.def("pass_names", [] {
     std::vector<std::string> names;
@@ -106,7 +106,7 @@ PYBIND11_MODULE(_C, m) {
       if (!p.is_needed) names.emplace_back(p.name);
     return names;
   });
-  m.def("idle_arena_bytes", [] { return ArenaPool::get().idle_bytes(); });
+  m.def("idle_arena_bytes", [] { return HostMemory::get().idle_bytes(); });
 }
 
 }  // namespace broach

@@ -64,13 +64,14 @@ std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
 
 }  // namespace
 
-CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Target& target, const ExternFactory& externs,
+CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Targets& targets, const ExternFactory& externs,
                             const PipelineOptions& options) {
   CompiledTrace out;
   Stopwatch watch(out.seconds);
+  const Target& target = targets.on(targets.host_runs_on());
   dump("trace", "trace", [&] { return trace.str(); });
   out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); },
-                                      [&](const Node& n) { return target.routine(n) != nullptr; }, options.lower});
+                                      [&](const Node& n) { return target.routine(operation_of(n)) != nullptr; }, options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
 
@@ -81,21 +82,24 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   out.program.graph = module.graph;
   out.segments = module.segments;
 
+  std::vector<int> numbers;
+  for (size_t i = trace.inputs.size() - trace.numbers.size(); i < trace.inputs.size(); ++i) numbers.push_back(static_cast<int>(i));
   auto build = [&](std::shared_ptr<const Graph> g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
     auto strides = input_strides(*g, out.program.input_strides, carried);
     out.graph_text += g->str();
     watch.skip();
-    auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse}); };
+    auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse, numbers}); };
     Schedule schedule = scheduled();
     if (auto early = written_too_early(schedule, requests); !early.empty()) {
       write_at_the_end(early, out.program, requests);
       schedule = scheduled();
     }
+    if (const Device d = targets.host_runs_on(); d != Device{}) schedule = offload(std::move(schedule), d);
     watch.lap("schedule");
     out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });
     watch.skip();
-    auto executable = std::make_shared<const Executable>(std::move(schedule), target, options.settings, externs);
+    auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");
     return executable;
   };

@@ -42,7 +42,7 @@ struct CompiledTrace {
 // `constant`, by input: its elements are the same from call to call, or a change is noticed and answered by a new prologue.
 // Throws Unsupported where the program, or the target, has something that cannot be compiled.
 // BROACH_DUMP names stages to print on standard error, separated by commas: trace, graph, passes, schedule, llvm.
-CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Target& target, const ExternFactory& externs,
+CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Targets& targets, const ExternFactory& externs,
                             const PipelineOptions& options);
 
 }  // namespace broach

@@ -146,7 +146,7 @@ void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands,
 
 class AtenCall : public ExternRunner {
  public:
-  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.node->call()), op_(call_) {}
+  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.operation.call()), op_(call_) {}
 
   void run(Frame& frame) const override {
     auto& host = *static_cast<HostState*>(frame.host);

@@ -84,7 +84,7 @@ class Join : public ExternRunner {
 
 std::unique_ptr<ExternRunner> make_join(const ExternStep& step, const Schedule& schedule) {
   constexpr int64_t kMostBytes = int64_t{1} << 18;  // beyond, several threads copy faster
-  const ExternCall& call = step.node->call();
+  const ExternCall& call = step.operation.call();
   if (call.schema != "aten::cat" || step.results.size() != 1 || step.results[0] < 0) return nullptr;
   const auto* listed = std::get_if<ExternArg::Inputs>(&call.args.at(0).value);
   const auto* dim = std::get_if<SymInt>(&call.args.at(1).value);

@@ -33,7 +33,7 @@ at::Tensor tensor(const HostWindow& t) {
 bool has_bias(const HostContraction& c) { return c.bias.data && c.bias.dtype == c.x.dtype; }
 
 at::Tensor convolution(const HostContraction& c) {
-  const Node& n = *c.node;
+  const Operation& n = c.operation;
   at::Tensor x = tensor(c.x), w = tensor(c.weight), bias = has_bias(c) ? tensor(c.bias) : at::Tensor();
   return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0,
                          list(c.output_padding), n.integer(Attr::groups));
@@ -66,7 +66,7 @@ c10::SmallVector<Following, 4> operations_behind(const HostContraction& c) {
   if (c.bias.data && !has_bias(c)) {
     at::Tensor bias = tensor(c.bias);
     std::vector<int64_t> sizes(c.result.sizes.size(), 1);
-    if (c.node->op == Op::conv) sizes[1] = bias.numel(), bias = bias.reshape(sizes);
+    if (c.operation.op == Op::conv) sizes[1] = bias.numel(), bias = bias.reshape(sizes);
     out.push_back({Op::add, bias});
   }
   size_t next = 0;
@@ -105,7 +105,7 @@ void aten_contraction(const HostContraction& c) {
   c10::SmallVector<Following, 4> following = operations_behind(c);
   const bool in_place = std::none_of(following.begin(), following.end(),
                                      [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });
-  at::Tensor x = c.node->op == Op::conv ? convolution(c) : product(c, result, in_place);
+  at::Tensor x = c.operation.op == Op::conv ? convolution(c) : product(c, result, in_place);
   // Between several operations nothing is rounded.
   const bool wide = following.size() > 1 && x.scalar_type() != at::kFloat;
   if (wide) x = x.to(at::kFloat);

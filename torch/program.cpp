@@ -58,7 +58,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   constant.resize(given_, false);
   constant.resize(given_ + lifted_.size(), true);  // lifted tensors stay the same
   constant.resize(inputs, false);
-  CompiledTrace compiled = compile_trace(trace, constant, target_named(options.target), make_extern, options);
+  CompiledTrace compiled = compile_trace(trace, constant, Targets(options.target), make_extern, options);
   program_ = std::move(compiled.program);
   stats_.seconds = std::move(compiled.seconds);
   stats_.graph_text = std::move(compiled.graph_text);
@@ -102,7 +102,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   const Executable& executable = main_->executable();
   can_fail_ = can_fail(executable.schedule()) || (prologue && can_fail(prologue->executable().schedule()));
   stats_.code = executable.stats();
-  stats_.arena_bytes = executable.memory_plan(sizes_.hints()).bytes;
+  stats_.arena_bytes = executable.arena_bytes(sizes_.hints());
   add_later_stats();
   if (options.freeze)
     weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
@@ -124,7 +124,7 @@ void CompiledProgram::add_later_stats() {
     stats_.code.routines += more.routines;
     stats_.code.code_bytes += more.code_bytes;
     for (const auto& [schema, count] : more.externs) stats_.code.externs[schema] += count;
-    stats_.arena_bytes = std::max(stats_.arena_bytes, e->memory_plan(sizes_.hints()).bytes);
+    stats_.arena_bytes = std::max(stats_.arena_bytes, e->arena_bytes(sizes_.hints()));
   }
 }
 

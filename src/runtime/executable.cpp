@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <list>
 #include <set>
 
 #include "support/error.h"
@@ -38,57 +40,102 @@ struct Executable::PreparedRoutine {
 
   const Shape& starts() const {
     static const Shape none;
-    return step.node->attrs.contains(Attr::starts) ? step.node->sizes(Attr::starts) : none;
+    return step.operation.attrs.contains(Attr::starts) ? step.operation.sizes(Attr::starts) : none;
   }
 };
 
-Executable::Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs)
+Executable::Executable(Schedule schedule, const Targets& targets, const CompileSettings& settings, const ExternFactory& externs)
     : schedule_(std::move(schedule)), profile_(schedule_.steps.size()) {
-  std::vector<std::shared_ptr<const Kernel>> kernels;
-  for (const Step& s : schedule_.steps)
-    if (auto k = std::get_if<KernelStep>(&s.work)) kernels.push_back(k->kernel);
-  auto compiled = target.compile(kernels, settings);
-  stats_.kernels = static_cast<int>(compiled.size());
-  std::set<const CompiledKernel*> distinct;
-  for (const auto& k : compiled)
-    if (distinct.insert(k.get()).second) stats_.code_bytes += k->code_bytes();
-  stats_.distinct_kernels = static_cast<int>(distinct.size());
-  size_t next = 0;
-  steps_.reserve(schedule_.steps.size());
-  for (const Step& s : schedule_.steps) {
-    CompiledStep c;
-    if (auto k = std::get_if<KernelStep>(&s.work)) {
-      c.kernel = compiled[next++];
-      c.buffers = k->buffers;
-      c.symbols = k->symbols;
-      c.numbers = k->numbers;
-      for (size_t i = 0; i < k->starts.size(); ++i) c.starts.push_back(k->starts[i] * size_of(k->kernel->buffers[i]));
-    } else if (auto d = std::get_if<ContractionStep>(&s.work)) {
-      c.contraction = target.contraction(*d, settings);
-      if (!c.contraction) unsupported("target ", target.name(), " has no ", name_of(d->node->op), " for ", d->result.type.str());
-      c.contraction_step = d;
-      c.contraction_index = stats_.contractions++;
-    } else if (auto r = std::get_if<RoutineStep>(&s.work)) {
-      auto routine = target.routine(*r->node);
-      if (!routine) unsupported("target ", target.name(), " has no ", name_of(r->node->op), " for ", r->node->inputs[0].type().str());
-      c.routine = std::make_shared<const PreparedRoutine>(*r, std::move(routine));
-      ++stats_.routines;
-    } else {
-      const auto& e = std::get<ExternStep>(s.work);
-      c.external = externs(e, schedule_);
-      ++stats_.externs[e.node->call().schema];
-    }
-    steps_.push_back(std::move(c));
-  }
+  compile_steps(targets, settings, externs);
   for (const CompiledStep& c : steps_) {
     if (!c.contraction) continue;
     contraction_steps_.push_back(&c);
-    if (int64_t input = c.contraction_step->weight_inputs[1]; input >= 0)
-      packables_.push_back({c.contraction_index, static_cast<int>(input)});
+    const int64_t input = c.contraction_step->weight_inputs[1];
+    if (input >= 0 && c.contraction->packing()) packables_.push_back({c.contraction_index, static_cast<int>(input)});
   }
   is_paced_ = !contraction_steps_.empty() && !settings.contractions.deterministic;
-  find_lifetimes();
+  find_numbers();
+  find_lifetimes(targets);
   find_versions();
+}
+
+size_t Executable::part_on(Device device, const Targets& targets) {
+  for (size_t i = 0; i < parts_.size(); ++i)
+    if (parts_[i].device == device) return i;
+  // The host's memory serves calls of its library where no target runs on it.
+  parts_.push_back({device, targets.has(device) ? &targets.on(device) : nullptr, {}});
+  return parts_.size() - 1;
+}
+
+// All kernels of a device at once, then the steps in their order.
+void Executable::compile_steps(const Targets& targets, const CompileSettings& settings, const ExternFactory& externs) {
+  std::vector<std::vector<std::shared_ptr<const Kernel>>> kernels;
+  for (const Step& s : schedule_.steps) {
+    const size_t part = part_on(s.device, targets);
+    kernels.resize(parts_.size());
+    if (!std::holds_alternative<ExternStep>(s.work)) targets.on(s.device);  // there has to be one
+    if (const auto* k = std::get_if<KernelStep>(&s.work)) kernels[part].push_back(k->kernel);
+  }
+  if (parts_.empty()) part_on({}, targets);
+  kernels.resize(parts_.size());
+  std::vector<CompiledKernels> compiled;
+  std::set<const CompiledKernel*> distinct;
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    compiled.push_back(kernels[p].empty() ? CompiledKernels() : parts_[p].target->compile(kernels[p], settings));
+    stats_.kernels += static_cast<int>(compiled[p].size());
+    for (const auto& k : compiled[p])
+      if (distinct.insert(k.get()).second) stats_.code_bytes += k->code_bytes();
+  }
+  stats_.distinct_kernels = static_cast<int>(distinct.size());
+  std::vector<size_t> next(parts_.size(), 0);
+  steps_.reserve(schedule_.steps.size());
+  for (const Step& s : schedule_.steps) {
+    const size_t part = part_on(s.device, targets);
+    CompiledStep c = compile_step(s, parts_[part].target, settings, externs);
+    c.part = part;
+    if (std::holds_alternative<KernelStep>(s.work)) c.kernel = compiled[part][next[part]++];
+    steps_.push_back(std::move(c));
+  }
+}
+
+Executable::CompiledStep Executable::compile_step(const Step& step, const Target* target, const CompileSettings& settings,
+                                                  const ExternFactory& externs) {
+  CompiledStep c;
+  if (auto k = std::get_if<KernelStep>(&step.work)) {
+    c.buffers = k->buffers;
+    c.symbols = k->symbols;
+    c.numbers = k->numbers;
+    for (size_t i = 0; i < k->starts.size(); ++i) c.starts.push_back(k->starts[i] * size_of(k->kernel->buffers[i]));
+  } else if (auto d = std::get_if<ContractionStep>(&step.work)) {
+    c.contraction = target->contraction(*d, settings);
+    if (!c.contraction) unsupported("target ", target->name(), " has no ", name_of(d->operation.op), " for ", d->result.type.str());
+    c.contraction_step = d;
+    c.contraction_index = stats_.contractions++;
+  } else if (auto r = std::get_if<RoutineStep>(&step.work)) {
+    auto routine = target->routine(r->operation);
+    if (!routine) unsupported("target ", target->name(), " has no ", name_of(r->operation.op), " for ", r->operation.operands[0].str());
+    c.routine = std::make_shared<const PreparedRoutine>(*r, std::move(routine));
+    ++stats_.routines;
+  } else if (auto copy = std::get_if<CopyStep>(&step.work)) {
+    c.copy = copy;
+  } else {
+    const auto& e = std::get<ExternStep>(step.work);
+    c.external = externs(e, schedule_);
+    ++stats_.externs[e.operation.call().schema];
+  }
+  return c;
+}
+
+void Executable::find_numbers() {
+  for (const CompiledStep& s : steps_)
+    for (const KernelNumber& n : s.numbers)
+      if (n.input >= 0) number_buffers_.resize(std::max(number_buffers_.size(), static_cast<size_t>(n.input) + 1), -1);
+  for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
+    const Buffer& buffer = schedule_.buffers[b];
+    if (buffer.kind != Buffer::Kind::input || static_cast<size_t>(buffer.index) >= number_buffers_.size()) continue;
+    int& known = number_buffers_[static_cast<size_t>(buffer.index)];
+    if (known < 0) known = static_cast<int>(b);
+  }
 }
 
 void Executable::find_versions() {
@@ -101,7 +148,7 @@ void Executable::find_versions() {
       versions_.push_back({static_cast<int>(b), it->second});
 }
 
-void Executable::find_lifetimes() {
+void Executable::find_lifetimes(const Targets& targets) {
   std::vector<int> first(schedule_.buffers.size(), -1), last(first);
   for (size_t i = 0; i < schedule_.steps.size(); ++i)
     for (const auto* list : {&schedule_.steps[i].reads, &schedule_.steps[i].writes})
@@ -117,35 +164,45 @@ void Executable::find_lifetimes() {
     if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0 && !returned)
       steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
     if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
-    arena_buffers_.push_back({static_cast<int>(b), first[b], last[b]});
+    parts_[part_on(schedule_.buffers[b].type.device, targets)].arena.push_back({static_cast<int>(b), first[b], last[b]});
     schedule_.buffers[b].elements.collect_symbols(symbols);
   }
   std::sort(symbols.begin(), symbols.end());
   symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
   plan_symbols_ = std::move(symbols);
-  if (plan_symbols_.empty()) fixed_plan_ = std::make_shared<const MemoryPlan>(memory_plan({}));
+  if (plan_symbols_.empty()) fixed_plans_ = std::make_shared<const Plans>(plans({}));
 }
 
-MemoryPlan Executable::memory_plan(std::span<const int64_t> symbols) const {
-  std::vector<Lifetime> lifetimes;
-  for (const ArenaBuffer& a : arena_buffers_) {
-    const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
-    lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last});
+Executable::Plans Executable::plans(std::span<const int64_t> symbols) const {
+  Plans out;
+  for (const Part& p : parts_) {
+    std::vector<Lifetime> lifetimes;
+    for (const auto& a : p.arena) {
+      const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
+      lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last});
+    }
+    out.by_part.push_back(plan_memory(lifetimes));
   }
-  return plan_memory(lifetimes);
+  return out;
 }
 
-std::shared_ptr<const MemoryPlan> Executable::plan_for(std::span<const int64_t> symbols) const {
-  if (fixed_plan_) return fixed_plan_;
+int64_t Executable::arena_bytes(std::span<const int64_t> symbols) const {
+  int64_t sum = 0;
+  for (const MemoryPlan& p : plans(symbols).by_part) sum += p.bytes;
+  return sum;
+}
+
+std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols) const {
+  if (fixed_plans_) return fixed_plans_;
   std::vector<int64_t> key;
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
   {
     std::shared_lock lock(mutex_);
     if (auto known = plans_.find(key)) return *known;
   }
-  auto plan = std::make_shared<const MemoryPlan>(memory_plan(symbols));
+  auto made = std::make_shared<const Plans>(plans(symbols));
   std::unique_lock lock(mutex_);
-  return plans_.insert(std::move(key), std::move(plan));
+  return plans_.insert(std::move(key), std::move(made));
 }
 
 size_t Executable::remembered_plans() const {
@@ -153,11 +210,12 @@ size_t Executable::remembered_plans() const {
   return plans_.size();
 }
 
-void Executable::place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const {
-  for (size_t i = 0; i < arena_buffers_.size(); ++i) frame.data[static_cast<size_t>(arena_buffers_[i].buffer)] = arena + plan.offsets[i];
+void Executable::place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const {
+  const auto& buffers = parts_[part].arena;
+  for (size_t i = 0; i < buffers.size(); ++i) frame.data[static_cast<size_t>(buffers[i].buffer)] = arena + plan.offsets[i];
 }
 
-void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
+void Executable::run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const {
   constexpr size_t kFew = 64;
   void* few[kFew];
   int64_t few_symbols[kFew];
@@ -169,8 +227,13 @@ void Executable::run_kernel(const CompiledStep& step, Frame& frame) const {
   for (size_t i = 0; i < step.buffers.size(); ++i) buffers[i] = frame.data[static_cast<size_t>(step.buffers[i])];
   for (size_t i = 0; i < step.starts.size(); ++i) buffers[i] = static_cast<std::byte*>(buffers[i]) + step.starts[i];
   for (size_t i = 0; i < step.symbols.size(); ++i) symbols[i] = frame.symbols[step.symbols[i]];
-  std::copy(step.numbers.begin(), step.numbers.end(), symbols + step.symbols.size());
-  if (!step.kernel->launch(buffers, symbols, *frame.threads)) throw IndexError("index out of range in self");
+  int64_t* bits = symbols + step.symbols.size();
+  for (const KernelNumber& n : step.numbers) {
+    *bits = n.bits;
+    if (n.input >= 0) std::memcpy(bits, frame.data[static_cast<size_t>(number_buffers_[static_cast<size_t>(n.input)])], sizeof *bits);
+    ++bits;
+  }
+  step.kernel->launch(buffers, symbols, context);
 }
 
 namespace {
@@ -182,7 +245,7 @@ void* address(const Operand& o, const Frame& frame) {
 
 }  // namespace
 
-void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
+void Executable::run_contraction(const CompiledStep& step, Frame& frame, const RunContext& context) const {
   const ContractionStep& c = *step.contraction_step;
   const bool weight = frame.data[static_cast<size_t>(c.operands[1].place.buffer)] != nullptr;
   void* operands[2] = {address(c.operands[0], frame), weight ? address(c.operands[1], frame) : nullptr};
@@ -190,20 +253,19 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame) const {
   size_t n = 0;
   for (const Epilogue& e : c.epilogue)
     if (e.operand) epilogue[n++] = address(*e.operand, frame);
-  static const PackedWeight none;
-  const PackedWeight& packed = frame.packs ? (*frame.packs)[static_cast<size_t>(step.contraction_index)] : none;
-  step.contraction->run({operands,
-                         c.bias ? address(*c.bias, frame) : nullptr,
-                         {epilogue, n},
-                         address(c.result, frame),
-                         packed.data.get(),
-                         packed.layout,
-                         frame.symbols,
-                         *frame.threads,
-                         frame.pace});
+  std::vector<void*> sides;
+  for (const auto& side : c.side_results) sides.push_back(address(side.result, frame));
+  const PackedWeight* packed = frame.packs ? &(*frame.packs)[static_cast<size_t>(step.contraction_index)] : nullptr;
+  step.contraction->run({.operands = operands,
+                         .bias = c.bias ? address(*c.bias, frame) : nullptr,
+                         .epilogue = {epilogue, n},
+                         .result = address(c.result, frame),
+                         .side_results = sides,
+                         .packed = packed && packed->data ? packed : nullptr},
+                        context);
 }
 
-void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
+void Executable::run_routine(const PreparedRoutine& r, Frame& frame, const RunContext& context) const {
   constexpr size_t kMany = 8;
   RoutineTensor tensors[kMany];
   const size_t operands = r.step.operands.size(), results = r.step.results.size();
@@ -217,58 +279,124 @@ void Executable::run_routine(const PreparedRoutine& r, Frame& frame) const {
     tensors[i] = {o.place.buffer < 0 ? nullptr : address(o, frame), o.type.dtype, sizes.first(rank), sizes.subspan(rank, rank)};
     sizes = sizes.subspan(2 * rank);
   }
-  if (!r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes, *frame.threads}))
-    throw IndexError("index out of range in self");
+  r.routine->run({{tensors, operands}, {tensors + operands, results}, sizes}, context);
 }
 
-void Executable::run_step(const CompiledStep& s, Frame& frame) const {
-  if (s.kernel) run_kernel(s, frame);
-  else if (s.contraction) run_contraction(s, frame);
-  else if (s.routine) run_routine(*s.routine, frame);
+void Executable::run_copy(const CompiledStep& step, Frame& frame, const RunContext& context) const {
+  const CopyStep& copy = *step.copy;
+  const Buffer& b = schedule_.buffers[static_cast<size_t>(copy.from)];
+  const auto bytes = static_cast<size_t>(b.elements.eval(frame.symbols) * size_of(b.type.dtype));
+  const bool to_host = schedule_.buffers[static_cast<size_t>(copy.to)].type.device != context.device;
+  if (bytes == 0) return;
+  parts_[step.part].target->copy(frame.data[static_cast<size_t>(copy.to)], frame.data[static_cast<size_t>(copy.from)], bytes, to_host,
+                                 context);
+}
+
+void Executable::run_step(const CompiledStep& s, Frame& frame, RunContext& context) const {
+  if (s.kernel) run_kernel(s, frame, context);
+  else if (s.contraction) run_contraction(s, frame, context);
+  else if (s.routine) run_routine(*s.routine, frame, context);
+  else if (s.copy) run_copy(s, frame, context);
   else s.external->run(frame);
   for (int b : s.releases) frame.release(frame, b);
 }
 
-void Executable::run_profiled(Frame& frame) const {
+namespace {
+
+void raise(const ErrorFlag& errors) {
+  if (errors.is_set()) throw IndexError("index out of range in self");
+}
+
+}  // namespace
+
+void Executable::run_steps(Frame& frame, Contexts contexts) const {
+  const bool profiles = Profile::enabled();
   for (size_t i = 0; i < steps_.size(); ++i) {
-    auto start = std::chrono::steady_clock::now();
-    run_step(steps_[i], frame);
-    std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    profile_.add(i, took.count(), step_cost(schedule_.steps[i], schedule_.buffers, frame.symbols));
+    RunContext& context = contexts[steps_[i].part];
+    context.step = static_cast<int>(i);
+    auto start = profiles ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+    run_step(steps_[i], frame, context);
+    if (profiles) {
+      if (parts_[steps_[i].part].target) parts_[steps_[i].part].target->wait(context);
+      std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      profile_.add(i, took.count(), step_cost(schedule_.steps[i], schedule_.buffers, frame.symbols));
+    }
+    raise(*context.errors);  // what follows need not run on elements that are not there
   }
 }
 
+RunContext Executable::context_for(const Part& part, const Frame& frame, ErrorFlag& errors) const {
+  RunContext out{.device = part.device,
+                 .memory = part.target ? &part.target->memory() : &HostMemory::get(),
+                 .errors = &errors,
+                 .symbols = frame.symbols,
+                 .threads = frame.threads,
+                 .pace = pace()};
+  for (const DeviceUse& use : frame.devices) {
+    if (use.device != part.device) continue;
+    out.queue = use.queue;
+    if (use.memory) out.memory = use.memory;
+  }
+  return out;
+}
+
+// However a run ends, none of its work is left to be done: it refers to the frame.
+struct Executable::Drain {
+  const std::vector<Part>& parts;
+  Contexts contexts;
+  ~Drain() {
+    for (size_t p = 0; p < parts.size(); ++p)
+      if (parts[p].target) parts[p].target->drain(contexts[p]);
+  }
+};
+
 void Executable::run(Frame& frame) const {
-  auto plan = plan_for(frame.symbols);
-  ArenaLease arena(plan->bytes);
-  place_arena(*plan, arena.data(), frame);
+  auto plans = plans_for(frame.symbols);
+  ErrorFlag errors;
+  RunContext first = context_for(parts_[0], frame, errors);
+  std::vector<RunContext> several;
+  if (parts_.size() > 1)
+    for (const Part& p : parts_) several.push_back(context_for(p, frame, errors));
+  const Contexts contexts = several.empty() ? Contexts(&first, 1) : Contexts(several);
+  std::list<MemoryLease> arenas;
+  for (size_t p = 0; p < parts_.size(); ++p) {
+    const MemoryPlan& plan = plans->by_part[p];
+    if (plan.bytes > 0) place_arena(p, plan, arenas.emplace_back(*contexts[p].memory, plan.bytes, contexts[p].queue).data(), frame);
+  }
   for (auto [later, first] : versions_) frame.data[static_cast<size_t>(later)] = frame.data[static_cast<size_t>(first)];
-  frame.pace = pace();
-  if (!frame.pace) return run_steps(frame);
+  Drain drain{parts_, contexts};
+  run_on(frame, contexts);
+}
+
+void Executable::run_on(Frame& frame, Contexts contexts) const {
   auto start = std::chrono::steady_clock::now();
-  run_steps(frame);
+  run_steps(frame, contexts);
+  for (size_t p = 0; p < parts_.size(); ++p)
+    if (parts_[p].target) parts_[p].target->wait(contexts[p]);
+  raise(*contexts[0].errors);
+  if (!is_paced_) return;
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   pace_.finish(took.count(), frame.symbols.empty());
 }
 
-void Executable::run_steps(Frame& frame) const {
-  if (Profile::enabled()) return run_profiled(frame);
-  for (const CompiledStep& s : steps_) run_step(s, frame);
+const WeightPacking* Executable::packing_of(int contraction) const {
+  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packing();
 }
 
 PackedWeight Executable::pack(int contraction, const PackSource& source, std::span<const int64_t> symbols) const {
   const CompiledStep& s = *contraction_steps_.at(static_cast<size_t>(contraction));
-  size_t bytes = s.contraction->packed_bytes(symbols, true);
+  const WeightPacking* packing = s.contraction->packing();
+  const size_t bytes = packing ? packing->bytes(symbols, true) : 0;
   if (bytes == 0) return {};
   const Operand& w = s.contraction_step->operands[1];
   const int64_t offset = w.place.offset.eval(symbols) * static_cast<int64_t>(size_of(w.type.dtype));
-  PackedWeight packed{nullptr, bytes, s.contraction->packed_layout(symbols)};
+  PackedWeight packed{nullptr, bytes, packing->layout(symbols)};
   PackForm form{static_cast<int64_t>(w.type.dtype), offset, static_cast<int64_t>(packed.layout)};
   for (const Shape* numbers : {&w.type.shape, &w.place.strides})
     for (const SymInt& n : *numbers) form.push_back(n.eval(symbols));
   packed.data = SharedPacks::of_process().find_or_make(source, form, bytes, [&](std::byte* memory) {
     auto start = std::chrono::steady_clock::now();
-    s.contraction->pack(symbols, static_cast<const std::byte*>(source.data) + offset, memory);
+    packing->pack(symbols, static_cast<const std::byte*>(source.data) + offset, memory);
     std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
     pace_.packed(bytes, took.count());
   });
@@ -276,20 +404,25 @@ PackedWeight Executable::pack(int contraction, const PackSource& source, std::sp
 }
 
 size_t Executable::packing_trial(int contraction, std::span<const int64_t> symbols) const {
-  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packing_trial(symbols);
+  const WeightPacking* packing = packing_of(contraction);
+  return packing ? packing->trial(symbols) : 0;
 }
 
 bool Executable::wants_packed(int contraction, std::span<const int64_t> symbols) const {
-  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packed_bytes(symbols, false) > 0;
+  const WeightPacking* packing = packing_of(contraction);
+  return packing && packing->bytes(symbols, false) > 0;
 }
 
 size_t Executable::packed_bytes(int contraction, std::span<const int64_t> symbols) const {
-  return contraction_steps_.at(static_cast<size_t>(contraction))->contraction->packed_bytes(symbols, true);
+  const WeightPacking* packing = packing_of(contraction);
+  return packing ? packing->bytes(symbols, true) : 0;
 }
 
 bool Executable::is_settled(std::span<const int64_t> symbols) const {
-  return std::all_of(contraction_steps_.begin(), contraction_steps_.end(),
-                     [&](const CompiledStep* s) { return s->contraction->is_settled(symbols); });
+  return std::all_of(contraction_steps_.begin(), contraction_steps_.end(), [&](const CompiledStep* s) {
+    const WeightPacking* packing = s->contraction->packing();
+    return !packing || packing->is_settled(symbols);
+  });
 }
 
 std::vector<std::string> Executable::picks(std::span<const int64_t> symbols) const {

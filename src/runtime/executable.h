@@ -15,6 +15,7 @@
 #include "runtime/packs.h"
 #include "runtime/profile.h"
 #include "support/recently_used.h"
+#include "target/pace.h"
 #include "target/target.h"
 
 namespace broach {
@@ -25,12 +26,12 @@ class Executable;
 struct Frame {
   const Executable* executable = nullptr;
   std::vector<int64_t> symbols;  // by SymbolId; those of extern results are set as the run goes
-  std::vector<void*> data;       // address of each buffer; the caller fills in those of inputs and outputs
+  std::vector<void*> data;       // address of each buffer on its device; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
+  std::span<const DeviceUse> devices = {};           // those whose queue and memory the front provides
   void* host = nullptr;                              // the front's own state, for extern calls
   void (*release)(Frame&, int buffer) = nullptr;     // an extern's result is not needed any more
   const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
-  Pace* pace = nullptr;                              // set by the run
 };
 
 // A call of the host's library, made by the front.
@@ -57,9 +58,10 @@ struct ExecutableStats {
 
 class Executable {
  public:
-  Executable(Schedule schedule, const Target& target, const CompileSettings& settings, const ExternFactory& externs);
+  Executable(Schedule schedule, const Targets& targets, const CompileSettings& settings, const ExternFactory& externs);
 
-  // Runs all steps. Inputs' and outputs' addresses and the symbols of inputs must be in the frame.
+  // Runs all steps. Inputs' and outputs' addresses and the symbols of inputs must be in the frame. Throws IndexError if an index was
+  // out of bounds: what was computed is then not to be used.
   void run(Frame& frame) const;
 
   const Schedule& schedule() const { return schedule_; }
@@ -77,7 +79,7 @@ class Executable {
   PackedWeight pack(int contraction, const PackSource& source, std::span<const int64_t> symbols) const;
   bool wants_packed(int contraction, std::span<const int64_t> symbols) const;
   size_t packed_bytes(int contraction, std::span<const int64_t> symbols) const;  // of its weight, if it is packed
-  // See CompiledContraction.
+  // See WeightPacking.
   size_t packing_trial(int contraction, std::span<const int64_t> symbols) const;
   bool is_settled(std::span<const int64_t> symbols) const;  // all of them
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
@@ -87,7 +89,7 @@ class Executable {
   // What the runs with Profile::enabled() took.
   std::vector<StepProfile> profile() const { return profile_.report(schedule_); }
 
-  MemoryPlan memory_plan(std::span<const int64_t> symbols) const;
+  int64_t arena_bytes(std::span<const int64_t> symbols) const;  // on all devices
   // Vectors of sizes of which the plan is remembered.
   size_t remembered_plans() const;
   static constexpr size_t kMostSizes = 256;
@@ -96,48 +98,72 @@ class Executable {
   // A routine with the sizes and strides of its tensors, where those are the same on every call.
   struct PreparedRoutine;
 
+  // What runs the steps of one device, and the arena that they share there.
+  struct Part {
+    Device device;
+    const Target* target;  // null: only calls of the host's library are made there
+    struct ArenaBuffer {
+      int buffer, first, last;
+    };
+    std::vector<ArenaBuffer> arena;
+  };
+  struct Plans {
+    std::vector<MemoryPlan> by_part;
+  };
+
   struct CompiledStep {
+    size_t part = 0;
     std::shared_ptr<const CompiledKernel> kernel;
     std::vector<int> buffers;
     std::vector<SymbolId> symbols;
-    std::vector<int64_t> starts;   // by buffer, in bytes
-    std::vector<int64_t> numbers;  // behind the symbols
+    std::vector<int64_t> starts;        // by buffer, in bytes
+    std::vector<KernelNumber> numbers;  // behind the symbols
     std::shared_ptr<const CompiledContraction> contraction;
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
     std::shared_ptr<const PreparedRoutine> routine;
     std::unique_ptr<ExternRunner> external;
+    const CopyStep* copy = nullptr;
     std::vector<int> releases;  // results of externs that no later step reads
   };
 
-  void find_lifetimes();
+  using Contexts = std::span<RunContext>;  // by part
+  struct Drain;
+
+  void compile_steps(const Targets& targets, const CompileSettings& settings, const ExternFactory& externs);
+  CompiledStep compile_step(const Step& step, const Target* target, const CompileSettings& settings, const ExternFactory& externs);
+  size_t part_on(Device device, const Targets& targets);
+  void find_numbers();
+  void find_lifetimes(const Targets& targets);
   void find_versions();
-  void run_step(const CompiledStep& step, Frame& frame) const;
-  void run_steps(Frame& frame) const;
-  void run_profiled(Frame& frame) const;
-  void run_kernel(const CompiledStep& step, Frame& frame) const;
-  void run_contraction(const CompiledStep& step, Frame& frame) const;
-  void run_routine(const PreparedRoutine& routine, Frame& frame) const;
-  std::shared_ptr<const MemoryPlan> plan_for(std::span<const int64_t> symbols) const;
-  void place_arena(const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
+  void run_steps(Frame& frame, Contexts contexts) const;
+  void run_step(const CompiledStep& step, Frame& frame, RunContext& context) const;
+  void run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const;
+  void run_contraction(const CompiledStep& step, Frame& frame, const RunContext& context) const;
+  void run_routine(const PreparedRoutine& routine, Frame& frame, const RunContext& context) const;
+  void run_copy(const CompiledStep& step, Frame& frame, const RunContext& context) const;
+  void run_on(Frame& frame, Contexts contexts) const;
+  RunContext context_for(const Part& part, const Frame& frame, ErrorFlag& errors) const;
+  Plans plans(std::span<const int64_t> symbols) const;
+  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols) const;
+  void place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
+  const WeightPacking* packing_of(int contraction) const;
 
   Schedule schedule_;
   std::vector<CompiledStep> steps_;
   std::vector<const CompiledStep*> contraction_steps_;
   std::vector<Packable> packables_;
   ExecutableStats stats_;
-  struct ArenaBuffer {
-    int buffer, first, last;
-  };
-  std::vector<ArenaBuffer> arena_buffers_;
+  std::vector<Part> parts_;
+  std::vector<int> number_buffers_;            // by graph input, of those that kernels are given as numbers
   std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
   std::vector<SymbolId> plan_symbols_;         // those that sizes of arena buffers depend on
-  std::shared_ptr<const MemoryPlan> fixed_plan_;
+  std::shared_ptr<const Plans> fixed_plans_;
   bool is_paced_ = false;
   mutable Pace pace_;
   mutable Profile profile_;
   mutable std::shared_mutex mutex_;
-  mutable RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const MemoryPlan>> plans_{kMostSizes};
+  mutable RecentlyUsed<std::vector<int64_t>, std::shared_ptr<const Plans>> plans_{kMostSizes};
 };
 
 }  // namespace broach

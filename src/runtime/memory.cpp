@@ -1,9 +1,7 @@
 #include "runtime/memory.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
-#include <new>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -101,66 +99,6 @@ MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes) {
     placed.push_back(i);
   }
   return plan;
-}
-
-ArenaPool& ArenaPool::get() {
-  static ArenaPool* pool = new ArenaPool;  // never destroyed: calls may be under way while the process ends
-  return *pool;
-}
-
-ArenaPool::Arena ArenaPool::take(int64_t bytes) {
-  Arena dropped;
-  {
-    std::lock_guard lock(mutex_);
-    // The smallest that fits; if none does, the largest makes way for the new one. So programs that run one after the other
-    // share one arena, as large as the largest of them needs.
-    auto better = [&](const Arena& x, const Arena& y) {
-      const bool fits = x.bytes >= bytes;
-      if (fits != (y.bytes >= bytes)) return fits;
-      return fits ? x.bytes < y.bytes : x.bytes > y.bytes;
-    };
-    if (auto best = std::min_element(idle_.begin(), idle_.end(), better); best != idle_.end()) {
-      Arena a = *best;
-      idle_.erase(best);
-      if (a.bytes >= bytes) return a;
-      dropped = a;
-    }
-  }
-  std::free(dropped.data);
-  int64_t rounded = round_up(std::max<int64_t>(bytes, 64));
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
-  if (!data) throw std::bad_alloc();
-  return {data, rounded};
-}
-
-void ArenaPool::give(Arena arena) {
-  constexpr size_t kMostIdle = 8;
-  Arena dropped;
-  {
-    std::lock_guard lock(mutex_);
-    idle_.push_back(arena);
-    if (idle_.size() > kMostIdle) {
-      dropped = idle_.front();
-      idle_.erase(idle_.begin());
-    }
-  }
-  std::free(dropped.data);
-}
-
-void ArenaPool::clear() {
-  std::vector<Arena> all;
-  {
-    std::lock_guard lock(mutex_);
-    all.swap(idle_);
-  }
-  for (Arena& a : all) std::free(a.data);
-}
-
-int64_t ArenaPool::idle_bytes() const {
-  std::lock_guard lock(mutex_);
-  int64_t sum = 0;
-  for (const Arena& a : idle_) sum += a.bytes;
-  return sum;
 }
 
 }  // namespace broach

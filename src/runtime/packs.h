@@ -9,13 +9,9 @@
 #include <mutex>
 #include <vector>
 
-namespace broach {
+#include "target/packing.h"
 
-// A weight rearranged for a contraction; no data where that brings nothing.
-struct PackedWeight {
-  std::shared_ptr<const std::byte[]> data;
-  size_t bytes = 0, layout = 0;
-};
+namespace broach {
 
 // What is packed: the elements from `data` on, known by the address `name`. While `keeps` is held, the name stands for these
 // elements.

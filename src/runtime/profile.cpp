@@ -72,12 +72,12 @@ StepCost cost_of(const ContractionStep& c, std::span<const int64_t> symbols) {
   const Shape& x = c.operands[0].type.shape;
   const Shape& w = c.operands[1].type.shape;
   // Multiply-adds for each element: of the result, or for a transposed convolution of the operand.
-  bool transposed = c.node->op == Op::conv && c.node->integer(Attr::transposed) != 0;
+  bool transposed = c.operation.op == Op::conv && c.operation.integer(Attr::transposed) != 0;
   double depth = 1;
-  if (c.node->op == Op::conv)
+  if (c.operation.op == Op::conv)
     for (size_t d = 1; d < w.size(); ++d) depth *= static_cast<double>(w[d].eval(symbols));
   else depth = static_cast<double>(x.back().eval(symbols));
-  cost.flops = 2 * depth * static_cast<double>((transposed ? c.operands[0].type : c.node->results[0]).numel().eval(symbols));
+  cost.flops = 2 * depth * static_cast<double>((transposed ? c.operands[0].type : c.operation.results[0]).numel().eval(symbols));
   return cost;
 }
 
@@ -121,7 +121,7 @@ std::string name_of_kernel(const Kernel& k) {
 
 std::string name_of_contraction(const ContractionStep& c) {
   std::string out =
-      cat(broach::name_of(c.node->op), " ", shape_text(c.operands[0].type.shape), " by ", shape_text(c.operands[1].type.shape));
+      cat(broach::name_of(c.operation.op), " ", shape_text(c.operands[0].type.shape), " by ", shape_text(c.operands[1].type.shape));
   if (c.bias) out += " bias";
   for (const Epilogue& e : c.epilogue) out += cat(" ", broach::name_of(e.op));
   return out;
@@ -133,11 +133,15 @@ StepCost step_cost(const Step& step, std::span<const Buffer> buffers, std::span<
   if (auto k = std::get_if<KernelStep>(&step.work)) return cost_of(*k, symbols);
   if (auto c = std::get_if<ContractionStep>(&step.work)) return cost_of(*c, symbols);
   if (auto r = std::get_if<RoutineStep>(&step.work)) return cost_of(*r, buffers, symbols);
+  if (auto c = std::get_if<CopyStep>(&step.work)) {
+    const Buffer& b = buffers[static_cast<size_t>(c->from)];
+    return {2 * static_cast<double>(b.elements.eval(symbols) * size_of(b.type.dtype)), 0};
+  }
   const auto& e = std::get<ExternStep>(step.work);
   StepCost cost{bytes_of(e.operands, symbols), 0};
   for (size_t i = 0; i < e.results.size(); ++i)
     if (e.results[i] >= 0) {
-      const Type& t = e.node->results[i];
+      const Type& t = e.operation.results[i];
       cost.bytes += static_cast<double>(t.numel().eval(symbols) * size_of(t.dtype));
     }
   return cost;
@@ -147,8 +151,9 @@ std::string step_name(const Step& step) {
   if (auto k = std::get_if<KernelStep>(&step.work)) return name_of_kernel(*k->kernel);
   if (auto c = std::get_if<ContractionStep>(&step.work)) return name_of_contraction(*c);
   if (auto r = std::get_if<RoutineStep>(&step.work))
-    return cat("routine ", name_of(r->node->op), " ", shape_text(r->operands[0].type.shape));
-  return cat("extern ", std::get<ExternStep>(step.work).node->call().schema);
+    return cat("routine ", name_of(r->operation.op), " ", shape_text(r->operands[0].type.shape));
+  if (std::holds_alternative<CopyStep>(step.work)) return cat("copy ", step.device.str());
+  return cat("extern ", std::get<ExternStep>(step.work).operation.call().schema);
 }
 
 bool Profile::enabled() { return switch_().load(std::memory_order_relaxed); }

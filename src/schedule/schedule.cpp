@@ -65,6 +65,12 @@ std::optional<Shape> reshaped_strides(const Shape& from, const Shape& strides, c
 
 }  // namespace
 
+Operation operation_of(const Node& node) {
+  Operation out{node.op, node.attrs, {}, node.results};
+  for (const Value& v : node.inputs) out.operands.push_back(v.type());
+  return out;
+}
+
 std::optional<Place> place_of_view(const Node& n, const Place& p) {
   Place out{p.buffer, p.offset, {}};
   const Shape& from = n.inputs[0].shape();
@@ -154,6 +160,7 @@ class Scheduler {
       s_.buffers.clear(), s_.steps.clear();
     }
     share_kernels(s_.steps);
+    pass_numbers(s_, options_.numbers);
     return std::move(s_);
   }
 
@@ -528,7 +535,7 @@ class Scheduler {
 
   Step contraction_step(const Node& n) {
     const Contraction& c = contractions_.at(n.id);
-    ContractionStep k{&n, {}, {}, {}, {}, operand({c.last, 0})};
+    ContractionStep k{operation_of(n), {}, {}, {}, {}, operand({c.last, 0}), {}};
     Step step;
     for (size_t i = 0; i < 2; ++i) {
       k.operands.push_back(operand(n.inputs[i]));
@@ -548,7 +555,7 @@ class Scheduler {
   }
 
   Step routine_step(const Node& n) {
-    RoutineStep r{&n, {}, {}};
+    RoutineStep r{operation_of(n), {}, {}};
     Step step;
     for (const Value& v : n.inputs) {
       r.operands.push_back(operand(v));
@@ -570,7 +577,7 @@ class Scheduler {
   }
 
   Step extern_step(const Node& n) {
-    ExternStep e{&n, {}, {}};
+    ExternStep e{operation_of(n), {}, {}};
     Step step;
     for (const Value& v : n.inputs) {
       e.operands.push_back(operand(v));
@@ -715,18 +722,20 @@ std::string Schedule::str() const {
       for (int b : k->buffers) out += cat(" m", b);
       out += "\n" + k->kernel->str();
     } else if (auto c = std::get_if<ContractionStep>(&s.work)) {
-      out += cat(name_of(c->node->op), " ", text_of(c->operands[0].place), " ", text_of(c->operands[1].place), c->bias ? " bias" : "");
+      out += cat(name_of(c->operation.op), " ", text_of(c->operands[0].place), " ", text_of(c->operands[1].place), c->bias ? " bias" : "");
       for (const auto& e : c->epilogue) out += cat(" ", name_of(e.op), e.operand ? " " + text_of(e.operand->place) : "");
       out += cat(" -> ", text_of(c->result.place), "\n");
     } else if (auto r = std::get_if<RoutineStep>(&s.work)) {
-      out += name_of(r->node->op);
+      out += name_of(r->operation.op);
       for (const auto& o : r->operands) out += " " + text_of(o.place);
       out += " ->";
       for (const auto& o : r->results) out += o.place.buffer < 0 ? " _" : " " + text_of(o.place);
       out += "\n";
+    } else if (auto copy = std::get_if<CopyStep>(&s.work)) {
+      out += cat("copy m", copy->from, " -> m", copy->to, "\n");
     } else {
       const auto& e = std::get<ExternStep>(s.work);
-      out += cat("extern ", e.node->call().schema);
+      out += cat("extern ", e.operation.call().schema);
       for (const auto& o : e.operands) out += " " + text_of(o.place);
       out += " ->";
       for (int r : e.results) out += cat(" m", r);

@@ -41,51 +41,88 @@ struct Operand {
   Place place;
 };
 
+// An operation by itself: what a step computes, without a graph around it.
+struct Operation {
+  Op op;
+  Attrs attrs;
+  std::vector<Type> operands, results;
+
+  template <class T>
+  const T& get(Attr a) const {
+    return std::get<T>(attrs.at(a));
+  }
+  int64_t integer(Attr a) const { return get<int64_t>(a); }
+  const std::vector<int64_t>& ints(Attr a) const { return get<std::vector<int64_t>>(a); }
+  const Shape& sizes(Attr a) const { return get<Shape>(a); }
+  const ExternCall& call() const { return *get<std::shared_ptr<const ExternCall>>(Attr::call); }
+};
+Operation operation_of(const Node& node);
+
+// A number that a kernel is given with each launch.
+struct KernelNumber {
+  int64_t bits = 0;  // of a double, where it is the same in every launch
+  int input = -1;    // the graph input, a number of the host's, whose value it is in this call; -1: `bits`
+  friend bool operator==(const KernelNumber&, const KernelNumber&) = default;
+};
+
 struct KernelStep {
   std::shared_ptr<const Kernel> kernel;
-  std::vector<int> buffers;       // by position in Kernel::buffers
-  std::vector<SymbolId> symbols;  // by position of the kernel's parameters
-  std::vector<int64_t> starts;    // by position in Kernel::buffers: elements before the one that the kernel counts from; empty: none
-  std::vector<int64_t> numbers;   // bits of the kernel's other parameters
+  std::vector<int> buffers;           // by position in Kernel::buffers
+  std::vector<SymbolId> symbols;      // by position of the kernel's parameters
+  std::vector<int64_t> starts;        // by position in Kernel::buffers: elements before the one that the kernel counts from; empty: none
+  std::vector<KernelNumber> numbers;  // the kernel's other parameters
 };
 
 // An elementwise operation applied to the result of a contraction before it is stored.
 struct Epilogue {
   Op op;  // an activation, or add/mul/sub with `operand`
   std::optional<Operand> operand;
-  double alpha = 0, beta = 0;
 };
 
 struct ContractionStep {
-  const Node* node;  // dot or conv: its attributes and types
+  Operation operation;  // dot or conv
   std::vector<Operand> operands;
   std::vector<int64_t> weight_inputs;  // for each operand: the graph input it is a window of, or -1
   std::vector<Epilogue> epilogue;
   std::optional<Operand> bias;  // one value a column (dot) or output channel (conv)
   Operand result;
+  // Values from within the epilogue that are stored as well: before operation `before` of it.
+  struct SideResult {
+    size_t before;
+    Operand result;
+  };
+  std::vector<SideResult> side_results;
 };
 
 // A routine primitive run as it is. A result that nobody reads has no buffer (-1).
 struct RoutineStep {
-  const Node* node;
+  Operation operation;
   std::vector<Operand> operands, results;
 };
 
+// A call of the host's library.
 struct ExternStep {
-  const Node* node;
-  std::vector<Operand> operands;  // by position among the node's inputs
+  Operation operation;
+  std::vector<Operand> operands;  // by position among the call's operands
   std::vector<int> results;       // buffers; -1 for a result nobody reads
 };
 
+// All of a buffer from one device to another.
+struct CopyStep {
+  int from = -1, to = -1;  // buffers of as many elements
+};
+
 struct Step {
-  std::variant<KernelStep, ContractionStep, RoutineStep, ExternStep> work;
+  std::variant<KernelStep, ContractionStep, RoutineStep, ExternStep, CopyStep> work;
   std::vector<int> reads, writes;  // buffers
   int32_t line = -1;
+  Device device;  // whose target runs it; of a copy, the one that is not the host
 };
 
 struct ScheduleOptions {
   bool strict = false;
   bool fuse = true;
+  std::vector<int> numbers = {};  // inputs that are numbers of the host's: what kernels read of them is given with each launch
 };
 
 struct Schedule {
@@ -93,7 +130,7 @@ struct Schedule {
   std::vector<Step> steps;
   std::vector<int> output_buffers;     // by graph output
   std::shared_ptr<const Graph> graph;  // keeps the nodes that steps refer to
-  int kernels = 0, contractions = 0, routines = 0, externs = 0;
+  int kernels = 0, contractions = 0, routines = 0, externs = 0, copies = 0;
 
   std::string str() const;
 };
@@ -126,6 +163,13 @@ Groups group_nodes(const FusionRules& rules);
 
 // Kernels that differ only in constants become one kernel that is given them, where there are several.
 void share_kernels(std::vector<Step>& steps);
+
+// Numbers of the host's become parameters of the kernels that read them.
+void pass_numbers(Schedule& schedule, const std::vector<int>& inputs);
+
+// Moves the host's work to a device whose memory the host cannot address: all steps but calls of the host's library run there, on
+// buffers of its own, with copies in between where the other side wrote last.
+Schedule offload(Schedule schedule, Device device);
 
 // Builds the kernel that stores `roots`, reading whatever `place` knows. If a reduction does not fit the kernel's axes,
 // returns nothing and names the node in `misfit`.

@@ -1,7 +1,10 @@
-// Kernels with the same code. A loop that a program unrolls (`[x + i for i in range(1000)]`) gives kernels that differ in a
+// What kernels are told with each launch instead of knowing it: constants in which several kernels differ, and the host's numbers.
+//
+// A loop that a program unrolls (`[x + i for i in range(1000)]`) gives kernels that differ in a
 // number only: they become one, which is told the number with each launch.
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -62,12 +65,66 @@ void share(const std::vector<KernelStep*>& steps) {
     shared->exprs[i].value = int64_t{shared->parameters++};
   }
   for (KernelStep* s : steps) {
-    for (size_t i : constants) s->numbers.push_back(bits_of(s->kernel->exprs[i]));
+    for (size_t i : constants) s->numbers.push_back({bits_of(s->kernel->exprs[i]), -1});
     s->kernel = shared;
   }
 }
 
+// Without the buffers that nothing reads or writes any more.
+void drop_buffers(Kernel& kernel, KernelStep& step, Step& whole) {
+  std::vector<bool> used(kernel.buffers.size());
+  auto use = [&](const Access& a) {
+    if (a.buffer >= 0) used[static_cast<size_t>(a.buffer)] = true;
+  };
+  for (const KernelExpr& e : kernel.exprs) use(e.access);
+  for (const KernelStore& s : kernel.stores) use(s.access);
+  std::vector<int> now(used.size(), -1);
+  int next = 0;
+  for (size_t b = 0; b < used.size(); ++b)
+    if (used[b]) now[b] = next++;
+  auto keep_used = [&](auto& list) {
+    for (size_t b = 0; b < list.size(); ++b)
+      if (used[b]) list[static_cast<size_t>(now[b])] = list[b];
+    if (!list.empty()) list.resize(static_cast<size_t>(next));
+  };
+  for (size_t b = 0; b < used.size(); ++b)
+    if (!used[b]) std::erase(whole.reads, step.buffers[b]);
+  keep_used(kernel.buffers), keep_used(step.buffers), keep_used(step.starts);
+  for (KernelExpr& e : kernel.exprs)
+    if (e.access.buffer >= 0) e.access.buffer = now[static_cast<size_t>(e.access.buffer)];
+  for (KernelStore& s : kernel.stores) s.access.buffer = now[static_cast<size_t>(s.access.buffer)];
+}
+
+void pass_numbers(Step& whole, KernelStep& step, const std::function<int(int)>& number_in) {
+  std::shared_ptr<Kernel> kernel;
+  for (size_t i = 0; i < step.kernel->exprs.size(); ++i) {
+    const KernelExpr& e = step.kernel->exprs[i];
+    const int input = e.kind == Kind::load ? number_in(step.buffers[static_cast<size_t>(e.access.buffer)]) : -1;
+    if (input < 0) continue;
+    if (!kernel) kernel = std::make_shared<Kernel>(*step.kernel);
+    KernelExpr told{};
+    told.kind = Kind::parameter, told.dtype = e.dtype, told.value = int64_t{kernel->parameters++};
+    kernel->exprs[i] = std::move(told);
+    step.numbers.push_back({0, input});
+  }
+  if (!kernel) return;
+  drop_buffers(*kernel, step, whole);
+  step.kernel = std::move(kernel);
+}
+
 }  // namespace
+
+void pass_numbers(Schedule& schedule, const std::vector<int>& inputs) {
+  if (inputs.empty()) return;
+  auto number_in = [&](int buffer) {
+    const Buffer& b = schedule.buffers[static_cast<size_t>(buffer)];
+    const bool is_number = b.kind == Buffer::Kind::input && b.type.dtype == DType::f64 && b.type.shape.empty() &&
+                           std::find(inputs.begin(), inputs.end(), b.index) != inputs.end();
+    return is_number ? b.index : -1;
+  };
+  for (Step& s : schedule.steps)
+    if (auto* k = std::get_if<KernelStep>(&s.work)) pass_numbers(s, *k, number_in);
+}
 
 void share_kernels(std::vector<Step>& steps) {
   std::map<std::string, std::vector<KernelStep*>> by_text;

@@ -1,8 +1,12 @@
-// What a target does for the rest of the compiler: turn kernel IR into something that runs, and offer implementations of
-// contractions and convolutions. Adding a target edits its folder, a row in targets.cpp, and CMakeLists.txt.
+// What a target does for the rest of the compiler: turn kernel IR into something that runs on its devices, and offer contractions,
+// convolutions and routines there.
+//
+// A target is written for machines whose memory the host cannot address and whose work is done later: a call puts work into the run's
+// queue and returns, an address is only ever given back to the target that owns it, and an index out of bounds may be reported once
+// the call is over. Adding a target takes its folder, a row in targets.cpp and a line in CMakeLists.txt.
 #pragma once
 
-#include <array>
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -10,48 +14,76 @@
 
 #include "schedule/schedule.h"
 #include "support/parallel.h"
-#include "target/pace.h"
+#include "target/host.h"
+#include "target/memory.h"
 
 namespace broach {
+
+class Pace;
+class WeightPacking;
+struct PackedWeight;
+
+// Whether, and by which step, an index was found to be out of bounds. Written by a target, perhaps long after the step's call.
+class ErrorFlag {
+ public:
+  void set(int step) {
+    int none = -1;
+    step_.compare_exchange_strong(none, step, std::memory_order_relaxed);
+  }
+  bool is_set() const { return step() >= 0; }
+  int step() const { return step_.load(std::memory_order_relaxed); }  // the first that was reported; -1: none
+
+ private:
+  std::atomic<int> step_{-1};
+};
+
+// What the steps of one run on one device share.
+struct RunContext {
+  Device device;
+  void* queue = nullptr;     // where work goes, in the device's own terms (a stream); null: its default
+  Memory* memory = nullptr;  // where steps take what they need beside their operands
+  ErrorFlag* errors = nullptr;
+  std::span<const int64_t> symbols;  // by SymbolId; valid while the run goes on
+  const Threads* threads = nullptr;  // of the host
+  Pace* pace = nullptr;              // of the program, for what is tried and packed in passing; null: as it comes
+  int step = -1;                     // position in the schedule, for errors
+};
+
+// What a run has to do with a device, if the front says so. Otherwise its default queue and the target's own memory.
+struct DeviceUse {
+  Device device;
+  void* queue = nullptr;
+  Memory* memory = nullptr;
+};
 
 class CompiledKernel {
  public:
   virtual ~CompiledKernel() = default;
-  // Runs the kernel on these addresses. False if an index was out of bounds: the results are then not to be used.
-  virtual bool launch(void* const* buffers, const int64_t* symbols, const Threads& threads) const = 0;
+  // On these addresses, by position in Kernel::buffers; `numbers` are the values of the kernel's symbols and, behind them, the bits
+  // of its parameters. They may change once the call has returned.
+  virtual void launch(void* const* buffers, const int64_t* numbers, const RunContext& run) const = 0;
   virtual size_t code_bytes() const { return 0; }
 };
 
 // Addresses for one run of a contraction: of element 0 of each window.
 struct ContractionArgs {
-  std::span<void* const> operands;  // x, weight
+  std::span<void* const> operands;  // x, weight; a weight of which only the packed copy is kept is null
   void* bias = nullptr;
   std::span<void* const> epilogue;  // one for each epilogue with an operand
   void* result = nullptr;
-  const void* packed_weight = nullptr;  // from pack(), or null
-  size_t packed_layout = 0;             // what it was packed for: packed_layout() of then
-  std::span<const int64_t> symbols;
-  const Threads& threads;  // for what the library's own threads do not do
-  Pace* pace = nullptr;    // of the program; null: candidates are tried as they come
+  std::span<void* const> side_results;
+  const PackedWeight* packed = nullptr;  // what the target's own packing() made of the weight
 };
 
 // One contraction of a schedule, for any values of the symbols.
 class CompiledContraction {
  public:
   virtual ~CompiledContraction() = default;
-  virtual void run(const ContractionArgs& args) const = 0;
-  // Bytes of the weight rearranged for this contraction; 0 where packing brings nothing, or, but for a trial, is not known to.
-  virtual size_t packed_bytes(std::span<const int64_t> symbols, bool trial) const = 0;
-  // Stands for the arrangement; weights packed for other sizes are used where it is the same.
-  virtual size_t packed_layout(std::span<const int64_t> symbols) const = 0;
-  virtual void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const = 0;
-  // While it is being measured whether packing pays: contractions for which this is the same need only one packed weight
-  // between them. 0 otherwise.
-  virtual size_t packing_trial(std::span<const int64_t> symbols) const = 0;
-  // Whether packed_bytes stays as it is; until then `pack` may be asked for again.
-  virtual bool is_settled(std::span<const int64_t> symbols) const = 0;
+  virtual void run(const ContractionArgs& args, const RunContext& run) const = 0;
   // Which implementation runs, for `explain`.
   virtual std::string pick(std::span<const int64_t> symbols) const = 0;
+  // How weights that stay the same are rearranged ahead (packing.h); null: they are not.
+  virtual const WeightPacking* packing() const { return nullptr; }
 };
 
 // A tensor as a routine sees it in one run: sizes and strides in elements. A result that nobody reads has no address.
@@ -64,15 +96,14 @@ struct RoutineTensor {
 struct RoutineArgs {
   std::span<const RoutineTensor> operands, results;
   std::span<const int64_t> starts;  // of an update
-  const Threads& threads;
 };
 
 // One routine primitive of a schedule.
 class CompiledRoutine {
  public:
   virtual ~CompiledRoutine() = default;
-  // False if an index was out of bounds: the results are then not to be used.
-  virtual bool run(const RoutineArgs& args) const = 0;
+  // What `args` points to may change once the call has returned.
+  virtual void run(const RoutineArgs& args, const RunContext& run) const = 0;
 };
 
 // How contractions may be computed: what the host's settings say when a program is compiled.
@@ -84,46 +115,44 @@ struct ContractionRules {
   friend bool operator==(const ContractionRules&, const ContractionRules&) = default;
 };
 
-// A tensor as the host's library is given it: an address, sizes and strides in elements. No address: there is none.
-struct HostWindow {
-  void* data = nullptr;
-  DType dtype{};
-  std::span<const int64_t> sizes, strides;
-};
-
-// A contraction and the operations behind it, by the host's own library: any strides, elements that overlap or are expanded
-// included. Of a product, x is [.., m, k] and the weight [.., k, n], with batches that broadcast; the bias broadcasts to the
-// result. A convolution's tensors and attributes are the node's.
-struct HostContraction {
-  const Node* node;
-  HostWindow x, weight, bias, result;
-  std::span<const int64_t> padding, output_padding;
-  std::span<const Epilogue> epilogue;
-  std::span<const HostWindow> operands;  // one for each epilogue with an operand, as large as the result or broadcast to it
-};
-
 struct CompileSettings {
   bool strict = false;  // round and contract as eager does; fold nothing into weights
   ContractionRules contractions;
-  void (*host_contraction)(const HostContraction&) = nullptr;  // a candidate everywhere; null: there is none
-  int threads = 0;                                             // for compiling; 0: as many as the machine has
+  HostContractionFunction host_contraction = nullptr;  // a candidate wherever the target runs on the host; null: there is none
+  int threads = 0;                                     // for compiling; 0: as many as the machine has
   // Called as kernels become ready: (done, all).
   std::function<void(int, int)> progress;
+  bool save = false;  // `save` will be asked for what is compiled
 };
+
+using CompiledKernels = std::vector<std::shared_ptr<const CompiledKernel>>;
 
 class Target {
  public:
   virtual ~Target() = default;
   virtual std::string name() const = 0;
   // One result for each kernel; equal kernels share one.
-  virtual std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels,
-                                                                     const CompileSettings& settings) const = 0;
+  virtual CompiledKernels compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
+  // The bytes from which `load` makes these kernels again, in another process too if its target has the same fingerprint. They were
+  // compiled with CompileSettings::save, or loaded. Throws Unsupported for bytes that are not the fingerprint's own.
+  virtual std::string save(const CompiledKernels& kernels) const = 0;
+  virtual CompiledKernels load(std::string_view bytes) const = 0;
+  // What compiled code depends on beside the kernels: the machine, and versions.
+  virtual std::string fingerprint() const = 0;
   // Null if this target has no implementation.
   virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const = 0;
   // Null if this target does not have the routine for these element types.
-  virtual std::shared_ptr<const CompiledRoutine> routine(const Node& node) const = 0;
+  virtual std::shared_ptr<const CompiledRoutine> routine(const Operation& operation) const = 0;
   // Whether contractions and convolutions of this element type are to be lowered to `dot` and `conv`.
   virtual bool has_contractions(DType dtype) const = 0;
+
+  virtual Memory& memory() const = 0;
+  // Between the host and the device, and in the queue's order. To the host it is done when the call returns.
+  virtual void copy(void* to, const void* from, size_t bytes, bool to_host, const RunContext& run) const = 0;
+  // Waits until the queue is empty, so that all its errors are reported. Throws what the work itself threw.
+  virtual void wait(const RunContext& run) const = 0;
+  // The same where nobody wants to know: a run that ended early leaves no work behind.
+  virtual void drain(const RunContext& run) const noexcept = 0;
 };
 
 // Where a target finds a library that it opens at run time ("onednn"), before its first use.
@@ -131,11 +160,24 @@ void set_library_path(const std::string& library, std::string path);
 
 // The target for the machine's CPU; null in a build without LLVM.
 const Target* cpu_target();
-// The target that interprets: very slow, for tests that hold every target against it.
+// The target that interprets: very slow, for tests that hold every target against it. Its memory is its own, as a GPU's is.
 const Target* reference_target();
 
 std::vector<std::string> target_names();
-// Throws Unsupported where this build has not got it.
-const Target& target_named(const std::string& name);
+
+// Which target runs what lies on a device. A name stands for the targets that it has in the place of others.
+class Targets {
+ public:
+  // Throws Unsupported where this build has not got the named one, an Error where none is called so.
+  explicit Targets(const std::string& name = "cpu");
+  const Target& on(Device device) const;  // Unsupported if there is none
+  bool has(Device device) const;
+  // The device that does the host's work; another than the host's own where the named target has memory of its own.
+  Device host_runs_on() const { return host_runs_on_; }
+
+ private:
+  std::vector<std::pair<DeviceKind, const Target*>> by_kind_;
+  Device host_runs_on_;
+};
 
 }  // namespace broach

@@ -2,12 +2,12 @@
 
 #include <cstdlib>
 
-#include "runtime/memory.h"
+#include "target/memory.h"
 
-using broach::ArenaPool;
+using broach::HostMemory;
 
 TEST_CASE("arenas: calls one after the other share one, as large as the largest needs") {
-  ArenaPool pool;
+  HostMemory pool;
   for (int64_t bytes : {1000, 100'000, 64, 2'000'000, 500, 100'000}) pool.give(pool.take(bytes));
   CHECK(pool.idle_bytes() >= 2'000'000);
   CHECK(pool.idle_bytes() < 2'001'000);
@@ -15,7 +15,7 @@ TEST_CASE("arenas: calls one after the other share one, as large as the largest 
 }
 
 TEST_CASE("arenas: calls at once have their own, and the closest fit") {
-  ArenaPool pool;
+  HostMemory pool;
   auto small = pool.take(1000), large = pool.take(1'000'000);
   CHECK(small.data != large.data);
   CHECK(large.bytes >= 1'000'000);

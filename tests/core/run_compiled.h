@@ -12,14 +12,17 @@ namespace broach::testing {
 // at which results lie.
 inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vector<HostTensor>& inputs, const ScheduleOptions& options = {},
                                             const Threads& threads = SerialThreads(), size_t offset = 0,
-                                            const Target* target = cpu_target()) {
+                                            const std::string& target = "cpu") {
   auto graph =
       std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
   std::vector<Shape> strides;
   for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
   std::vector<OutputRequest> requests;
   for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-  Executable executable(make_schedule(graph, strides, requests, options), *target, {}, nullptr);
+  const Targets targets(target);
+  Schedule schedule = make_schedule(graph, strides, requests, options);
+  if (targets.host_runs_on() != Device{}) schedule = offload(std::move(schedule), targets.host_runs_on());
+  Executable executable(std::move(schedule), targets, {}, nullptr);
   Frame frame;
   frame.threads = &threads;
   const Schedule& s = executable.schedule();

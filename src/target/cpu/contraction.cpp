@@ -13,6 +13,7 @@
 #include "target/cpu/contraction_desc.h"
 #include "target/cpu/epilogue.h"
 #include "target/cpu/strided_copy.h"
+#include "target/packing.h"
 
 namespace broach::cpu {
 
@@ -71,7 +72,7 @@ size_t bytes_of(const onednn::Operand& o) {
   return bytes;
 }
 
-class OneDnnContraction : public CompiledContraction {
+class OneDnnContraction : public CompiledContraction, private WeightPacking {
  public:
   OneDnnContraction(const ContractionStep& step, const CompileSettings& settings) : step_(step), settings_(settings) {
     settings_.progress = nullptr;  // what is compiled later is nobody's progress
@@ -94,39 +95,17 @@ class OneDnnContraction : public CompiledContraction {
   OneDnnContraction(const OneDnnContraction&) = delete;
   OneDnnContraction& operator=(const OneDnnContraction&) = delete;
 
-  void run(const ContractionArgs& args) const override {
-    const auto sized = is_static_ ? nullptr : for_sizes(args.symbols);
+  void run(const ContractionArgs& args, const RunContext& context) const override {
+    const auto sized = is_static_ ? nullptr : for_sizes(context.symbols);
     const Built& built = is_static_ ? *fixed_ : *sized;
     if (built.empty) return;
-    const void* prepared = args.packed_layout == built.layout ? args.packed_weight : nullptr;
+    const void* prepared = args.packed && args.packed->layout == built.layout ? args.packed->data.get() : nullptr;
     const Choice::Set available = available_to(built, args, prepared);
-    if (!built.choice) return run(built, args, prepared, by_rule(built, available));
-    Candidate c = built.choice->next(available, args.pace);
+    if (!built.choice) return run(built, args, context, prepared, by_rule(built, available));
+    Candidate c = built.choice->next(available, context.pace);
     auto start = std::chrono::steady_clock::now();
-    run(built, args, prepared, c);
-    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), args.pace);
-  }
-
-  size_t packed_bytes(std::span<const int64_t> symbols, bool trial) const override {
-    const auto b = at(symbols);
-    const Primitive* p = packing_of(*b);
-    return p && (trial || wants_packed(*b)) ? p->packed_weight_bytes() : 0;
-  }
-
-  size_t packed_layout(std::span<const int64_t> symbols) const override { return at(symbols)->layout; }
-
-  size_t packing_trial(std::span<const int64_t> symbols) const override {
-    const auto b = at(symbols);
-    return b->choice && !b->choice->decided() && b->choice->tries(Candidate::packed) ? reinterpret_cast<size_t>(b->choice.get()) : 0;
-  }
-
-  bool is_settled(std::span<const int64_t> symbols) const override {
-    const auto b = at(symbols);
-    return !b->choice || b->choice->decided();
-  }
-
-  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
-    packing_of(*at(symbols))->pack_weight(weight, packed);
+    run(built, args, context, prepared, c);
+    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), context.pace);
   }
 
   std::string pick(std::span<const int64_t> symbols) const override {
@@ -141,7 +120,31 @@ class OneDnnContraction : public CompiledContraction {
     return b.primitive && b.primitive->is_reference() ? text + " (slow: " + b.primitive->text() + ")" : text;
   }
 
+  const WeightPacking* packing() const override { return this; }
+
  private:
+  size_t bytes(std::span<const int64_t> symbols, bool for_trial) const override {
+    const auto b = at(symbols);
+    const Primitive* p = packing_of(*b);
+    return p && (for_trial || wants_packed(*b)) ? p->packed_weight_bytes() : 0;
+  }
+
+  size_t layout(std::span<const int64_t> symbols) const override { return at(symbols)->layout; }
+
+  size_t trial(std::span<const int64_t> symbols) const override {
+    const auto b = at(symbols);
+    return b->choice && !b->choice->decided() && b->choice->tries(Candidate::packed) ? reinterpret_cast<size_t>(b->choice.get()) : 0;
+  }
+
+  bool is_settled(std::span<const int64_t> symbols) const override {
+    const auto b = at(symbols);
+    return !b->choice || b->choice->decided();
+  }
+
+  void pack(std::span<const int64_t> symbols, const void* weight, void* packed) const override {
+    packing_of(*at(symbols))->pack_weight(weight, packed);
+  }
+
   struct Built {
     std::shared_ptr<const Primitive> primitive;  // null: the host's own is the only one
     std::shared_ptr<const Primitive> packed;     // the variant that wants its weight packed
@@ -192,20 +195,20 @@ class OneDnnContraction : public CompiledContraction {
     return b.needs_packing && !b.packing_is_cheap && !pinned ? Candidate::host : Candidate::plain;
   }
 
-  void run(const Built& built, const ContractionArgs& args, const void* prepared, Candidate candidate) const {
+  void run(const Built& built, const ContractionArgs& args, const RunContext& context, const void* prepared, Candidate candidate) const {
     if (candidate == Candidate::host) run_host(*built.host, args);
-    else run_library(built, args, candidate == Candidate::packed ? prepared : nullptr);
+    else run_library(built, args, context, candidate == Candidate::packed ? prepared : nullptr);
   }
 
   void run_host(const HostForm& form, const ContractionArgs& args) const {
     HostWindow operands[8];
     for (size_t i = 0; i < form.operands.size(); ++i) operands[i] = host_window(form.operands[i], args.epilogue[i]);
-    settings_.host_contraction({step_.node, host_window(form.x, args.operands[0]), host_window(form.weight, args.operands[1]),
+    settings_.host_contraction({step_.operation, host_window(form.x, args.operands[0]), host_window(form.weight, args.operands[1]),
                                 form.bias ? host_window(*form.bias, args.bias) : HostWindow{}, host_window(form.result, args.result),
                                 form.padding, form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
   }
 
-  static void run_library(const Built& built, const ContractionArgs& args, const void* prepared) {
+  static void run_library(const Built& built, const ContractionArgs& args, const RunContext& context, const void* prepared) {
     thread_local std::vector<char> memory, weight_memory;
     const void* weight = prepared;
     if (!weight) {
@@ -230,7 +233,7 @@ class OneDnnContraction : public CompiledContraction {
     const void* source = args.operands[0];
     if (built.copied) {
       copy_to_dense(built.copied->dims, built.copied->strides, built.copied->dtype == onednn::DType::f32 ? 4 : 2, source, scratch,
-                    args.threads);
+                    *context.threads);
       source = scratch;
       scratch += copied_bytes;
     }
@@ -246,7 +249,7 @@ class OneDnnContraction : public CompiledContraction {
         built.result_reorder->run(product, nullptr, nullptr, scratch + source_bytes + result_bytes, {}, own_scratch);
         product = scratch + source_bytes + result_bytes;
       }
-      run_epilogue(built, args, product);
+      run_epilogue(built, args, context, product);
       return;
     }
     void* result = built.result_reorder ? scratch + source_bytes : args.result;
@@ -259,20 +262,20 @@ class OneDnnContraction : public CompiledContraction {
     if (built.result_reorder) built.result_reorder->run(result, nullptr, nullptr, args.result, {}, own_scratch);
   }
 
-  static void run_epilogue(const Built& built, const ContractionArgs& args, void* product) {
+  static void run_epilogue(const Built& built, const ContractionArgs& args, const RunContext& context, void* product) {
     void* buffers[11];
     size_t count = 0;
     buffers[count++] = product;
     if (!built.biased) buffers[count++] = args.bias;
     for (void* operand : args.epilogue) buffers[count++] = operand;
     buffers[count++] = args.result;
-    built.epilogue->launch(buffers, nullptr, args.threads);
+    built.epilogue->launch(buffers, nullptr, context);
   }
 
   // What this contraction's elements may be rounded to; those in bf16 are what they are.
   ContractionRules::Math math() const {
     if (step_.result.type.dtype != DType::f32) return ContractionRules::Math::exact;
-    return step_.node->op == Op::conv ? settings_.contractions.conv : settings_.contractions.dot;
+    return step_.operation.op == Op::conv ? settings_.contractions.conv : settings_.contractions.dot;
   }
 
   static size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -317,7 +320,7 @@ class OneDnnContraction : public CompiledContraction {
         if (slow(bare)) continue;
         b.primitive = std::move(bare), b.biased = biased, b.summed = std::nullopt;
         b.epilogue =
-            compile_epilogue(step_, t, step_.node->op == Op::conv ? channels_last(dims) : dense(dims), !biased, symbols, settings_);
+            compile_epilogue(step_, t, step_.operation.op == Op::conv ? channels_last(dims) : dense(dims), !biased, symbols, settings_);
         return true;
       }
     desc = given;
@@ -378,7 +381,7 @@ class OneDnnContraction : public CompiledContraction {
   Built build(std::span<const int64_t> symbols) const {
     Built b;
     if (step_.result.type.numel().eval(symbols) == 0) return b.empty = true, b;
-    if (step_.node->op == Op::conv) {
+    if (step_.operation.op == Op::conv) {
       auto desc = conv_desc(step_, symbols);
       desc.math = math_mode(math());
       if (settings_.host_contraction) b.host = host_form(desc, symbols);
@@ -394,7 +397,7 @@ class OneDnnContraction : public CompiledContraction {
       build_dot(b, symbols);
     }
     if (!b.primitive && !b.host)
-      unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.node->op), " of ", step_.operands[0].type.str(), " and ",
+      unsupported("cpu: oneDNN has no implementation for this ", name_of(step_.operation.op), " of ", step_.operands[0].type.str(), " and ",
                   step_.operands[1].type.str());
     if (const Primitive* p = packing_of(b)) b.layout = p->weight_layout().hash();
     return b;
@@ -424,7 +427,7 @@ class OneDnnContraction : public CompiledContraction {
   }
 
   HostForm host_form(const onednn::ConvDesc& desc, std::span<const int64_t> symbols) const {
-    const Node& n = *step_.node;
+    const Operation& n = step_.operation;
     HostForm form{operand_of(step_.operands[0], symbols), operand_of(step_.operands[1], symbols), operand_of(step_.result, symbols),
                   desc.bias};
     if (form.bias && form.bias->dims[0] != desc.dst.dims[1]) form.bias->dims[0] = desc.dst.dims[1], form.bias->strides[0] = 0;
@@ -534,7 +537,7 @@ bool has_contractions(DType dtype) {
 }
 
 std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings) {
-  if (!has_contractions(step.result.type.dtype)) return nullptr;
+  if (!has_contractions(step.result.type.dtype) || !step.side_results.empty()) return nullptr;
   return std::make_shared<OneDnnContraction>(step, settings);
 }
 

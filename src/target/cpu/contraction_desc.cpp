@@ -100,7 +100,7 @@ onednn::Operand vector_operand(const Window& v, size_t rank, size_t at) {
 
 // All windows with the rank and dimensions of the result share these; returns [.., m, k] x [.., k, n] -> [.., m, n].
 MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
-  auto batch = static_cast<size_t>(step.node->integer(Attr::batch));
+  auto batch = static_cast<size_t>(step.operation.integer(Attr::batch));
   Window a = window(step.operands[0], symbols), b = window(step.operands[1], symbols), c = window(step.result, symbols);
   std::vector<Window> posts;
   for (const auto& e : step.epilogue)
@@ -136,7 +136,7 @@ MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> sym
 }
 
 onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
-  const Node& n = *step.node;
+  const Operation& n = step.operation;
   Window x = window(step.operands[0], symbols), w = window(step.operands[1], symbols), y = window(step.result, symbols);
   bool transposed = n.integer(Attr::transposed) != 0;
   int64_t groups = n.integer(Attr::groups);

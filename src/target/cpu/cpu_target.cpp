@@ -1,3 +1,5 @@
+#include <cstring>
+
 #include "target/cpu/contraction.h"
 #include "target/cpu/jit.h"
 #include "target/cpu/onednn.h"
@@ -10,15 +12,23 @@ namespace {
 class CpuTarget : public Target {
  public:
   std::string name() const override { return "cpu"; }
-  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels,
-                                                             const CompileSettings& settings) const override {
+  CompiledKernels compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const override {
     return cpu::compile_kernels(kernels, settings);
   }
+  std::string save(const CompiledKernels& kernels) const override { return cpu::save_kernels(kernels); }
+  CompiledKernels load(std::string_view bytes) const override { return cpu::load_kernels(bytes); }
+  std::string fingerprint() const override { return cpu::fingerprint(); }
   std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const override {
     return cpu::make_contraction(step, settings);
   }
-  std::shared_ptr<const CompiledRoutine> routine(const Node& node) const override { return cpu::make_routine(node); }
+  std::shared_ptr<const CompiledRoutine> routine(const Operation& operation) const override { return cpu::make_routine(operation); }
   bool has_contractions(DType dtype) const override { return cpu::has_contractions(dtype); }
+
+  Memory& memory() const override { return HostMemory::get(); }
+  void copy(void* to, const void* from, size_t bytes, bool, const RunContext&) const override { std::memcpy(to, from, bytes); }
+  // Every call has done its work when it returns.
+  void wait(const RunContext&) const override {}
+  void drain(const RunContext&) const noexcept override {}
 };
 
 }  // namespace

@@ -46,7 +46,7 @@ class EpilogueBuilder {
 
   // One element a channel or column.
   SymInt bias_address() const {
-    size_t along = step_.node->op == Op::conv ? 1 : k_.axes.size() - 1;
+    size_t along = step_.operation.op == Op::conv ? 1 : k_.axes.size() - 1;
     const auto own = strides(*step_.bias);
     for (size_t d = 0; d < own.size(); ++d)
       if (!(step_.bias->type.shape[d] == SymInt(1))) return SymInt::symbol(k_.axes[along].id) * SymInt(own[d]);

@@ -18,8 +18,10 @@
 #include <llvm/Transforms/Scalar/SimplifyCFG.h>
 #include <llvm/Transforms/Utils/Cloning.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -78,18 +80,41 @@ class Code {
     return *code;
   }
 
-  // The code lives until `remove`.
-  llvm::orc::ResourceTrackerSP add(std::unique_ptr<llvm::MemoryBuffer> object) {
-    auto tracker = jit_->getMainJITDylib().createResourceTracker();
-    if (auto e = jit_->addObjectFile(tracker, std::move(object))) fail("cpu: linking a kernel: ", llvm::toString(std::move(e)));
-    return tracker;
+  // Lives as long as somebody holds it.
+  using Held = std::shared_ptr<const void>;
+
+  Held add(std::unique_ptr<llvm::MemoryBuffer> object) { return add(jit_->getMainJITDylib(), std::move(object)); }
+  KernelFn* find(const std::string& name) { return find(jit_->getMainJITDylib(), name); }
+
+  // An object of another process, whose names are its own.
+  std::pair<KernelFn*, Held> add_foreign(std::unique_ptr<llvm::MemoryBuffer> object, const std::string& name) {
+    static std::atomic<int> count{0};
+    auto made = jit_->createJITDylib(cat("loaded_", count++));
+    if (!made) fail("cpu: making room for loaded code: ", llvm::toString(made.takeError()));
+    llvm::orc::JITDylib& library = *made;
+    library.addToLinkOrder(jit_->getMainJITDylib());
+    Held code = add(library, std::move(object));
+    KernelFn* f = find(library, name);
+    return {f, Held(&library, [this, &library, code](const void*) mutable {
+              code.reset();
+              if (auto e = jit_->getExecutionSession().removeJITDylib(library)) note("the code of a kernel stays", std::move(e));
+            })};
   }
-  static void remove(llvm::orc::ResourceTracker& code) {
-    if (auto e = code.remove()) log_warning("cpu: the code of a kernel stays: ", llvm::toString(std::move(e)));
-  }
-  KernelFn* find(const std::string& name) { return take(jit_->lookup(name), "looking up a kernel").toPtr<KernelFn*>(); }
 
  private:
+  static void note(const char* what, llvm::Error e) { log_warning("cpu: ", what, ": ", llvm::toString(std::move(e))); }
+
+  Held add(llvm::orc::JITDylib& library, std::unique_ptr<llvm::MemoryBuffer> object) {
+    auto tracker = library.createResourceTracker();
+    if (auto e = jit_->addObjectFile(tracker, std::move(object))) fail("cpu: linking a kernel: ", llvm::toString(std::move(e)));
+    return Held(tracker.get(), [tracker](const void*) {
+      if (auto e = tracker->remove()) note("the code of a kernel stays", std::move(e));
+    });
+  }
+  KernelFn* find(llvm::orc::JITDylib& library, const std::string& name) {
+    return take(jit_->lookup(library, name), "looking up a kernel").toPtr<KernelFn*>();
+  }
+
   Code() {
     Host::get();
     jit_ = take(llvm::orc::LLJITBuilder().create(), "starting the JIT");
@@ -106,31 +131,35 @@ class Code {
   std::unique_ptr<llvm::orc::LLJIT> jit_;
 };
 
+// All that a kernel can be made of again.
+struct Saved {
+  std::string text, name, object;
+};
+
 class CpuKernel : public CompiledKernel {
  public:
-  CpuKernel(KernelFn* fn, llvm::orc::ResourceTrackerSP code, KernelShape shape, size_t bytes)
-      : fn_(fn), code_(std::move(code)), shape_(std::move(shape)), bytes_(bytes) {
+  CpuKernel(KernelFn* fn, Code::Held code, KernelShape shape, size_t bytes, std::shared_ptr<const Saved> saved)
+      : fn_(fn), code_(std::move(code)), shape_(std::move(shape)), bytes_(bytes), saved_(std::move(saved)) {
     if (shape_.units.is_constant() && shape_.work_per_unit.is_constant() && shape_.scratch_bytes.is_constant()) fixed_ = sizes({});
   }
 
-  ~CpuKernel() override { Code::remove(*code_); }
-
-  bool launch(void* const* buffers, const int64_t* symbols, const Threads& threads) const override {
+  void launch(void* const* buffers, const int64_t* symbols, const RunContext& run) const override {
     Sizes s = fixed_ ? *fixed_ : sizes([&](SymbolId id) { return symbols[id]; });
     if (s.units <= s.grain) {
       int32_t error = 0;
       fn_(buffers, symbols, 0, s.units, scratch(s.scratch), &error);
-      return error == 0;
+      if (error) run.errors->set(run.step);
+      return;
     }
-    std::atomic<int32_t> any{0};
-    threads.parallel_for(s.units, s.grain, [&](int64_t begin, int64_t end) {
+    run.threads->parallel_for(s.units, s.grain, [&](int64_t begin, int64_t end) {
       int32_t error = 0;
       fn_(buffers, symbols, begin, end, scratch(s.scratch), &error);
-      if (error) any = 1;
+      if (error) run.errors->set(run.step);
     });
-    return any == 0;
   }
   size_t code_bytes() const override { return bytes_; }
+  const Saved* saved() const { return saved_.get(); }  // null: nobody asked for it
+  const KernelShape& shape() const { return shape_; }
 
  private:
   struct Sizes {
@@ -155,9 +184,10 @@ class CpuKernel : public CompiledKernel {
   }
 
   KernelFn* fn_;
-  llvm::orc::ResourceTrackerSP code_;
+  Code::Held code_;
   KernelShape shape_;
   size_t bytes_;
+  std::shared_ptr<const Saved> saved_;
   std::optional<Sizes> fixed_;
 };
 
@@ -251,63 +281,194 @@ struct Known {
 
 }  // namespace
 
-std::vector<std::shared_ptr<const CompiledKernel>> compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels,
-                                                                   const CompileSettings& settings) {
+namespace {
+
+using Kernels = std::span<const std::shared_ptr<const Kernel>>;
+
+// Kernels to be compiled, of those asked for.
+class Compilation {
+ public:
+  Compilation(Kernels kernels, const CompileSettings& settings) : settings_(settings) {
+    Known& known = Known::get();
+    std::unordered_map<const Kernel*, size_t> spelled;  // those that are one object have one text
+    std::lock_guard lock(known.mutex);
+    for (const auto& k : kernels) {
+      auto [at, fresh] = spelled.emplace(k.get(), texts_.size());
+      texts_.push_back(fresh ? k->str() : texts_[at->second]);
+      auto [it, first] = found_.emplace(texts_.back(), nullptr);
+      if (!first) continue;
+      auto* compiled = known.kernels.find(texts_.back());
+      if (compiled && (!settings.save || static_cast<const CpuKernel&>(**compiled).saved())) it->second = *compiled;
+      else jobs_.push_back({k.get(), texts_.back(), cat("broach_kernel_", known.names++), {}});
+    }
+  }
+
+  CompiledKernels run() {
+    const size_t wanted =
+        settings_.threads > 0 ? static_cast<size_t>(settings_.threads) : std::max(1u, std::thread::hardware_concurrency());
+    if (!jobs_.empty()) Host::get();
+    std::vector<std::thread> pool;
+    for (size_t t = 1; t < std::min(jobs_.size(), wanted); ++t) pool.emplace_back([this] { work(); });
+    work();
+    for (auto& t : pool) t.join();
+    if (failure_) std::rethrow_exception(failure_);
+    link();
+    CompiledKernels out;
+    for (const auto& t : texts_) out.push_back(found_.at(t));
+    return out;
+  }
+
+ private:
   struct Job {
     const Kernel* kernel;
     std::string text, name;
     Compiled compiled;
   };
-  Known& known = Known::get();
-  std::vector<Job> jobs;
-  std::vector<std::string> texts;
-  std::unordered_map<const Kernel*, size_t> spelled;  // those that are one object have one text
-  std::unordered_map<std::string, std::shared_ptr<const CompiledKernel>> found;
-  {
-    std::lock_guard lock(known.mutex);
-    for (const auto& k : kernels) {
-      auto [at, fresh] = spelled.emplace(k.get(), texts.size());
-      texts.push_back(fresh ? k->str() : texts[at->second]);
-      auto [it, first] = found.emplace(texts.back(), nullptr);
-      if (!first) continue;
-      if (auto* compiled = known.kernels.find(texts.back())) it->second = *compiled;
-      else jobs.push_back({k.get(), texts.back(), cat("broach_kernel_", known.names++), {}});
+
+  void work() {
+    for (size_t i; (i = next_++) < jobs_.size();) {
+      try {
+        jobs_[i].compiled = compile_one(*jobs_[i].kernel, jobs_[i].name);
+      } catch (...) {
+        std::lock_guard lock(mutex_);
+        failure_ = std::current_exception();
+      }
+      const int n = ++done_;
+      std::lock_guard lock(mutex_);
+      if (settings_.progress) settings_.progress(n, static_cast<int>(jobs_.size()));
     }
   }
-  std::atomic<size_t> next{0};
-  std::atomic<int> done{0};
-  std::mutex failure_mutex;
-  std::exception_ptr failure;
-  auto work = [&] {
-    for (size_t i; (i = next++) < jobs.size();) {
-      try {
-        jobs[i].compiled = compile_one(*jobs[i].kernel, jobs[i].name);
-      } catch (...) {
-        std::lock_guard lock(failure_mutex);
-        failure = std::current_exception();
-      }
-      int n = ++done;
-      std::lock_guard lock(failure_mutex);
-      if (settings.progress) settings.progress(n, static_cast<int>(jobs.size()));
+
+  void link() {
+    std::vector<Code::Held> code;
+    std::vector<std::shared_ptr<const Saved>> saved;
+    for (Job& j : jobs_) {
+      saved.push_back(settings_.save ? std::make_shared<const Saved>(Saved{j.text, j.name, j.compiled.object->getBuffer().str()})
+                                     : nullptr);
+      code.push_back(Code::get().add(std::move(j.compiled.object)));
     }
-  };
-  size_t threads = std::min<size_t>(
-      jobs.size(), settings.threads > 0 ? static_cast<size_t>(settings.threads) : std::max(1u, std::thread::hardware_concurrency()));
-  if (threads > 0) Host::get();
-  std::vector<std::thread> pool;
-  for (size_t t = 1; t < threads; ++t) pool.emplace_back(work);
-  work();
-  for (auto& t : pool) t.join();
-  if (failure) std::rethrow_exception(failure);
-  std::vector<llvm::orc::ResourceTrackerSP> code;
-  for (Job& j : jobs) code.push_back(Code::get().add(std::move(j.compiled.object)));
-  for (size_t i = 0; i < jobs.size(); ++i)
-    found[jobs[i].text] =
-        std::make_shared<CpuKernel>(Code::get().find(jobs[i].name), std::move(code[i]), jobs[i].compiled.shape, jobs[i].compiled.bytes);
+    for (size_t i = 0; i < jobs_.size(); ++i)
+      found_[jobs_[i].text] = std::make_shared<CpuKernel>(Code::get().find(jobs_[i].name), std::move(code[i]), jobs_[i].compiled.shape,
+                                                          jobs_[i].compiled.bytes, std::move(saved[i]));
+    std::lock_guard lock(Known::get().mutex);
+    for (Job& j : jobs_) Known::get().kernels.insert(j.text, found_.at(j.text));
+  }
+
+  const CompileSettings& settings_;
+  std::vector<Job> jobs_;
+  std::vector<std::string> texts_;
+  std::unordered_map<std::string, std::shared_ptr<const CompiledKernel>> found_;
+  std::atomic<size_t> next_{0};
+  std::atomic<int> done_{0};
+  std::mutex mutex_;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+CompiledKernels compile_kernels(Kernels kernels, const CompileSettings& settings) { return Compilation(kernels, settings).run(); }
+
+// ---- saved code: pieces, each behind its length. The fingerprint, how many distinct kernels there are, their pieces, and which one
+// each kernel is. ----
+
+namespace {
+
+class Pieces {
+ public:
+  explicit Pieces(std::string_view bytes) : rest_(bytes) {}
+  std::string_view next() {
+    uint64_t length = 0;
+    take(&length, sizeof length);
+    if (length > rest_.size()) unsupported("cpu: saved kernels that are cut off");
+    std::string_view piece = rest_.substr(0, length);
+    rest_.remove_prefix(length);
+    return piece;
+  }
+  int64_t number() {
+    int64_t n = 0;
+    take(&n, sizeof n);
+    return n;
+  }
+  bool at_end() const { return rest_.empty(); }
+
+  static void add(std::string& out, std::string_view piece) {
+    add(out, static_cast<int64_t>(piece.size()));
+    out += piece;
+  }
+  static void add(std::string& out, int64_t n) { out.append(reinterpret_cast<const char*>(&n), sizeof n); }
+
+ private:
+  void take(void* to, size_t bytes) {
+    if (bytes > rest_.size()) unsupported("cpu: saved kernels that are cut off");
+    std::memcpy(to, rest_.data(), bytes);
+    rest_.remove_prefix(bytes);
+  }
+  std::string_view rest_;
+};
+
+std::shared_ptr<const CompiledKernel> load_one(Pieces& pieces) {
+  auto saved = std::make_shared<Saved>();
+  saved->text = pieces.next(), saved->name = pieces.next(), saved->object = pieces.next();
+  KernelShape shape;
+  for (SymInt* n : {&shape.units, &shape.work_per_unit, &shape.scratch_bytes}) *n = SymInt::parse(pieces.next());
+  shape.ops_per_point = static_cast<int>(pieces.number());
+  Known& known = Known::get();
+  {
+    std::lock_guard lock(known.mutex);
+    if (auto* found = known.kernels.find(saved->text); found && static_cast<const CpuKernel&>(**found).saved()) return *found;
+  }
+  auto object = llvm::MemoryBuffer::getMemBufferCopy(saved->object, saved->name);
+  auto [f, code] = Code::get().add_foreign(std::move(object), saved->name);
+  const size_t bytes = saved->object.size();
+  std::string text = saved->text;
+  std::shared_ptr<const CompiledKernel> kernel = std::make_shared<CpuKernel>(f, std::move(code), std::move(shape), bytes, std::move(saved));
   std::lock_guard lock(known.mutex);
-  for (Job& j : jobs) known.kernels.insert(j.text, found.at(j.text));
-  std::vector<std::shared_ptr<const CompiledKernel>> out;
-  for (const auto& t : texts) out.push_back(found.at(t));
+  return known.kernels.insert(std::move(text), kernel);
+}
+
+}  // namespace
+
+std::string fingerprint() {
+  const Host& host = Host::get();
+  constexpr int kFormat = 1;  // of saved kernels, and of the functions of vector_math.h that they call
+  return cat("cpu ", kFormat, " llvm ", LLVM_VERSION_STRING, " ", host.triple.str(), " ", host.cpu, " ", host.features);
+}
+
+std::string save_kernels(const CompiledKernels& kernels) {
+  std::vector<const CpuKernel*> distinct;
+  std::vector<int64_t> which;
+  for (const auto& k : kernels) {
+    const auto* kernel = static_cast<const CpuKernel*>(k.get());
+    check(kernel->saved(), "cpu: kernels to be saved have to be compiled with CompileSettings::save");
+    auto it = std::find(distinct.begin(), distinct.end(), kernel);
+    which.push_back(it - distinct.begin());
+    if (it == distinct.end()) distinct.push_back(kernel);
+  }
+  std::string out;
+  Pieces::add(out, fingerprint());
+  Pieces::add(out, static_cast<int64_t>(distinct.size()));
+  for (const CpuKernel* k : distinct) {
+    const KernelShape& s = k->shape();
+    for (const std::string& piece :
+         {k->saved()->text, k->saved()->name, k->saved()->object, s.units.str(), s.work_per_unit.str(), s.scratch_bytes.str()})
+      Pieces::add(out, piece);
+    Pieces::add(out, int64_t{s.ops_per_point});
+  }
+  for (int64_t i : which) Pieces::add(out, i);
+  return out;
+}
+
+CompiledKernels load_kernels(std::string_view bytes) {
+  Pieces pieces(bytes);
+  if (std::string_view of = pieces.next(); of != fingerprint())
+    unsupported("cpu: kernels saved for '", of, "', not for '", fingerprint(), "'");
+  CompiledKernels distinct, out;
+  for (int64_t n = pieces.number(); n > 0; --n) distinct.push_back(load_one(pieces));
+  while (!pieces.at_end()) {
+    const int64_t i = pieces.number();
+    if (i < 0 || i >= std::ssize(distinct)) unsupported("cpu: saved kernels that are damaged");
+    out.push_back(distinct[static_cast<size_t>(i)]);
+  }
   return out;
 }
 

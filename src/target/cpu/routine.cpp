@@ -11,28 +11,30 @@ namespace {
 class Routine : public CompiledRoutine {
  public:
   explicit Routine(RoutineFunction f) : run_(std::move(f)) {}
-  bool run(const RoutineArgs& args) const override { return run_(args); }
+  void run(const RoutineArgs& args, const RunContext& context) const override {
+    if (!run_(args, *context.threads)) context.errors->set(context.step);
+  }
 
  private:
   RoutineFunction run_;
 };
 
-RoutineFunction function_of(const Node& node) {
-  switch (node.op) {
+RoutineFunction function_of(const Operation& operation) {
+  switch (operation.op) {
     case Op::scan_sum:
     case Op::scan_prod:
     case Op::scan_logsumexp:
     case Op::scan_max:
-    case Op::scan_min: return make_scan(node);
+    case Op::scan_min: return make_scan(operation);
     case Op::sort:
     case Op::topk:
     case Op::kth:
     case Op::median:
-    case Op::mode: return make_order(node);
-    case Op::search: return make_search(node);
-    case Op::update: return make_update(node);
-    case Op::attention: return make_attention(node);
-    default: return make_scatter(node);
+    case Op::mode: return make_order(operation);
+    case Op::search: return make_search(operation);
+    case Op::update: return make_update(operation);
+    case Op::attention: return make_attention(operation);
+    default: return make_scatter(operation);
   }
 }
 
@@ -70,8 +72,8 @@ std::vector<Across> dimensions_across(std::span<const RoutineTensor* const> tens
 
 }  // namespace
 
-std::shared_ptr<const CompiledRoutine> make_routine(const Node& node) {
-  RoutineFunction f = function_of(node);
+std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation) {
+  RoutineFunction f = function_of(operation);
   return f ? std::make_shared<Routine>(std::move(f)) : nullptr;
 }
 

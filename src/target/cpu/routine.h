@@ -11,20 +11,21 @@
 
 namespace broach::cpu {
 
-// Null if there is no routine for the node's element types.
-std::shared_ptr<const CompiledRoutine> make_routine(const Node& node);
+// Null if there is no routine for these element types.
+std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation);
 
 // ---- for the families of routines ----
 
-using RoutineFunction = std::function<bool(const RoutineArgs&)>;
+// False if an index was out of bounds: the results are then not to be used.
+using RoutineFunction = std::function<bool(const RoutineArgs&, const Threads&)>;
 
 // Empty if there is none for these element types.
-RoutineFunction make_scan(const Node& node);
-RoutineFunction make_order(const Node& node);  // sort, topk, kth, median, mode
-RoutineFunction make_search(const Node& node);
-RoutineFunction make_scatter(const Node& node);
-RoutineFunction make_update(const Node& node);
-RoutineFunction make_attention(const Node& node);
+RoutineFunction make_scan(const Operation& operation);
+RoutineFunction make_order(const Operation& operation);  // sort, topk, kth, median, mode
+RoutineFunction make_search(const Operation& operation);
+RoutineFunction make_scatter(const Operation& operation);
+RoutineFunction make_update(const Operation& operation);
+RoutineFunction make_attention(const Operation& operation);
 
 constexpr size_t kMostLines = 4;  // tensors that are walked together
 

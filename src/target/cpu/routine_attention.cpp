@@ -26,7 +26,7 @@ float* aligned_floats(int64_t n) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
 }
 
-bool attention(const RoutineArgs& args, float scale, bool causal) {
+bool attention(const RoutineArgs& args, const Threads& threads, float scale, bool causal) {
   static AttentionFn* const code = best_code();
   const RoutineTensor &q = args.operands[0], &k = args.operands[1], &v = args.operands[2], &out = args.results[0], &lse = args.results[1];
   const RoutineTensor* mask = args.operands.size() > 3 ? &args.operands[3] : nullptr;
@@ -43,31 +43,31 @@ bool attention(const RoutineArgs& args, float scale, bool causal) {
   if (lse.data) all.logsumexp_row = lse.strides[2];
   const int64_t heads = q.sizes[1], rows = q.sizes[2], blocks = (rows + kAttentionRows - 1) / kAttentionRows;
   const int64_t work = std::min(rows, kAttentionRows) * std::max<int64_t>(all.keys, 1) * (all.depth + all.value_depth);
-  args.threads.parallel_for(q.sizes[0] * heads * blocks, std::max<int64_t>(1, 400'000 / std::max<int64_t>(work / 16, 1)),
-                            [&](int64_t begin, int64_t end) {
-                              AttentionRows a = all;
-                              a.scratch = aligned_floats(attention_scratch(a.depth, a.value_depth));
-                              for (int64_t i = begin; i < end; ++i) {
-                                const int64_t batch = i / blocks / heads, head = i / blocks % heads;
-                                a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
-                                a.mask = mask ? static_cast<const float*>(head_of(*mask, batch, head)) : nullptr;
-                                a.result = out.data ? const_cast<void*>(head_of(out, batch, head)) : nullptr;
-                                a.logsumexp = lse.data ? static_cast<float*>(const_cast<void*>(head_of(lse, batch, head))) : nullptr;
-                                a.first = i % blocks * kAttentionRows;
-                                a.last = std::min(rows, a.first + kAttentionRows);
-                                code(a);
-                              }
-                            });
+  threads.parallel_for(q.sizes[0] * heads * blocks, std::max<int64_t>(1, 400'000 / std::max<int64_t>(work / 16, 1)),
+                       [&](int64_t begin, int64_t end) {
+                         AttentionRows a = all;
+                         a.scratch = aligned_floats(attention_scratch(a.depth, a.value_depth));
+                         for (int64_t i = begin; i < end; ++i) {
+                           const int64_t batch = i / blocks / heads, head = i / blocks % heads;
+                           a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
+                           a.mask = mask ? static_cast<const float*>(head_of(*mask, batch, head)) : nullptr;
+                           a.result = out.data ? const_cast<void*>(head_of(out, batch, head)) : nullptr;
+                           a.logsumexp = lse.data ? static_cast<float*>(const_cast<void*>(head_of(lse, batch, head))) : nullptr;
+                           a.first = i % blocks * kAttentionRows;
+                           a.last = std::min(rows, a.first + kAttentionRows);
+                           code(a);
+                         }
+                       });
   return true;
 }
 
 }  // namespace
 
-RoutineFunction make_attention(const Node& node) {
-  if (node.inputs[0].dtype() != DType::f32 && node.inputs[0].dtype() != DType::bf16) return {};
-  const auto scale = static_cast<float>(as_double(node.get<Scalar>(Attr::scale)));
-  const bool causal = node.integer(Attr::causal) != 0;
-  return [=](const RoutineArgs& args) { return attention(args, scale, causal); };
+RoutineFunction make_attention(const Operation& operation) {
+  if (operation.operands[0].dtype != DType::f32 && operation.operands[0].dtype != DType::bf16) return {};
+  const auto scale = static_cast<float>(as_double(operation.get<Scalar>(Attr::scale)));
+  const bool causal = operation.integer(Attr::causal) != 0;
+  return [=](const RoutineArgs& args, const Threads& threads) { return attention(args, threads, scale, causal); };
 }
 
 }  // namespace broach::cpu

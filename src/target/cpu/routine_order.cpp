@@ -212,7 +212,7 @@ void mode_run(const RoutineArgs& args, int64_t length, const LineRun& r) {
 }
 
 template <class E>
-bool order_lines(const Choice& c, const RoutineArgs& args) {
+bool order_lines(const Choice& c, const RoutineArgs& args, const Threads& threads) {
   const RoutineTensor &x = args.operands[0], &values = args.results[0], &positions = args.results[1];
   const RoutineTensor* tensors[] = {&x, values.data ? &values : nullptr, positions.data ? &positions : nullptr};
   const int64_t length = x.sizes[c.dim];
@@ -224,7 +224,7 @@ bool order_lines(const Choice& c, const RoutineArgs& args) {
   if (kept > length || k > length || (c.op == Op::kth && k == length))
     fail(name_of(c.op), ": ", std::max(k, kept), " of ", length, " elements");
   const int64_t work = length * std::max<int64_t>(1, std::bit_width(static_cast<uint64_t>(length)));
-  for_each_run(tensors, c.dim, work, args.threads, [&](const LineRun& r) {
+  for_each_run(tensors, c.dim, work, threads, [&](const LineRun& r) {
     if (c.op == Op::mode) return mode_run<E>(args, length, r);
     if (sizeof(KeyOf<E>) == 4 && length < int64_t{UINT32_MAX}) order_run<E, Narrow>(c, args, length, kept, k, r);
     else order_run<E, Broad>(c, args, length, kept, k, r);
@@ -235,7 +235,7 @@ bool order_lines(const Choice& c, const RoutineArgs& args) {
 // ---- search ----
 
 template <class E>
-bool search_lines(const RoutineArgs& args, bool right) {
+bool search_lines(const RoutineArgs& args, const Threads& threads, bool right) {
   const RoutineTensor &x = args.operands[0], &values = args.operands[1], &out = args.results[0];
   const size_t rank = values.sizes.size();
   if (!out.data) return true;
@@ -249,7 +249,7 @@ bool search_lines(const RoutineArgs& args, bool right) {
   lines.strides = strides;
   const int64_t length = x.sizes.back(), step = x.strides.back(), count = v.sizes[dim];
   const RoutineTensor* tensors[] = {&v, &o, &lines};
-  for_each_run(tensors, dim, count * 16, args.threads, [&](const LineRun& r) {
+  for_each_run(tensors, dim, count * 16, threads, [&](const LineRun& r) {
     for (int64_t j = 0; j < r.lines; ++j) {
       const auto* sorted = static_cast<const typename E::Stored*>(x.data) + r.offset[2] + j * r.across[2];
       for (int64_t i = 0; i < count; ++i) {
@@ -270,29 +270,29 @@ bool search_lines(const RoutineArgs& args, bool right) {
 
 }  // namespace
 
-RoutineFunction make_order(const Node& node) {
-  auto flag = [&](Attr a) { return has_attr(node.op, a) && node.integer(a) != 0; };
-  Choice c{node.op,
-           static_cast<size_t>(node.integer(Attr::dim)),
+RoutineFunction make_order(const Operation& operation) {
+  auto flag = [&](Attr a) { return has_attr(operation.op, a) && operation.integer(a) != 0; };
+  Choice c{operation.op,
+           static_cast<size_t>(operation.integer(Attr::dim)),
            flag(Attr::descending),
            flag(Attr::stable),
            flag(Attr::sorted),
            flag(Attr::skip_nan),
            {}};
-  if (node.op == Op::kth) {
-    auto k = node.get<SymInt>(Attr::k).maybe_constant();
+  if (operation.op == Op::kth) {
+    auto k = operation.get<SymInt>(Attr::k).maybe_constant();
     if (!k) return {};
     c.k = [k = *k](const RoutineArgs&) { return k; };
   }
-  return with_real_element(node.inputs[0].dtype(), [&](auto element) -> RoutineFunction {
-    return [c](const RoutineArgs& args) { return order_lines<decltype(element)>(c, args); };
+  return with_real_element(operation.operands[0].dtype, [&](auto element) -> RoutineFunction {
+    return [c](const RoutineArgs& args, const Threads& threads) { return order_lines<decltype(element)>(c, args, threads); };
   });
 }
 
-RoutineFunction make_search(const Node& node) {
-  const bool right = node.integer(Attr::right) != 0;
-  return with_real_element(node.inputs[0].dtype(), [&](auto element) -> RoutineFunction {
-    return [right](const RoutineArgs& args) { return search_lines<decltype(element)>(args, right); };
+RoutineFunction make_search(const Operation& operation) {
+  const bool right = operation.integer(Attr::right) != 0;
+  return with_real_element(operation.operands[0].dtype, [&](auto element) -> RoutineFunction {
+    return [right](const RoutineArgs& args, const Threads& threads) { return search_lines<decltype(element)>(args, threads, right); };
   });
 }
 

@@ -69,12 +69,12 @@ void scan_run(const typename E::Stored* x, typename E::Stored* out, int64_t leng
 
 template <class E, class Combine>
 RoutineFunction scan(size_t dim, int64_t work, const Combine& combine) {
-  return [=](const RoutineArgs& args) {
+  return [=](const RoutineArgs& args, const Threads& threads) {
     const RoutineTensor &x = args.operands[0], &out = args.results[0];
     const RoutineTensor* tensors[] = {&x, &out};
     const int64_t length = x.sizes[dim];
     if (!out.data || length == 0) return true;
-    for_each_run(tensors, dim, length * work, args.threads, [&](const LineRun& r) {
+    for_each_run(tensors, dim, length * work, threads, [&](const LineRun& r) {
       scan_run<E>(static_cast<const typename E::Stored*>(x.data), static_cast<typename E::Stored*>(out.data), length, r, combine);
     });
     return true;
@@ -98,12 +98,12 @@ RoutineFunction arithmetic_scan(Op op, size_t dim) {
 // The best so far and where it is; a NaN is better than everything, and the later of equals than the earlier.
 template <class E, bool largest>
 RoutineFunction extremum_scan(size_t dim) {
-  return [=](const RoutineArgs& args) {
+  return [=](const RoutineArgs& args, const Threads& threads) {
     using Stored = typename E::Stored;
     const RoutineTensor &x = args.operands[0], &values = args.results[0], &positions = args.results[1];
     const RoutineTensor* tensors[] = {&x, values.data ? &values : nullptr, positions.data ? &positions : nullptr};
     const int64_t length = x.sizes[dim];
-    for_each_run(tensors, dim, length, args.threads, [&](const LineRun& r) {
+    for_each_run(tensors, dim, length, threads, [&](const LineRun& r) {
       for (int64_t j = 0; j < r.lines; ++j) {
         const auto* from = static_cast<const Stored*>(x.data) + r.offset[0] + j * r.across[0];
         auto* to = static_cast<Stored*>(values.data) + (values.data ? r.offset[1] + j * r.across[1] : 0);
@@ -123,13 +123,13 @@ RoutineFunction extremum_scan(size_t dim) {
 
 }  // namespace
 
-RoutineFunction make_scan(const Node& node) {
-  const auto dim = static_cast<size_t>(node.integer(Attr::dim));
-  return with_real_element(node.inputs[0].dtype(), [&](auto element) -> RoutineFunction {
+RoutineFunction make_scan(const Operation& operation) {
+  const auto dim = static_cast<size_t>(operation.integer(Attr::dim));
+  return with_real_element(operation.operands[0].dtype, [&](auto element) -> RoutineFunction {
     using E = decltype(element);
-    if (node.op == Op::scan_max) return extremum_scan<E, true>(dim);
-    if (node.op == Op::scan_min) return extremum_scan<E, false>(dim);
-    return arithmetic_scan<E>(node.op, dim);
+    if (operation.op == Op::scan_max) return extremum_scan<E, true>(dim);
+    if (operation.op == Op::scan_min) return extremum_scan<E, false>(dim);
+    return arithmetic_scan<E>(operation.op, dim);
   });
 }
 

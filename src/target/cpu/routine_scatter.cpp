@@ -148,10 +148,10 @@ void copy_elements(const RoutineTensor& from, const RoutineTensor& to, const Thr
 
 template <class E, class Change>
 RoutineFunction scatter(size_t dim, bool wide_index) {
-  return [=](const RoutineArgs& args) {
+  return [=](const RoutineArgs& args, const Threads& threads) {
     const RoutineTensor &x = args.operands[0], &index = args.operands[1], &source = args.operands[2], &out = args.results[0];
     if (!out.data) return true;
-    copy_elements<typename E::Stored>(x, out, args.threads);
+    copy_elements<typename E::Stored>(x, out, threads);
     for (int64_t s : index.sizes)
       if (s == 0) return true;
     for (size_t d = 0; d < x.sizes.size(); ++d)
@@ -162,7 +162,7 @@ RoutineFunction scatter(size_t dim, bool wide_index) {
     const RoutineTensor* tensors[] = {&written, &index, &source};
     const Tensors all{out, index, source, dim};
     std::atomic<bool> valid{true};
-    for_each_run(tensors, dim, 4 * index.sizes[dim], args.threads, [&](const LineRun& r) {
+    for_each_run(tensors, dim, 4 * index.sizes[dim], threads, [&](const LineRun& r) {
       if (!(wide_index ? write_run<E, Change, int64_t>(all, r) : write_run<E, Change, int32_t>(all, r))) valid = false;
     });
     return valid.load();
@@ -181,24 +181,24 @@ RoutineFunction make_replacement(DType t, size_t dim, bool wide_index) {
 }
 
 template <class S>
-bool update(const RoutineArgs& args) {
+bool update(const RoutineArgs& args, const Threads& threads) {
   const RoutineTensor &x = args.operands[0], &source = args.operands[1], &out = args.results[0];
   if (!out.data) return true;
-  copy_elements<S>(x, out, args.threads);
+  copy_elements<S>(x, out, threads);
   RoutineTensor window = out;
   window.sizes = source.sizes;
   int64_t offset = 0;
   for (size_t d = 0; d < out.sizes.size(); ++d) offset += args.starts[d] * out.strides[d];
   window.data = static_cast<S*>(out.data) + offset;
-  copy_elements<S>(source, window, args.threads);
+  copy_elements<S>(source, window, threads);
   return true;
 }
 
 }  // namespace
 
-RoutineFunction make_update(const Node& node) {
-  if (node.inputs[0].rank() == 0) return {};
-  switch (size_of(node.inputs[0].dtype())) {
+RoutineFunction make_update(const Operation& operation) {
+  if (operation.operands[0].rank() == 0) return {};
+  switch (size_of(operation.operands[0].dtype)) {
     case 1: return update<uint8_t>;
     case 2: return update<uint16_t>;
     case 4: return update<uint32_t>;
@@ -207,16 +207,16 @@ RoutineFunction make_update(const Node& node) {
   }
 }
 
-RoutineFunction make_scatter(const Node& node) {
-  const auto dim = static_cast<size_t>(node.integer(Attr::dim));
-  const DType type = node.inputs[0].dtype(), index = node.inputs[1].dtype();
+RoutineFunction make_scatter(const Operation& operation) {
+  const auto dim = static_cast<size_t>(operation.integer(Attr::dim));
+  const DType type = operation.operands[0].dtype, index = operation.operands[1].dtype;
   if ((index != DType::i64 && index != DType::i32) || type == DType::opaque) return {};
   const bool wide = index == DType::i64;
-  if (node.op == Op::scatter) return make_replacement(type, dim, wide);
+  if (operation.op == Op::scatter) return make_replacement(type, dim, wide);
   return with_real_element(type, [&](auto element) -> RoutineFunction {
     using E = decltype(element);
     using T = typename E::Computed;
-    switch (node.op) {
+    switch (operation.op) {
       case Op::scatter_add: return scatter<E, Add<T>>(dim, wide);
       case Op::scatter_mul: return scatter<E, Mul<T>>(dim, wide);
       case Op::scatter_min: return scatter<E, Min<T>>(dim, wide);

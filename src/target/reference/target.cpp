@@ -1,5 +1,8 @@
 // The target that needs no compiler: it interprets kernels expression by expression, and hands contractions and routines to the
 // reference interpreter as graphs of one operation. Slow and obvious; what a program gives on it holds for every target.
+//
+// It works as a GPU does: a call only puts work into the thread's queue, errors are known once that has been done, and its memory
+// (device.h) cannot be touched by anybody else.
 #include "target/target.h"
 
 #include <algorithm>
@@ -7,6 +10,7 @@
 #include <map>
 
 #include "support/error.h"
+#include "target/reference/device.h"
 #include "target/reference/indices.h"
 #include "target/reference/interpreter.h"
 
@@ -16,6 +20,8 @@ namespace {
 
 using reference::dot_product;
 using reference::for_each_index;
+using reference::ProtectedMemory;
+using reference::Queue;
 using reference::Sizes;
 
 Sizes evaluate(const Shape& shape, std::span<const int64_t> symbols) {
@@ -213,8 +219,11 @@ class Launch {
 class InterpretedKernel : public CompiledKernel {
  public:
   explicit InterpretedKernel(std::shared_ptr<const Kernel> kernel) : kernel_(std::move(kernel)) {}
-  bool launch(void* const* buffers, const int64_t* symbols, const Threads&) const override {
-    return Launch(*kernel_, buffers, symbols).run();
+  void launch(void* const* buffers, const int64_t* numbers, const RunContext& run) const override {
+    Queue::of_thread().push([kernel = kernel_, buffers = std::vector(buffers, buffers + kernel_->buffers.size()),
+                             numbers = std::vector(numbers, numbers + kernel_->symbols + kernel_->parameters), run] {
+      if (!Launch(*kernel, buffers.data(), numbers.data()).run()) run.errors->set(run.step);
+    });
   }
 
  private:
@@ -227,34 +236,47 @@ class InterpretedContraction : public CompiledContraction {
  public:
   explicit InterpretedContraction(ContractionStep step) : step_(std::move(step)) {}
 
-  void run(const ContractionArgs& args) const override {
-    auto window = [&](const Operand& o, const void* data) {
-      return read_window(data, o.type.dtype, evaluate(o.type.shape, args.symbols), evaluate(o.place.strides, args.symbols));
-    };
-    std::vector<HostTensor> inputs{window(step_.operands[0], args.operands[0]), window(step_.operands[1], args.operands[1])};
-    if (step_.bias) inputs.push_back(window(*step_.bias, args.bias));
-    for (size_t i = 0, next = 0; i < step_.epilogue.size(); ++i)
-      if (const auto& o = step_.epilogue[i].operand) inputs.push_back(window(*o, args.epilogue[next++]));
-    HostTensor result =
-        compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return std::vector{whole(b, in, args.symbols)}; }).front();
-    write_window(result, args.result, evaluate(step_.result.place.strides, args.symbols));
+  void run(const ContractionArgs& args, const RunContext& run) const override {
+    Addresses at{{args.operands[0], args.operands[1]}, {args.result}};
+    if (step_.bias) at.operands.push_back(args.bias);
+    at.operands.insert(at.operands.end(), args.epilogue.begin(), args.epilogue.end());
+    at.results.insert(at.results.end(), args.side_results.begin(), args.side_results.end());
+    Queue::of_thread().push([this, at = std::move(at), run] { compute_all(at, run.symbols); });
   }
 
-  size_t packed_bytes(std::span<const int64_t>, bool) const override { return 0; }
-  size_t packed_layout(std::span<const int64_t>) const override { return 0; }
-  void pack(std::span<const int64_t>, const void*, void*) const override {}
-  size_t packing_trial(std::span<const int64_t>) const override { return 0; }
-  bool is_settled(std::span<const int64_t>) const override { return true; }
   std::string pick(std::span<const int64_t>) const override { return "reference"; }
 
  private:
-  Value whole(GraphBuilder& b, const std::vector<Value>& in, std::span<const int64_t> symbols) const {
-    const bool is_conv = step_.node->op == Op::conv;
-    Value y = b.emit(step_.node->op, {in[0], in[1]}, with_constants(step_.node->attrs, symbols));
+  // In the order in which the graph below takes and gives them.
+  struct Addresses {
+    std::vector<void*> operands, results;
+  };
+
+  void compute_all(const Addresses& at, std::span<const int64_t> symbols) const {
+    std::vector<const Operand*> operands{&step_.operands[0], &step_.operands[1]}, results{&step_.result};
+    if (step_.bias) operands.push_back(&*step_.bias);
+    for (const Epilogue& e : step_.epilogue)
+      if (e.operand) operands.push_back(&*e.operand);
+    for (const auto& side : step_.side_results) results.push_back(&side.result);
+    std::vector<HostTensor> inputs;
+    for (size_t i = 0; i < operands.size(); ++i)
+      inputs.push_back(read_window(at.operands[i], operands[i]->type.dtype, evaluate(operands[i]->type.shape, symbols),
+                                   evaluate(operands[i]->place.strides, symbols)));
+    auto outputs = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return whole(b, in, symbols); });
+    for (size_t i = 0; i < results.size(); ++i) write_window(outputs[i], at.results[i], evaluate(results[i]->place.strides, symbols));
+  }
+
+  std::vector<Value> whole(GraphBuilder& b, const std::vector<Value>& in, std::span<const int64_t> symbols) const {
+    const Operation& o = step_.operation;
+    Value y = b.emit(o.op, {in[0], in[1]}, with_constants(o.attrs, symbols));
     size_t next = 2;
-    if (step_.bias) y = b.binary(Op::add, y, b.cast(along(b, in[next++], y, is_conv ? 1 : y.shape().size() - 1), y.dtype()));
-    for (const Epilogue& e : step_.epilogue) y = e.operand ? b.binary(e.op, y, b.cast(in[next++], y.dtype())) : b.unary(e.op, y);
-    return b.cast(y, step_.result.type.dtype);
+    if (step_.bias) y = b.binary(Op::add, y, b.cast(along(b, in[next++], y, o.op == Op::conv ? 1 : y.shape().size() - 1), y.dtype()));
+    std::vector<Value> values{y};  // before each operation of the epilogue, and behind the last
+    for (const Epilogue& e : step_.epilogue)
+      values.push_back(e.operand ? b.binary(e.op, values.back(), b.cast(in[next++], y.dtype())) : b.unary(e.op, values.back()));
+    std::vector<Value> out{b.cast(values.back(), step_.result.type.dtype)};
+    for (const auto& side : step_.side_results) out.push_back(b.cast(values.at(side.before), side.result.type.dtype));
+    return out;
   }
 
   // One value for each position of a dimension.
@@ -271,27 +293,44 @@ class InterpretedContraction : public CompiledContraction {
 
 class InterpretedRoutine : public CompiledRoutine {
  public:
-  explicit InterpretedRoutine(const Node& node) : op_(node.op), attrs_(node.attrs) {}
+  explicit InterpretedRoutine(const Operation& operation) : op_(operation.op), attrs_(operation.attrs) {}
 
-  bool run(const RoutineArgs& args) const override {
-    std::vector<HostTensor> inputs;
-    for (const RoutineTensor& t : args.operands)
-      inputs.push_back(read_window(t.data, t.dtype, Sizes(t.sizes.begin(), t.sizes.end()), t.strides));
+  void run(const RoutineArgs& args, const RunContext& run) const override {
     Attrs attrs = attrs_;
     if (attrs.contains(Attr::starts)) attrs[Attr::starts] = Shape(args.starts.begin(), args.starts.end());
     if (op_ == Op::topk) attrs[Attr::k] = SymInt(args.results[0].sizes[static_cast<size_t>(std::get<int64_t>(attrs.at(Attr::dim)))]);
-    std::vector<HostTensor> results;
-    try {
-      results = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return b.emit_all(op_, in, attrs); });
-    } catch (const Error&) {  // of the interpreter: an index outside, as all else was checked when the graph was made
-      return false;
-    }
-    for (size_t i = 0; i < results.size(); ++i)
-      if (args.results[i].data) write_window(results[i], args.results[i].data, args.results[i].strides);
-    return true;
+    Queue::of_thread().push([op = op_, attrs = std::move(attrs), operands = owned(args.operands), results = owned(args.results), run] {
+      if (!compute_all(op, attrs, operands, results)) run.errors->set(run.step);
+    });
   }
 
  private:
+  struct Tensor {
+    void* data;
+    DType dtype;
+    Sizes sizes, strides;
+  };
+  static std::vector<Tensor> owned(std::span<const RoutineTensor> tensors) {
+    std::vector<Tensor> out;
+    for (const RoutineTensor& t : tensors)
+      out.push_back({t.data, t.dtype, Sizes(t.sizes.begin(), t.sizes.end()), Sizes(t.strides.begin(), t.strides.end())});
+    return out;
+  }
+
+  // False if an index is out of bounds.
+  static bool compute_all(Op op, const Attrs& attrs, const std::vector<Tensor>& operands, const std::vector<Tensor>& results) {
+    std::vector<HostTensor> inputs, outputs;
+    for (const Tensor& t : operands) inputs.push_back(read_window(t.data, t.dtype, t.sizes, t.strides));
+    try {
+      outputs = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return b.emit_all(op, in, attrs); });
+    } catch (const Error&) {  // of the interpreter: an index outside, as all else was checked when the graph was made
+      return false;
+    }
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (results[i].data) write_window(outputs[i], results[i].data, results[i].strides);
+    return true;
+  }
+
   Op op_;
   Attrs attrs_;
 };
@@ -299,21 +338,35 @@ class InterpretedRoutine : public CompiledRoutine {
 class ReferenceTarget : public Target {
  public:
   std::string name() const override { return "reference"; }
-  std::vector<std::shared_ptr<const CompiledKernel>> compile(std::span<const std::shared_ptr<const Kernel>> kernels,
-                                                             const CompileSettings&) const override {
-    std::vector<std::shared_ptr<const CompiledKernel>> out;
+  CompiledKernels compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings&) const override {
+    CompiledKernels out;
     for (const auto& k : kernels) out.push_back(std::make_shared<InterpretedKernel>(k));
     return out;
   }
+  std::string save(const CompiledKernels&) const override { unsupported("the reference target compiles nothing that could be saved"); }
+  CompiledKernels load(std::string_view) const override { unsupported("the reference target compiles nothing that could be loaded"); }
+  std::string fingerprint() const override { return "reference"; }
   std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings&) const override {
     return std::make_shared<InterpretedContraction>(step);
   }
-  std::shared_ptr<const CompiledRoutine> routine(const Node& node) const override {
-    if (kind_of(node.op) != OpKind::routine) return nullptr;
-    if (node.op == Op::kth && !node.get<SymInt>(Attr::k).is_constant()) return nullptr;
-    return std::make_shared<InterpretedRoutine>(node);
+  std::shared_ptr<const CompiledRoutine> routine(const Operation& o) const override {
+    if (kind_of(o.op) != OpKind::routine) return nullptr;
+    if (o.op == Op::kth && !o.get<SymInt>(Attr::k).is_constant()) return nullptr;
+    return std::make_shared<InterpretedRoutine>(o);
   }
   bool has_contractions(DType dtype) const override { return is_floating(dtype); }
+
+  Memory& memory() const override { return ProtectedMemory::get(); }
+  void copy(void* to, const void* from, size_t bytes, bool to_host, const RunContext&) const override {
+    if (!to_host) {
+      std::vector<std::byte> elements(static_cast<const std::byte*>(from), static_cast<const std::byte*>(from) + bytes);
+      return Queue::of_thread().push([to, elements = std::move(elements)] { std::memcpy(to, elements.data(), elements.size()); });
+    }
+    Queue::of_thread().push([to, from, bytes] { std::memcpy(to, from, bytes); });
+    Queue::of_thread().finish();
+  }
+  void wait(const RunContext&) const override { Queue::of_thread().finish(); }
+  void drain(const RunContext&) const noexcept override { Queue::of_thread().drop(); }
 };
 
 }  // namespace
