@@ -346,6 +346,70 @@ inline AttentionRows in_words(AttentionRows a) {
   return a;
 }
 
+// Row `r` of the block's queries, scaled.
+template <class E>
+void pack_query(const AttentionRows& a, int64_t r, float scale, float* to) {
+  const auto* q = static_cast<const typename E::Stored*>(a.query) + (a.first + r) * a.query_row;
+  int64_t e = 0;
+  if (a.query_col == 1)
+    for (; e + kWidth <= a.depth; e += kWidth) store(to + e, E::vector(q + e) * scale);
+  for (; e < a.depth; ++e) to[e] = E::get(q[e * a.query_col]) * scale;
+}
+
+// `n` keys and values from `start` on; null: these are read where they lie.
+template <class E>
+void pack_block(const AttentionRows& a, int64_t start, int64_t n, int64_t packed, int64_t wide, float* keys, float* values) {
+  if constexpr (E::pairs) {
+#if BROACH_BF16_DOT
+    pack_keys<F32>(in_words(a), start, n, packed, keys);
+    pack_value_pairs(a, start, n, wide, values);
+#endif
+  } else {
+    if (keys) pack_keys<E>(a, start, n, packed, keys);
+    if (values) pack_values<E>(a, start, n, wide, values);
+  }
+}
+
+// Scores of `count` rows against the block's keys, `most` of which they see, and what the rows have summed up.
+struct Scored {
+  float* scores;
+  int64_t block;
+  const float* values;
+  float* sums;
+  int64_t wide;
+  int count;
+  int64_t most, start, n;
+};
+
+template <class E>
+void add_values(const AttentionRows& a, const Scored& s, int64_t columns, bool values_in_place) {
+  if constexpr (E::pairs) {
+#if BROACH_BF16_DOT
+    for (int i = 0; i < s.count; ++i) narrow_row(s.scores + i * s.block, columns);
+    multiply<true>(s.scores, s.block, s.values, s.sums, s.wide, s.count, (s.most + 1) / 2, (s.n + 1) / 2, s.wide, true);
+#endif
+  } else if (values_in_place) {
+    const float* from = static_cast<const float*>(a.value) + s.start * a.value_row;
+    for (int64_t at = 0; at < s.wide; at += kPanel)
+      tile_of<false>(s.count, static_cast<int>(panel_width(s.wide, at) / kWidth))(s.scores, s.block, from + at, a.value_row, s.sums + at,
+                                                                                  s.wide, s.most, true);
+  } else {
+    multiply<false>(s.scores, s.block, s.values, s.sums, s.wide, s.count, s.most, s.n, s.wide, true);
+  }
+}
+
+template <class E>
+void finish_row(const AttentionRows& a, int64_t row, const RowState& state, const float* sums) {
+  // A row that sees nothing gives zeros.
+  const float factor = state.sum == 0 ? 0 : 1 / state.sum;
+  auto* out = static_cast<typename E::Stored*>(a.result) + row * a.result_row;
+  int64_t first = 0;
+  if (a.result && a.result_col == 1)
+    for (; first + kWidth <= a.value_depth; first += kWidth) E::put(out + first, load(sums + first) * factor);
+  for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[d] * factor);
+  if (a.logsumexp) a.logsumexp[row * a.logsumexp_row] = state.top * kLn2 + __builtin_logf(state.sum);
+}
+
 template <class E>
 void attend(const AttentionRows& a) {
   using T = typename E::Stored;
@@ -363,12 +427,7 @@ void attend(const AttentionRows& a) {
   const float* queries = E::pairs ? static_cast<const float*>(words.query) + a.first * words.query_row : packed_queries;
   const int64_t depth = E::pairs ? words.depth : a.depth, query_row = E::pairs ? words.query_row : a.depth;
   for (int64_t r = 0; r < rows; ++r) {
-    const T* q = static_cast<const T*>(a.query) + (a.first + r) * a.query_row;
-    float* to = packed_queries + r * a.depth;
-    int64_t e = E::pairs ? a.depth : 0;
-    if (a.query_col == 1)
-      for (; e + kWidth <= a.depth; e += kWidth) store(to + e, E::vector(q + e) * scale);
-    for (; e < a.depth; ++e) to[e] = E::get(q[e * a.query_col]) * scale;
+    if (!E::pairs) pack_query<E>(a, r, scale, packed_queries + r * a.depth);
     for (int64_t d = 0; d < wide; ++d) sums[r * wide + d] = 0;
     state[r] = {-__builtin_inff(), 0};
   }
@@ -377,16 +436,8 @@ void attend(const AttentionRows& a) {
   const int64_t seen = a.causal && a.last < a.keys ? a.last : a.keys;
   for (int64_t start = 0; start < seen; start += block) {
     const int64_t n = seen - start < block ? seen - start : block;
-    if constexpr (E::pairs) {
-#if BROACH_BF16_DOT
-      pack_keys<F32>(words, start, n, (n + kWidth - 1) / kWidth * kWidth, keys);
-      pack_value_pairs(a, start, n, wide, values);
-#endif
-    } else {
-      if (!few) pack_keys<E>(a, start, n, (n + kWidth - 1) / kWidth * kWidth, keys);
-      if (!values_in_place) pack_values<E>(a, start, n, wide, values);
-    }
     const int64_t packed = (n + kWidth - 1) / kWidth * kWidth;
+    pack_block<E>(a, start, n, packed, wide, few ? nullptr : keys, values_in_place ? nullptr : values);
     for (int64_t r = 0; r < rows; r += kRows) {
       const int count = static_cast<int>(rows - r < kRows ? rows - r : kRows);
       // Keys that the last of these rows sees; panels are multiplied whole.
@@ -406,31 +457,10 @@ void attend(const AttentionRows& a) {
         soften(scores + i * block, E::pairs ? scale : 1.0f, own > 0 ? own : 0, columns, mask, a.mask_col, state[r + i],
                sums + (r + i) * wide, wide);
       }
-      if constexpr (E::pairs) {
-#if BROACH_BF16_DOT
-        for (int i = 0; i < count; ++i) narrow_row(scores + i * block, columns);
-        multiply<true>(scores, block, values, sums + r * wide, wide, count, (most + 1) / 2, (n + 1) / 2, wide, true);
-#endif
-      } else if (values_in_place) {
-        const float* from = static_cast<const float*>(a.value) + start * a.value_row;
-        for (int64_t at = 0; at < wide; at += kPanel)
-          tile_of<false>(count, static_cast<int>(panel_width(wide, at) / kWidth))(scores, block, from + at, a.value_row,
-                                                                                  sums + r * wide + at, wide, most, true);
-      } else {
-        multiply<false>(scores, block, values, sums + r * wide, wide, count, most, n, wide, true);
-      }
+      add_values<E>(a, {scores, block, values, sums + r * wide, wide, count, most, start, n}, columns, values_in_place);
     }
   }
-  for (int64_t r = 0; r < rows; ++r) {
-    // A row that sees nothing gives zeros.
-    const float factor = state[r].sum == 0 ? 0 : 1 / state[r].sum;
-    T* out = static_cast<T*>(a.result) + (a.first + r) * a.result_row;
-    int64_t first = 0;
-    if (a.result && a.result_col == 1)
-      for (; first + kWidth <= a.value_depth; first += kWidth) E::put(out + first, load(sums + r * wide + first) * factor);
-    for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[r * wide + d] * factor);
-    if (a.logsumexp) a.logsumexp[(a.first + r) * a.logsumexp_row] = state[r].top * kLn2 + __builtin_logf(state[r].sum);
-  }
+  for (int64_t r = 0; r < rows; ++r) finish_row<E>(a, a.first + r, state[r], sums + r * wide);
 }
 
 [[maybe_unused]] void attend_any(const AttentionRows& a) { a.bf16 ? attend<BF16>(a) : attend<F32>(a); }
