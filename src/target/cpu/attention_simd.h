@@ -382,7 +382,7 @@ struct Scored {
 };
 
 template <class E>
-void add_values(const AttentionRows& a, const Scored& s, int64_t columns, bool values_in_place) {
+void add_values(const AttentionRows& a, const Scored& s, [[maybe_unused]] int64_t columns, bool values_in_place) {
   if constexpr (E::pairs) {
 #if BROACH_BF16_DOT
     for (int i = 0; i < s.count; ++i) narrow_row(s.scores + i * s.block, columns);
