@@ -8,7 +8,7 @@ RUN = $(if $(BROACH_PYTHON),PYTHONPATH="$(CURDIR)/python:$(CURDIR)/build/python$
 
 export BROACH_PYTHON TORCH_SPEC PIP_EXTRA_ARGS CMAKE_ARGS JOBS
 
-.PHONY: help setup build lint test test-all demo bench clean
+.PHONY: help setup build lint format test test-all demo bench clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -20,8 +20,11 @@ setup:  ## System packages, .venv and the pinned Python packages; does nothing w
 build: setup  ## The core, the extension and the C++ tests in build/; `import broach` works in .venv after it
 	@$(SETUP) build
 
-lint:  ## Layering and include rules
+lint:  ## Layering, lengths and formatting
 	@python3 tools/lint.py
+
+format: setup  ## Lay out all C++ as .clang-format says
+	@python3 tools/lint.py --format
 
 test: build  ## C++ core tests, Python tests and lint
 	@rm -f build/ctest.xml build/pytest.xml

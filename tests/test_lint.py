@@ -3,7 +3,6 @@
 import importlib.util
 import shutil
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,26 @@ lint = _load(ROOT / "tools" / "lint.py")
 
 
 def test_this_checkout_keeps_the_rules():
-    for remark in lint.remarks(ROOT):
-        warnings.warn(str(remark))
     assert [str(problem) for problem in lint.problems(ROOT)] == []
+
+
+def test_this_checkout_is_formatted():
+    found = lint.format_problems(ROOT)
+    if found is None:
+        pytest.skip("clang-format is not installed")
+    assert [str(problem) for problem in found] == []
+
+
+def test_what_is_not_formatted_is_found(tmp_path):
+    if lint.clang_format(ROOT) is None:
+        pytest.skip("clang-format is not installed")
+    (tmp_path / "src").mkdir()
+    shutil.copy(ROOT / ".clang-format", tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "clang-format").symlink_to(lint.clang_format(ROOT))
+    (tmp_path / "src" / "a.cpp").write_text("int f( ) { return 1; }\n")
+    (tmp_path / "src" / "b.cpp").write_text("int f() { return 1; }\n")
+    assert [(problem.path, problem.line) for problem in lint.format_problems(tmp_path)] == [("src/a.cpp", 1)]
 
 
 def test_the_scripts_are_clean():
@@ -121,9 +137,16 @@ def test_headers_have_pragma_once_and_open_no_namespace(tmp_path):
     assert _tree(tmp_path, "src/ir/a.h", "#pragma once\n// using namespace std;\n/*\n#include <Python.h>\n*/\n") == []
 
 
-def test_a_long_file_is_a_remark(tmp_path):
-    assert _tree(tmp_path, "src/ir/a.cpp", "\n" * (lint.LONGEST + 1)) == []
-    assert [remark.path for remark in lint.remarks(tmp_path)] == ["src/ir/a.cpp"]
+def test_long_files_classes_and_functions_are_found(tmp_path):
+    assert _tree(tmp_path, "src/ir/a.cpp", "\n" * lint.LONGEST) == []
+    assert _tree(tmp_path, "src/ir/a.cpp", "\n" * (lint.LONGEST + 1)) == ["801 lines, more than 800"]
+    function = "int f(int a,\n      int b) {\n" + "  ++a;\n" * 57 + "}\n"
+    assert _tree(tmp_path, "src/ir/a.cpp", function) == []
+    assert _tree(tmp_path, "src/ir/a.cpp", function.replace("}", "  return a;\n}")) == ["a function of 61 lines, more than 60"]
+    method = "class A {\n  A(int a)\n      : a_(a), b_(a) {\n" + "    ++a;\n" * 58 + "  }\n};\n"
+    assert _tree(tmp_path, "src/ir/a.cpp", method) == ["a function of 61 lines, more than 60"]
+    assert _tree(tmp_path, "src/ir/a.cpp", "struct A {\n" + "  int a;\n" * 299 + "};\n") == ["a class of 301 lines, more than 300"]
+    assert _tree(tmp_path, "src/ir/a.cpp", "namespace a {\n" + "int a;\n" * 299 + "}\n") == []
 
 
 def test_the_core_includes_no_public_header_of_torch(tmp_path):

@@ -1,13 +1,16 @@
-"""Checks the rules that keep Broach layered: which folder may include what, and what a header may say.
+"""Checks the rules that keep Broach layered and short: which folder may include what, what a header may say, how long files,
+classes and functions may be, and that C++ lies as .clang-format says.
 
     python tools/lint.py [checkout]
 
-A broken rule is a problem and fails the run. A long file is a remark and does not.
+A broken rule is a problem and fails the run. Where clang-format is not installed, a remark says so.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator, NamedTuple
@@ -32,8 +35,14 @@ VENDORS = {
     re.compile(r"(cuda|cublas|cudnn|nvrtc|cupti|driver_types)[^/]*(/|\.h)", re.IGNORECASE): "src/target/cuda",
 }
 LONGEST = 800
+EVERYWHERE = (*MAY_INCLUDE, "tests", "bench", "examples", "tools")
+FORMATTED = {".h", ".cpp"}
 SOURCES = {".h", ".hpp", ".cpp", ".cc", ".c", ".cu", ".def", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import shape  # noqa: E402  (beside this file, wherever it is run from)
 
 
 class Finding(NamedTuple):
@@ -46,16 +55,38 @@ class Finding(NamedTuple):
 
 
 def problems(root: Path) -> list[Finding]:
-    return [finding for path in _files(root, SOURCES) for finding in _problems_of(root, path)]
-
-
-def remarks(root: Path) -> list[Finding]:
-    found = []
-    for path in _files(root, SOURCES | {".py", ".pyi"}, (*MAY_INCLUDE, "tests", "bench", "examples", "tools")):
+    found = [finding for path in _files(root, SOURCES) for finding in _problems_of(root, path)]
+    for path in _files(root, SOURCES | {".py", ".pyi"}, EVERYWHERE):
         lines = len(path.read_text(errors="replace").splitlines())
         if lines > LONGEST:
             found.append(Finding(_name(root, path), lines, f"{lines} lines, more than {LONGEST}"))
+    for path in _files(root, FORMATTED):
+        found += [Finding(_name(root, path), line, text) for line, text in shape.too_long(path.read_text(errors="replace"))]
     return found
+
+
+def format_problems(root: Path) -> list[Finding] | None:
+    """Where C++ does not lie as .clang-format says; None where there is no clang-format."""
+    program = clang_format(root)
+    files = _files(root, FORMATTED, EVERYWHERE)
+    if program is None or not files:
+        return None
+    command = [program, "--dry-run", "-Werror", "--ferror-limit=1", *map(str, files)]
+    output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stderr
+    places = re.findall(r"^(.*?):(\d+):\d+: error: code should be clang-formatted", output, re.MULTILINE)
+    return [Finding(_name(root, (root / path).resolve()), int(line), "not formatted; `make format` does it") for path, line in places]
+
+
+def clang_format(root: Path) -> str | None:
+    own = root / ".venv" / "bin" / "clang-format"
+    return str(own) if own.exists() else shutil.which("clang-format")
+
+
+def format_all(root: Path) -> None:
+    program = clang_format(root)
+    if program is None:
+        sys.exit("clang-format is not installed; `make setup` brings it")
+    subprocess.run([program, "-i", *map(str, _files(root, FORMATTED, EVERYWHERE))], cwd=root, check=True)
 
 
 def _files(root: Path, suffixes: set[str], folders: tuple[str, ...] = tuple(MAY_INCLUDE)) -> list[Path]:
@@ -156,9 +187,15 @@ def _resolve(root: Path, path: Path, included: str) -> str | None:
 
 
 def main() -> int:
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent
-    found = problems(root)
-    for finding in (*remarks(root), *found):
+    arguments = [a for a in sys.argv[1:] if a != "--format"]
+    root = Path(arguments[0]).resolve() if arguments else Path(__file__).resolve().parent.parent
+    if "--format" in sys.argv:
+        format_all(root)
+    found, unformatted = problems(root), format_problems(root)
+    if unformatted is None:
+        print("clang-format is not installed, so formatting was not checked; `make setup` brings it")
+    found += unformatted or []
+    for finding in found:
         print(finding)
     print(f"{len(found)} problems")
     return 1 if found else 0
