@@ -1,8 +1,6 @@
 #include "callable.h"
 
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/stl.h>
 #include <structmember.h>
@@ -11,15 +9,11 @@
 #include <optional>
 
 #include "ambient.h"
-#include "capture.h"
-#include "form.h"
-#include "places.h"
-#include "state.h"
 #include "stats.h"
 #include "support/error.h"
+#include "support/log.h"
+#include "version.h"
 #include "watch.h"
-#include "while_capturing.h"
-#include "writes.h"
 
 namespace py = pybind11;
 
@@ -29,82 +23,20 @@ namespace {
 
 constexpr size_t kMostVersions = 16;  // kept at once
 constexpr int kMostCaptures = 32;     // ever
-constexpr size_t kMostPlaces = 32;    // that a program writes computed values to
-constexpr int kMostAttempts = 3;      // of captures that something spoils: what happens once only (a lazily filled cache) then passes
-
-// How results are made of tensors and integers: kept by Function with each compiled version.
-struct ResultForm {
-  Form form;
-  Writes writes;
-  std::vector<size_t> places;  // numbers of those written, whose values come last in `form`
-};
-std::shared_ptr<ResultForm> new_result_form() {
-  return std::shared_ptr<ResultForm>(new ResultForm, [](ResultForm* f) {
-    py::gil_scoped_acquire gil;  // the last version may be dropped on any thread
-    delete f;
-  });
-}
-
-struct Callable;
-class Recorded;
-
-// A call under way on this thread.
-struct Pending {
-  Callable* callable;
-  struct Version* version;
-  Arguments arguments;
-  Leaves leaves;
-  Ref result;  // of a run of the program itself on the caller's own arguments
-  bool captured = false, ran_eagerly = false;
-  std::string rejected;  // why the capture must not be used
-  bool final = false;    // no other attempt will fare better
-  bool again = false;    // the next attempt knows more: where the program keeps what it computes
-  bool copies = false;   // the arguments are copies: the program's own places are not to be touched
-  int runs = 0;          // of the program, for this call
-};
-thread_local Pending* pending = nullptr;
-
-// What the arguments of a call look like, the state that the program then read, and its compiled versions by sizes.
-struct Version {
-  Version(const std::vector<bool>& constant, const ProgramOptions& options)
-      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints,
-                        c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); },
-                 constant, options) {}
-
-  Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
-  Ref run_again(Pending& p, const Arguments& arguments, const Recorded& first);
-  Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before,
-                              const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p);
-
-  // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
-  // captured.
-  bool holds_the_same(const Leaves& leaves) const;
-  void note_own(const Leaves& leaves);
-
-  ArgumentsForm form;
-  bool noted_own = false;
-  std::vector<const c10::TensorImpl*> own_tensors;  // for each input, null unless it was one of the state's
-  std::vector<const PyObject*> own_containers;      // likewise
-  uint64_t ambient = 0;
-  std::unique_ptr<State> state;  // null: nothing but the arguments counts
-  Function function;
-};
-
 struct Callable {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* dict;
   PyObject* weak;
   struct Data {
-    Ref program, policy, fallback;
-    bool strict = false;         // one attempt only
-    bool guarded = true;         // false: a program without state or effects, as Dynamo hands over
-    bool says_compiling = true;  // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
+    Subject subject;
+    Ref policy, fallback;
+    bool strict = false;  // one attempt only
+    bool guarded = true;  // false: a program without state or effects, as Dynamo hands over
     std::vector<bool> constant;
     ProgramOptions options;
     std::vector<std::shared_ptr<Version>> versions;  // the last one used first
-    int captures = 0, attempts = 0;
-    std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
-    bool busy = false;                        // some thread captures
+    int captures = 0, spoilt = 0;                    // in a row
+    bool busy = false;                               // some thread captures
     int64_t plain_calls = 0, fallback_calls = 0;
     int64_t verify = 0, verify_next = 0, verify_seen = 0, verified = 0;  // option; when next, of how many calls; how many were
     std::vector<std::string> reasons;
@@ -117,325 +49,13 @@ void note(Callable::Data& d, const std::string& why) {
   if (std::find(d.reasons.begin(), d.reasons.end(), why) == d.reasons.end()) d.reasons.push_back(why);
 }
 
-// Watches torch's own switches that its Python code keeps.
-void watch_torch(State& state) {
-  for (auto [module, name] : {std::pair{"torch.nn.modules.module", "_global_forward_hooks"},
-                              {"torch.nn.modules.module", "_global_forward_pre_hooks"},
-                              {"torch.nn.modules.module", "_global_backward_hooks"},
-                              {"torch.nn.modules.module", "_global_backward_pre_hooks"}}) {
-    Ref m = Ref::steal(PyImport_ImportModule(module));
-    Ref o = m ? Ref::steal(PyObject_GetAttrString(m.get(), name)) : Ref();
-    if (o) state.watch(o.get(), cat(module, ".", name));
-    else PyErr_Clear();
-  }
-  state.watch(THPVariableClass, "torch.Tensor");
-  Ref os = Ref::steal(PyImport_ImportModule("os"));
-  Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
-  Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
-  if (data) state.watch(data.get(), "os.environ");
-  else PyErr_Clear();
-}
-
-// ---- a run of the program itself ----
-
-Ref checked(PyObject* o) {
-  if (!o) throw py::error_already_set();
-  return Ref::steal(o);
-}
-
-// While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
-class Recorded {
- public:
-  Recorded(Pending& p, State& state) : p_(p), state_(state), ambient_(ambient_settings()), random_(random_state()) {
-    if (p.callable->data->says_compiling) compiling_.emplace();
-    if (Function::is_capturing_symbols()) numbers_.emplace();
-    watch_.emplace(state);
-  }
-
-  void stop() {
-    PyObject *type, *value, *trace;  // of the program, which ending the watch must not lose
-    PyErr_Fetch(&type, &value, &trace);
-    watch_.reset();
-    numbers_.reset();
-    compiling_.reset();
-    PyErr_Restore(type, value, trace);
-  }
-
-  std::string verdict() {
-    state_.find_weakly_held();
-    if (!state_.problems().empty()) {
-      p_.final = true;
-      return state_.problems().front();
-    }
-    if (!watch_effects_.empty()) return watch_effects_.front();
-    if (auto changed = state_.changes(); !changed.empty()) return written(changed);
-    if (ambient_settings() != ambient_) return "changes a setting of torch";
-    if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1) return "draws numpy's random numbers";
-    return invisible_work();
-  }
-
-  // What a program writes once it may not write again (a cache that is filled); what it writes again is to be repeated.
-  std::string written(const std::vector<State::Change>& changes) {
-    auto& d = *p_.callable->data;
-    std::vector<StatePlace> found;
-    for (const State::Change& c : changes) {
-      auto place = state_.place_of(c);
-      if (!place) return cat("writes ", c.path, state_.is_deque(c) ? ", a deque" : "");
-      if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
-    }
-    auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
-    for (StatePlace& place : found) {
-      if (contains(d.places, place) || d.places.size() >= kMostPlaces) return cat("writes ", place.path);
-      (contains(d.written, place) ? d.places : d.written).push_back(place);
-    }
-    p_.again = true;
-    return cat("writes ", changes.front().path);
-  }
-
-  // Numpy's functions are of a kind that the interpreter does not tell about.
-  static Ref random_state() {
-    static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
-    return checked(PyObject_CallNoArgs(ask));
-  }
-
-  // A program that can tell its stand-ins from numbers may have gone another way than with these.
-  void must_not_tell_numbers() const {
-    static PyObject* find = py::object(py::module_::import("broach._codes").attr("asks_for_type_of_number")).release().ptr();
-    for (PyCodeObject* code : state_.codes()) {
-      if (owner_of_file(code->co_filename) != Owner::user) continue;
-      Ref found = checked(PyObject_CallFunctionObjArgs(find, code, nullptr));
-      if (PyUnicode_GetLength(found.get()) > 0) unsupported(std::string(py::reinterpret_borrow<py::str>(found.get())));
-    }
-  }
-
-  // What the bytecode that ran does to tensors without an operation's showing it.
-  std::string invisible_work() const {
-    static PyObject* find = py::object(py::module_::import("broach._codes").attr("invisible")).release().ptr();
-    for (PyCodeObject* code : state_.codes()) {
-      if (owner_of_file(code->co_filename) != Owner::user) continue;
-      Ref found = checked(PyObject_CallFunctionObjArgs(find, code, nullptr));
-      if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
-    }
-    return "";
-  }
-
-  // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
-  bool has_only_asked() const { return asked_ && watch_effects_.empty(); }
-
-  void finish() {
-    watch_effects_ = watch_->effects();
-    asked_ = watch_->asked_whether_compiling();
-    stop();
-  }
-
- private:
-  Pending& p_;
-  State& state_;
-  uint64_t ambient_;
-  Ref random_;
-  std::optional<Compiling> compiling_;
-  std::optional<StandingNumbers> numbers_;
-  std::optional<Watch> watch_;
-  std::vector<std::string> watch_effects_;
-  bool asked_ = false;
-};
-
-// No other attempt will fare better.
-void reject(Pending& p, std::string why) {
-  if (p.rejected.empty()) p.rejected = std::move(why);
-  p.final = true;
-}
-
-bool are(at::TensorList a, const std::vector<at::Tensor>& b) {
-  return a.size() == b.size() &&
-         std::equal(a.begin(), a.end(), b.begin(), [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
-}
-
-bool Version::holds_the_same(const Leaves& leaves) const {
-  for (size_t i = 0; i < own_tensors.size(); ++i) {
-    auto* t = leaves.tensors[i].unsafeGetTensorImpl();
-    if (t != own_tensors[i] && (own_tensors[i] || state->holds_tensor(t))) return false;
-  }
-  for (size_t i = 0; i < own_containers.size(); ++i) {
-    PyObject* o = leaves.containers[i];
-    if (o != own_containers[i] && (own_containers[i] || state->knows(o))) return false;
-  }
-  return true;
-}
-
-void Version::note_own(const Leaves& leaves) {
-  noted_own = true;
-  for (const at::Tensor& t : leaves.tensors)
-    own_tensors.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
-  for (size_t i = 0; i < form.containers(); ++i)
-    own_containers.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
-}
-
-// A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
-// gets another one, and the next capture does without. Throws what it raises.
-Ref Version::run_again(Pending& p, const Arguments& arguments, const Recorded& first) {
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  bool& says = p.callable->data->says_compiling;
-  if (!type || !says || !first.has_only_asked() || Function::is_capturing_symbols() || Capture::current()->has_written() ||
-      !state->changes().empty()) {
-    PyErr_Restore(type, value, trace);
-    throw py::error_already_set();
-  }
-  std::string error = reinterpret_cast<PyTypeObject*>(type)->tp_name;
-  Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
-  Ref result = checked(call(p.callable->data->program.get(), arguments));
-  p.rejected = cat("raises ", error, " while torch.compiler.is_compiling() is true");
-  p.again = true;
-  says = false;
-  return result;
-}
-
-Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
-  py::gil_scoped_acquire gil;
-  Pending& p = *pending;
-  p.rejected.clear();  // of an attempt with symbols for sizes
-  if (p.runs++ > 0 && state && !state->restore())
-    throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
-  p.final = false;
-  p.again = false;
-  bool own = !p.copies && !Function::is_capturing_symbols() && are(inputs, p.leaves.tensors) &&
-             std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(),
-                        [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
-             std::none_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
-  std::vector<Ref> replaced;
-  std::vector<PyObject*> values, containers = p.leaves.containers;
-  Arguments arguments = p.arguments;
-  std::optional<KeptPlaces> places;
-  if (!own) {
-    Leaves given;
-    given.tensors = inputs.vec();
-    given.program_ints.assign(ints.begin(), ints.end());
-    given.program_floats.assign(floats.begin(), floats.end());
-    replaced = form.build(given);
-    for (const Ref& r : replaced) values.push_back(r.get());
-    arguments.values = values.data();
-    containers = given.made;
-    places.emplace(form.places());
-    for (size_t i = 0; i < form.places().size(); ++i) {
-      const StatePlace& place = form.places()[i];
-      PyObject* made = values[arguments.all() + i];
-      if (!place.set(made)) throw py::error_already_set();
-      if (place.kind == StatePlace::Kind::whole) std::replace(containers.begin(), containers.end(), made, place.owner.get());
-    }
-  }
-  std::vector<Ref> kept;
-  for (const StatePlace& place : form.places()) kept.push_back(Ref::borrow(place.value()));
-  struct Restore {  // what a run on stand-ins or copies wrote comes from its results
-    std::optional<KeptPlaces>& places;
-    ~Restore() {
-      if (places) places->swap_back();
-    }
-  } restore{places};
-  PyObject* program = p.callable->data->program.get();
-  if (!Capture::current()) {
-    p.ran_eagerly = true;
-    p.result = checked(call(program, arguments));
-    return {};
-  }
-  p.captured = true;
-  std::vector<Shallow> before(containers.begin(), containers.end());
-  TensorAttributes attributes(inputs);
-  Ref result;
-  if (state) {
-    Recorded recorded(p, *state);
-    Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
-    result = Ref::steal(call(program, arguments));
-    recorded.finish();
-    if (result && Function::is_capturing_symbols()) recorded.must_not_tell_numbers();
-    if (!result) result = run_again(p, arguments, recorded);
-    else p.rejected = recorded.verdict();
-  } else {
-    result = checked(call(program, arguments));
-  }
-  if (state && attributes.changed()) reject(p, "writes an attribute of a tensor that it is given");
-  Function::Results out = described(result.get(), inputs, before, containers, kept, p);
-  if (!p.rejected.empty()) Function::reject_capture(p.rejected);
-  else if (state) state->stamp();
-  if (state && !noted_own) note_own(p.leaves);
-  else if (state && !holds_the_same(p.leaves))
-    Function::reject_capture(p.rejected = "is given a tensor or container that it also reads by itself");
-  if (own) p.result = std::move(result);
-  return out;
-}
-
-// The program's results, and what it wrote into its arguments, as tensors and integers with their form.
-Function::Results Version::described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before,
-                                     const std::vector<PyObject*>& containers, const std::vector<Ref>& kept, Pending& p) {
-  Function::Results out;
-  auto made = new_result_form();
-  Form::Rules rules;
-  rules.results = true;
-  rules.any_tensor = !state;
-  if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
-  rules.arguments = &containers;
-  rules.given = inputs;
-  Leaves leaves;
-  if (!made->form.add(result, rules, leaves)) {
-    reject(p, cat("returns ", made->form.problem()));
-  } else if (!made->writes.find(before, made->form, rules, leaves)) {
-    reject(p, cat("writes ", made->form.problem(), " into an argument"));
-  }
-  for (size_t i = 0; i < kept.size(); ++i) {
-    const StatePlace& place = form.places()[i];
-    if (same_value(kept[i].get(), place.value())) continue;
-    made->places.push_back(i);
-    if (!made->form.add(place.value(), rules, leaves)) reject(p, cat("writes ", made->form.problem(), " to ", place.path));
-  }
-  out.tensors = std::move(leaves.tensors);
-  out.ints = std::move(leaves.program_ints);
-  out.floats = std::move(leaves.program_floats);
-  out.form = std::move(made);
-  return out;
-}
-
 // ---- calls ----
 
-// Runs a version; afterwards `p` says what happened.
-PyObject* run(Pending& p) {
-  Pending* before = std::exchange(pending, &p);
-  Function::Results results;
-  HANDLE_TH_ERRORS
-  try {
-    py::gil_scoped_release release;
-    results = p.version->function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
-  } catch (const IndexError& e) {
-    pending = before;
-    PyErr_SetString(PyExc_IndexError, e.what());
-    return nullptr;
-  } catch (...) {
-    pending = before;
-    throw;
-  }
-  pending = before;
-  if (p.result) return p.result.release();
-  Leaves leaves;
-  leaves.tensors = std::move(results.tensors);
-  leaves.program_ints = std::move(results.ints);
-  leaves.program_floats = std::move(results.floats);
-  leaves.containers = std::move(p.leaves.containers);
-  size_t at = 0;
-  const auto& made = *static_cast<const ResultForm*>(results.form.get());
-  Ref result = Ref::steal(made.form.build(at, leaves));
-  if (!result || !made.writes.apply(made.form, at, leaves, leaves.containers)) return nullptr;
-  for (size_t i : made.places) {
-    Ref value = Ref::steal(made.form.build(at, leaves));
-    if (!value || !p.version->form.places()[i].set(value.get())) return nullptr;
-  }
-  return result.release();
-  END_HANDLE_TH_ERRORS
-}
-
 // No more attempts: the policy says what runs from now on, or raises.
-bool give_up(Callable& c, const std::string& why) {
+bool give_up(Callable& c, const Reason& why) {
   auto& d = *c.data;
-  note(d, why);
-  PyObject* fallback = PyObject_CallMethod(d.policy.get(), "give_up", "s", why.c_str());
+  note(d, why.text);
+  PyObject* fallback = PyObject_CallMethod(d.policy.get(), "give_up", "ss", why.text.c_str(), name_of(why.fallback));
   if (!fallback) return false;
   d.fallback = Ref::steal(fallback);
   d.versions.clear();
@@ -444,30 +64,30 @@ bool give_up(Callable& c, const std::string& why) {
 
 PyObject* call_plainly(Callable& c, const Arguments& a) {
   ++c.data->plain_calls;
-  return call(c.data->program.get(), a);
+  return call(c.data->subject.program.get(), a);
 }
 
 // What follows from a call that captured. False with a Python error.
 bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   auto& d = *c.data;
   ++d.captures;
-  auto drop = [&] { d.versions.erase(std::remove(d.versions.begin(), d.versions.end(), v), d.versions.end()); };
   if (!d.guarded) return true;
-  std::string why = p.rejected;
-  bool last = p.final;
-  if (std::string failure = v->function.stats().capture_failure; !failure.empty() && failure != why) {
-    if (why.empty() || d.strict) why = failure;
-    last = true;
+  Verdict verdict = p.verdict;
+  if (Reason failure = v->function.failure(); !failure.empty() && failure.text != verdict.reason.text) {
+    if (verdict.is_good() || d.strict) verdict.reason = std::move(failure);
+    verdict.outcome = Outcome::unsupported;
   }
-  if (why.empty()) {
-    d.attempts = 0;
+  if (verdict.is_good()) {
+    d.spoilt = 0;
     return true;
   }
-  drop();
-  if (!last && p.again) return true;
-  note(d, why);
-  if (!last && !d.strict && ++d.attempts < kMostAttempts) return true;
-  return give_up(c, why);
+  std::erase(d.versions, v);
+  const char* because = d.strict && verdict.outcome == Outcome::spoilt ? nullptr : why_anew(verdict.outcome, d.spoilt);
+  if (verdict.outcome != Outcome::learnt) note(d, verdict.reason.text);
+  if (!because) return give_up(c, verdict.reason);
+  d.spoilt += verdict.outcome == Outcome::spoilt;
+  log_info("captured anew with the next call: ", because);
+  return true;
 }
 
 // Where a version would fit but for numbers of the state that the caller has changed (a learning rate, a step count), they are
@@ -485,9 +105,10 @@ void find_changed_numbers(Callable::Data& d, const Arguments& a) {
                        : std::nullopt;
       if (place && place->kind != StatePlace::Kind::whole) found.push_back(std::move(*place));
     }
-    if (found.size() != changes.size() || d.places.size() + found.size() > kMostPlaces) continue;
+    auto& places = d.subject.places;
+    if (found.size() != changes.size() || places.size() + found.size() > kMostPlaces) continue;
     for (StatePlace& place : found)
-      if (std::find(d.places.begin(), d.places.end(), place) == d.places.end()) d.places.push_back(std::move(place));
+      if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(std::move(place));
     return;
   }
 }
@@ -497,45 +118,34 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   auto& d = *c.data;
   if (d.busy) return call_plainly(c, a);
   if (d.guarded) find_changed_numbers(d, a);
-  auto v = std::make_shared<Version>(d.constant, d.options);
+  auto v = std::make_shared<Version>(d.subject, d.constant, d.options);
   Pending p;
-  p.callable = &c;
+  p.subject = &d.subject;
   p.version = v.get();
   p.arguments = a;
   Form::Rules rules;
   rules.numbers = true;
   rules.any_tensor = !d.guarded;
-  if (d.guarded) v->form.set_places(d.places);
+  if (d.guarded) v->form.set_places(d.subject.places);
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
   if (!described || (d.guarded && d.captures >= kMostCaptures)) {
-    std::string why = v->form.form().problem().empty() ? cat("more than ", kMostCaptures, " captures would be needed")
-                                                       : cat("is given ", v->form.form().problem());
-    if (!give_up(c, why)) return nullptr;
-    return call(d.fallback.get(), a);
+    Reason why = described ? cat("more than ", kMostCaptures, " captures would be needed")
+                           : v->form.form().problem_beside_results().within("is given ");
+    return give_up(c, why) ? call(d.fallback.get(), a) : nullptr;
   }
-  if (d.guarded) {
-    v->ambient = ambient_settings();
-    v->state = std::make_unique<State>();
-    for (const StatePlace& place : d.places) v->state->leave_out(place);
-    v->state->watch(d.program.get(), PyFunction_Check(d.program.get()) ? "" : "self");
-    for (PyObject* root : v->form.form().roots()) v->state->watch(root, "an argument");
-    watch_torch(*v->state);
-  }
+  if (d.guarded) v->watch(d.subject);
   d.busy = true;
-  Ref result = Ref::steal(run(p));
+  Ref result = Ref::steal(v->run(p));
   d.busy = false;
   if (!result) return nullptr;
-  if (p.captured || !d.guarded) {
-    if (d.versions.size() >= kMostVersions && d.guarded) d.versions.pop_back();
-    d.versions.insert(d.versions.begin(), v);
-    if (!after_capture(c, p, v)) return nullptr;
-  } else if (v->function.stats().eager_reasons.empty() == false) {
-    // Gradients are needed by an argument: nothing was captured, and nothing is to be checked next time but the arguments.
-    if (d.versions.size() >= kMostVersions) d.versions.pop_back();
-    v->state->stamp();
-    d.versions.insert(d.versions.begin(), v);
-  }
+  const bool captured = p.ran == Pending::Ran::captured || !d.guarded;
+  if (!captured && v->function.stats().eager_reasons.empty()) return result.release();
+  // Where gradients are needed by an argument nothing was captured, and nothing is to be checked next time but the arguments.
+  if (!captured) v->state->stamp();
+  if (d.versions.size() >= kMostVersions && d.guarded) d.versions.pop_back();
+  d.versions.insert(d.versions.begin(), v);
+  if (captured && !after_capture(c, p, v)) return nullptr;
   return result.release();
 }
 
@@ -554,6 +164,14 @@ Ref tuple_of(const Arguments& a, const std::vector<Ref>& more) {
   return out;
 }
 
+void give_up_differing(Callable::Data& d, Version& v, const std::string& why, const std::vector<std::string>& written) {
+  std::string changed;
+  v.state->holds(&changed);
+  d.fallback = Ref::borrow(py::object(py::reinterpret_borrow<py::object>(d.policy.get()).attr("differs")(why, changed, written)).ptr());
+  note(d, cat("differs from eager: ", why));
+  d.versions.clear();
+}
+
 // Runs a version on copies of the arguments, then the program itself on the real ones, and compares. The caller gets eager's.
 PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   HANDLE_TH_ERRORS
@@ -567,7 +185,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   std::vector<PyObject*> values;
   for (const Ref& b : built) values.push_back(b.get());
   Pending q;
-  q.callable = &c;
+  q.subject = &d.subject;
   q.version = v.get();
   q.arguments = {values.data(), p.arguments.positional, p.arguments.names};
   q.leaves.tensors = given.tensors;
@@ -576,7 +194,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   q.leaves.containers = given.made;
   q.copies = true;
   KeptPlaces places(v->form.places());
-  Ref got = Ref::steal(run(q));
+  Ref got = Ref::steal(v->run(q));
   std::string error;
   if (!got) {
     py::error_already_set e;
@@ -585,9 +203,10 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   std::vector<std::string> written = v->state->written();
   trial.attr("rewind")();
   std::vector<Ref> tried = places.swap_back(), now;
-  if (q.captured && got && !after_capture(c, q, v)) return nullptr;
-  Ref want = Ref::steal(call(d.program.get(), p.arguments));
-  if (q.captured) return want.release();
+  const bool captured = q.ran == Pending::Ran::captured;
+  if (captured && got && !after_capture(c, q, v)) return nullptr;
+  Ref want = Ref::steal(call(d.subject.program.get(), p.arguments));
+  if (captured) return want.release();
   ++d.verified;
   std::optional<py::error_already_set> raised;
   if (!want) raised.emplace();
@@ -604,13 +223,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   } else if (!want) {
     why.clear();  // both raise
   }
-  if (!why.empty()) {
-    std::string changed;
-    v->state->holds(&changed);
-    d.fallback = Ref::borrow(py::object(py::reinterpret_borrow<py::object>(d.policy.get()).attr("differs")(why, changed, written)).ptr());
-    note(d, cat("differs from eager: ", why));
-    d.versions.clear();
-  }
+  if (!why.empty()) give_up_differing(d, *v, why, written);
   if (raised) throw *raised;
   return want.release();
   END_HANDLE_TH_ERRORS
@@ -627,22 +240,22 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
   }
   uint64_t ambient = d.guarded ? ambient_settings() : 0;
   Pending p;
-  p.callable = &c;
+  p.subject = &d.subject;
   p.arguments = a;
   for (size_t i = 0; i < d.versions.size(); ++i) {
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
-    if (v->ambient != ambient || !v->form.match(a, p.leaves) || !v->holds_the_same(p.leaves)) continue;
+    if (!v->fits(a, ambient, p.leaves)) continue;
     if (v->state && !v->state->holds(nullptr)) continue;
     if (i > 0 && i < d.versions.size())
       std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i),
                   d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
     if (v->state && must_verify(d)) return run_verified(c, p, v);
-    Ref result = Ref::steal(run(p));
-    if (result && p.captured && !after_capture(c, p, v)) return nullptr;
-    if (result && p.ran_eagerly && !p.captured && d.guarded && !d.fallback)
-      if (std::string why = v->function.stats().capture_failure; !why.empty() && !give_up(c, why)) return nullptr;
+    Ref result = Ref::steal(v->run(p));
+    if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
+    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !d.fallback)
+      if (Reason why = v->function.failure(); !why.empty() && !give_up(c, why)) return nullptr;
     return result.release();
   }
   return call_anew(c, a);
@@ -658,7 +271,7 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     return nullptr;
   HANDLE_TH_ERRORS
   auto data = std::make_unique<Callable::Data>();
-  data->program = Ref::borrow(program);
+  data->subject.program = Ref::borrow(program);
   data->policy = Ref::borrow(policy);
   data->guarded = guarded;
   Ref full = Ref::steal(PyObject_GetAttrString(policy, "fullgraph"));
@@ -681,10 +294,10 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(c->dict);
   if (!c->data) return 0;
-  Py_VISIT(c->data->program.get());
+  Py_VISIT(c->data->subject.program.get());
   Py_VISIT(c->data->policy.get());
   Py_VISIT(c->data->fallback.get());
-  for (const auto* places : {&c->data->written, &c->data->places})
+  for (const auto* places : {&c->data->subject.written, &c->data->subject.places})
     for (const StatePlace& p : *places) {
       Py_VISIT(p.owner.get());
       Py_VISIT(p.key.get());
@@ -702,9 +315,10 @@ int clear(PyObject* self) {
   Py_CLEAR(c->dict);
   if (c->data) {
     // What this destroys may come back here.
+    Subject& subject = c->data->subject;
     auto versions = std::exchange(c->data->versions, {});
-    auto written = std::exchange(c->data->written, {}), places = std::exchange(c->data->places, {});
-    Ref program = std::exchange(c->data->program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)),
+    auto written = std::exchange(subject.written, {}), places = std::exchange(subject.places, {});
+    Ref program = std::exchange(subject.program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)),
         fallback = std::exchange(c->data->fallback, Ref());
   }
   return 0;
@@ -737,14 +351,14 @@ PyObject* stats(PyObject* self, PyObject*) {
     functions.push_back(&v->function);
     if (v->state) state.append(py::cast(v->state->describe()));
   }
-  py::dict s = stats_of(functions);
+  py::dict s = stats_of(functions, d.subject.log->list());
   s["plain_calls"] = d.plain_calls;
   s["fallback_calls"] = d.fallback_calls;
   s["captures"] = d.captures;
   s["verified"] = d.verified;
   s["reasons"] = d.reasons;
   py::list places;
-  for (const StatePlace& p : d.places) places.append(p.path);
+  for (const StatePlace& p : d.subject.places) places.append(p.path);
   s["places"] = places;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();
@@ -757,18 +371,19 @@ PyObject* reset(PyObject* self, PyObject*) {
   auto& d = data_of(self);
   auto versions = std::exchange(d.versions, {});
   Ref fallback = std::exchange(d.fallback, Ref());
-  d.captures = d.attempts = 0;
-  d.says_compiling = true;
-  d.written.clear();
-  d.places.clear();
+  d.captures = d.spoilt = 0;
+  d.subject.says_compiling = true;
+  d.subject.written.clear();
+  d.subject.places.clear();
+  d.subject.log->clear();
   d.reasons.clear();
   Py_RETURN_NONE;
 }
 
 PyObject* reduce(PyObject* self, PyObject*) { return PyObject_CallMethod(data_of(self).policy.get(), "reduce", "O", self); }
-PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<broach compiled %R>", data_of(self).program.get()); }
+PyObject* represent(PyObject* self) { return PyUnicode_FromFormat("<broach compiled %R>", data_of(self).subject.program.get()); }
 
-PyObject* get_program(PyObject* self, void*) { return Ref(data_of(self).program).release(); }
+PyObject* get_program(PyObject* self, void*) { return Ref(data_of(self).subject.program).release(); }
 PyObject* get_policy(PyObject* self, void*) { return Ref(data_of(self).policy).release(); }
 PyObject* get_fallback(PyObject* self, void*) {
   auto& f = data_of(self).fallback;
@@ -821,8 +436,9 @@ void add_callable_type(py::module_& m) {
   m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) {
     set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)});
   });
-  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators) {
-    set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators)});
+  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators, Strings eager) {
+    set_native_functions(
+        {std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators), std::move(eager)});
   });
   m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) {
     set_native_types({std::move(values), std::move(stateless), std::move(makers)});

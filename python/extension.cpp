@@ -88,7 +88,7 @@ PYBIND11_MODULE(_C, m) {
   add_numbers(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);
-  m.def("reject_capture", &Function::reject_capture);
+  m.def("reject_capture", [](std::string why) { Function::reject_capture({Outcome::rejected, std::move(why)}); });
   m.def("capture_keys", [] { return std::vector<std::string>{c10::toString(kCaptureKey), c10::toString(kCompositeKey)}; });
   m.def("target_names", &target_names);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });

@@ -119,12 +119,17 @@ bool all_distinct(std::vector<PyObject*> containers) {
 
 }  // namespace
 
+// What runs later, as its caller drives it. Dynamo does not take it either (before 3.12 it may crash).
+static bool is_suspended(PyObject* o) { return PyGen_CheckExact(o) || PyCoro_CheckExact(o) || PyAsyncGen_CheckExact(o); }
+
 bool Form::fail(PyObject* o) {
   if (!problem_.empty()) return false;
-  PyTypeObject* native = native_base(Py_TYPE(o));
-  problem_ = THPVariable_Check(o)                                            ? cat("a tensor of the class ", Py_TYPE(o)->tp_name)
-             : native == Py_TYPE(o) && native->tp_base == &PyBaseObject_Type ? cat("a value of the native type ", native->tp_name)
-                                                                             : cat("a value of type ", Py_TYPE(o)->tp_name);
+  PyTypeObject* type = Py_TYPE(o);
+  // Dynamo looks at such tensors by operations of its own, and turns what C code made into something else (numpy's scalars into arrays).
+  if (THPVariable_Check(o)) problem_ = {cat("a tensor of the class ", type->tp_name), Fallback::eager};
+  else if (native_base(type) == type && type->tp_base == &PyBaseObject_Type)
+    problem_ = {cat("a value of the native type ", type->tp_name), is_suspended(o) ? Fallback::nothing : Fallback::eager};
+  else problem_ = cat("a value of type ", type->tp_name);
   return false;
 }
 
@@ -187,69 +192,13 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
 bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (parts_.size() > kMostParts) return fail(o);
   if (THPVariable_Check(o)) return add_tensor(o, rules, leaves);
-  if (add_number(o, rules, leaves)) return true;
-  auto whole = [&](Kind kind) {
-    Part p{kind};
-    p.value = Ref::borrow(o);
-    p.type = Py_TYPE(o);
-    parts_.push_back(std::move(p));
-    return true;
-  };
-  if (is_atom(o) && !(PyType_Check(o) && !rules.results)) return whole(Kind::constant);
-  bool made_here = rules.results && !(rules.was_there && rules.was_there(o)) && !PyType_Check(o) && !PyModule_Check(o);
-  if (by_identity(o) && !(made_here && (PyFunction_Check(o) || PyMethod_Check(o) || !is_enum_member(o)))) return whole(Kind::identity);
-  if (rules.results) {
-    if (rules.arguments) {
-      auto found = std::find(rules.arguments->begin(), rules.arguments->end(), o);
-      if (found != rules.arguments->end()) {
-        Part p{Kind::argument};
-        p.index = static_cast<int>(found - rules.arguments->begin());
-        parts_.push_back(std::move(p));
-        return true;
-      }
-    }
-    if (rules.was_there && rules.was_there(o)) return whole(Kind::identity);
-  }
-  if (auto it = containers_.find(o); it != containers_.end()) {
-    Part p{Kind::repeated};
-    p.index = it->second;
-    parts_.push_back(std::move(p));
-    return true;
-  }
-  auto container = [&](Kind kind) -> Part& {
-    containers_.emplace(o, static_cast<int>(leaves.containers.size()));
-    leaves.containers.push_back(o);
-    Part p{kind};
-    p.type = Py_TYPE(o);
-    p.keep = Ref::borrow(reinterpret_cast<PyObject*>(p.type));
-    parts_.push_back(std::move(p));
-    return parts_.back();
-  };
-  if (PyTuple_Check(o)) {
-    if (has_instance_dict(o)) return add_keyed(o, Kind::tuple, rules, leaves);
-    container(Kind::tuple).items = static_cast<uint32_t>(PyTuple_GET_SIZE(o));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
-      if (!add(PyTuple_GET_ITEM(o, i), rules, leaves)) return false;
-    return true;
-  }
-  if (PyList_CheckExact(o)) {
-    container(Kind::list).items = static_cast<uint32_t>(PyList_GET_SIZE(o));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(o); ++i)
-      if (!add(PyList_GET_ITEM(o, i), rules, leaves)) return false;
-    return true;
-  }
-  if (PySet_CheckExact(o) || PyFrozenSet_CheckExact(o)) {
-    Ref elements = Ref::steal(PySequence_Tuple(o));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(elements.get()); ++i)
-      if (PyObject* e = PyTuple_GET_ITEM(elements.get(), i); !is_atom(e)) return fail(o);
-    Part& p = container(Kind::set);
-    p.value = std::move(elements);
-    p.frozen = PyFrozenSet_CheckExact(o);
-    return true;
-  }
+  if (add_number(o, rules, leaves) || add_whole(o, rules)) return true;
+  if (PyTuple_Check(o) && has_instance_dict(o)) return add_keyed(o, Kind::tuple, rules, leaves);
+  if (PyTuple_Check(o) || PyList_CheckExact(o)) return add_sequence(o, rules, leaves);
+  if (PySet_CheckExact(o) || PyFrozenSet_CheckExact(o)) return add_set(o, leaves);
   if (PySlice_Check(o)) {
     auto* s = reinterpret_cast<PySliceObject*>(o);
-    container(Kind::slice);
+    begin(Kind::slice, o, leaves);
     return add(s->start, rules, leaves) && add(s->stop, rules, leaves) && add(s->step, rules, leaves);
   }
   if (PyDict_Check(o)) {
@@ -261,15 +210,59 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   return fail(o);
 }
 
+// What is described as it is, or as a container that is known already. False if it is neither.
+bool Form::add_whole(PyObject* o, const Rules& rules) {
+  auto add_one = [&](Kind kind, ptrdiff_t index = -1) {
+    Part p{kind};
+    p.index = static_cast<int>(index);
+    if (index < 0) p.value = Ref::borrow(o), p.type = Py_TYPE(o);
+    parts_.push_back(std::move(p));
+    return true;
+  };
+  if (is_atom(o) && !(PyType_Check(o) && !rules.results)) return add_one(Kind::constant);
+  const bool was_there = rules.results && rules.was_there && rules.was_there(o);
+  const bool made_here = rules.results && !was_there && !PyType_Check(o) && !PyModule_Check(o);
+  if (by_identity(o) && !(made_here && (PyFunction_Check(o) || PyMethod_Check(o) || !is_enum_member(o)))) return add_one(Kind::identity);
+  if (rules.results && rules.arguments) {
+    auto found = std::find(rules.arguments->begin(), rules.arguments->end(), o);
+    if (found != rules.arguments->end()) return add_one(Kind::argument, found - rules.arguments->begin());
+  }
+  if (was_there) return add_one(Kind::identity);
+  auto known = containers_.find(o);
+  return known != containers_.end() && add_one(Kind::repeated, known->second);
+}
+
+Part& Form::begin(Kind kind, PyObject* o, Leaves& leaves) {
+  containers_.emplace(o, static_cast<int>(leaves.containers.size()));
+  leaves.containers.push_back(o);
+  Part p{kind};
+  p.type = Py_TYPE(o);
+  p.keep = Ref::borrow(reinterpret_cast<PyObject*>(p.type));
+  parts_.push_back(std::move(p));
+  return parts_.back();
+}
+
+bool Form::add_sequence(PyObject* o, const Rules& rules, Leaves& leaves) {
+  begin(PyTuple_Check(o) ? Kind::tuple : Kind::list, o, leaves).items = static_cast<uint32_t>(PySequence_Fast_GET_SIZE(o));
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); ++i)
+    if (!add(PySequence_Fast_GET_ITEM(o, i), rules, leaves)) return false;
+  return true;
+}
+
+bool Form::add_set(PyObject* o, Leaves& leaves) {
+  Ref elements = Ref::steal(PySequence_Tuple(o));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(elements.get()); ++i)
+    if (PyObject* e = PyTuple_GET_ITEM(elements.get(), i); !is_atom(e)) return fail(o);
+  Part& p = begin(Kind::set, o, leaves);
+  p.value = std::move(elements);
+  p.frozen = PyFrozenSet_CheckExact(o);
+  return true;
+}
+
 // A dict by its items, and what has attributes by these.
 bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves) {
   size_t at = parts_.size();
-  containers_.emplace(o, static_cast<int>(leaves.containers.size()));
-  leaves.containers.push_back(o);
-  Part fresh{kind};
-  fresh.type = Py_TYPE(o);
-  fresh.keep = Ref::borrow(reinterpret_cast<PyObject*>(fresh.type));
-  parts_.push_back(std::move(fresh));
+  begin(kind, o, leaves);
   Ref keys = Ref::steal(PyList_New(0));
   std::vector<Ref> values;
   auto take = [&](PyObject* dict) {
@@ -329,32 +322,14 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       return true;
     case Kind::constant: return o == p.value.get() || same_value(p.value.get(), o);
     case Kind::identity: return o == p.value.get() || (PyMethod_Check(o) && same_value(p.value.get(), o));
-    case Kind::tuple:
-      if (Py_TYPE(o) != p.type || PyTuple_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
-      leaves.containers.push_back(o);
-      for (uint32_t i = 0; i < p.items; ++i)
-        if (!match(at, PyTuple_GET_ITEM(o, i), leaves)) return false;
-      if (p.value) {
-        PyObject *k, *v, *dict = *cpython::dict_place(o);
-        if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(p.attributes)) return false;
-        Py_ssize_t position = 0;
-        for (Py_ssize_t key = 0; PyDict_Next(dict, &position, &k, &v); ++key)
-          if (!same_key(PyTuple_GET_ITEM(p.value.get(), key), k) || !match(at, v, leaves)) return false;
-      }
-      return true;
+    case Kind::tuple: return match_tuple(p, at, o, leaves);
     case Kind::list:
       if (Py_TYPE(o) != p.type || PyList_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
       leaves.containers.push_back(o);
       for (uint32_t i = 0; i < p.items; ++i)
         if (!match(at, PyList_GET_ITEM(o, i), leaves)) return false;
       return true;
-    case Kind::set: {
-      if (Py_TYPE(o) != p.type || PySet_GET_SIZE(o) != PyTuple_GET_SIZE(p.value.get())) return false;
-      leaves.containers.push_back(o);
-      // What the program does in the order of the elements depends on that order.
-      Ref elements = Ref::steal(PySequence_Tuple(o));
-      return elements && same_value(elements.get(), p.value.get());
-    }
+    case Kind::set: return match_set(p, o, leaves);
     case Kind::slice: {
       if (!PySlice_Check(o)) return false;
       auto* s = reinterpret_cast<PySliceObject*>(o);
@@ -362,31 +337,55 @@ bool Form::match(size_t& at, PyObject* o, Leaves& leaves) const {
       return match(at, s->start, leaves) && match(at, s->stop, leaves) && match(at, s->step, leaves);
     }
     case Kind::dict:
-    case Kind::object: {
-      if (Py_TYPE(o) != p.type) return false;
-      leaves.containers.push_back(o);
-      Py_ssize_t key = 0;
-      auto agree = [&](PyObject* dict, uint32_t n) {
-        if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(n)) return false;
-        PyObject *k, *v;
-        for (Items all(dict); all.next(k, v);)
-          if (!same_key(PyTuple_GET_ITEM(p.value.get(), key++), k) || !match(at, v, leaves)) return false;
-        return true;
-      };
-      if (p.kind == Kind::dict && !agree(o, p.items)) return false;
-      PyObject** place = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) ? cpython::dict_place(o) : nullptr;
-      if (place && !agree(*place, p.attributes)) return false;
-      for (Py_ssize_t offset : p.slots) {
-        PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
-        if (!v || !match(at, v, leaves)) return false;
-      }
-      return true;
-    }
+    case Kind::object: return match_keyed(p, at, o, leaves);
     case Kind::repeated:
       return static_cast<size_t>(p.index) < leaves.containers.size() && leaves.containers[static_cast<size_t>(p.index)] == o;
     case Kind::argument: return false;
   }
   return false;
+}
+
+bool Form::match_tuple(const Part& p, size_t& at, PyObject* o, Leaves& leaves) const {
+  if (Py_TYPE(o) != p.type || PyTuple_GET_SIZE(o) != static_cast<Py_ssize_t>(p.items)) return false;
+  leaves.containers.push_back(o);
+  for (uint32_t i = 0; i < p.items; ++i)
+    if (!match(at, PyTuple_GET_ITEM(o, i), leaves)) return false;
+  if (!p.value) return true;
+  PyObject *k, *v, *dict = *cpython::dict_place(o);
+  if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(p.attributes)) return false;
+  Py_ssize_t position = 0;
+  for (Py_ssize_t key = 0; PyDict_Next(dict, &position, &k, &v); ++key)
+    if (!same_key(PyTuple_GET_ITEM(p.value.get(), key), k) || !match(at, v, leaves)) return false;
+  return true;
+}
+
+bool Form::match_set(const Part& p, PyObject* o, Leaves& leaves) {
+  if (Py_TYPE(o) != p.type || PySet_GET_SIZE(o) != PyTuple_GET_SIZE(p.value.get())) return false;
+  leaves.containers.push_back(o);
+  // What the program does in the order of the elements depends on that order.
+  Ref elements = Ref::steal(PySequence_Tuple(o));
+  return elements && same_value(elements.get(), p.value.get());
+}
+
+bool Form::match_keyed(const Part& p, size_t& at, PyObject* o, Leaves& leaves) const {
+  if (Py_TYPE(o) != p.type) return false;
+  leaves.containers.push_back(o);
+  Py_ssize_t key = 0;
+  auto agree = [&](PyObject* dict, uint32_t n) {
+    if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(n)) return false;
+    PyObject *k, *v;
+    for (Items all(dict); all.next(k, v);)
+      if (!same_key(PyTuple_GET_ITEM(p.value.get(), key++), k) || !match(at, v, leaves)) return false;
+    return true;
+  };
+  if (p.kind == Kind::dict && !agree(o, p.items)) return false;
+  PyObject** place = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) ? cpython::dict_place(o) : nullptr;
+  if (place && !agree(*place, p.attributes)) return false;
+  for (Py_ssize_t offset : p.slots) {
+    PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
+    if (!v || !match(at, v, leaves)) return false;
+  }
+  return true;
 }
 
 PyObject* Form::build(size_t& at, const Leaves& leaves) const {
@@ -411,27 +410,7 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
     case Kind::constant:
     case Kind::identity: return Ref(p.value).release();
     case Kind::argument: return Ref::borrow(leaves.containers[static_cast<size_t>(p.index)]).release();
-    case Kind::tuple: {
-      size_t place = leaves.made.size();
-      leaves.made.push_back(nullptr);
-      Ref tuple = Ref::steal(PyTuple_New(p.items));
-      for (uint32_t i = 0; i < p.items; ++i) {
-        PyObject* v = build(at, leaves);
-        if (!v) return nullptr;
-        PyTuple_SET_ITEM(tuple.get(), i, v);
-      }
-      if (p.type == &PyTuple_Type) return leaves.made[place] = tuple.release();
-      Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
-      // As unpickling does: a class's own constructor does not run. A struct sequence is made of all its fields.
-      bool of_python = native_base(p.type) == &PyTuple_Type;
-      Ref made = Ref::steal(of_python ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr)
-                                      : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr));
-      for (uint32_t i = 0; made && i < p.attributes; ++i) {
-        Ref v = Ref::steal(build(at, leaves));
-        if (!v || PyDict_SetItem(*cpython::dict_place(made.get()), PyTuple_GET_ITEM(p.value.get(), i), v.get()) < 0) return nullptr;
-      }
-      return leaves.made[place] = made.release();
-    }
+    case Kind::tuple: return build_tuple(p, at, leaves);
     case Kind::list: {
       Ref list = Ref::steal(PyList_New(p.items));
       leaves.made.push_back(list.get());
@@ -462,6 +441,28 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
   }
   PyErr_SetString(PyExc_RuntimeError, "broach: a tuple holds itself");
   return nullptr;
+}
+
+PyObject* Form::build_tuple(const Part& p, size_t& at, const Leaves& leaves) const {
+  size_t place = leaves.made.size();
+  leaves.made.push_back(nullptr);
+  Ref tuple = Ref::steal(PyTuple_New(p.items));
+  for (uint32_t i = 0; i < p.items; ++i) {
+    PyObject* v = build(at, leaves);
+    if (!v) return nullptr;
+    PyTuple_SET_ITEM(tuple.get(), i, v);
+  }
+  if (p.type == &PyTuple_Type) return leaves.made[place] = tuple.release();
+  Ref arguments = Ref::steal(PyTuple_Pack(1, tuple.get()));
+  // As unpickling does: a class's own constructor does not run. A struct sequence is made of all its fields.
+  bool of_python = native_base(p.type) == &PyTuple_Type;
+  Ref made = Ref::steal(of_python ? PyTuple_Type.tp_new(p.type, arguments.get(), nullptr)
+                                  : PyObject_Call(reinterpret_cast<PyObject*>(p.type), arguments.get(), nullptr));
+  for (uint32_t i = 0; made && i < p.attributes; ++i) {
+    Ref v = Ref::steal(build(at, leaves));
+    if (!v || PyDict_SetItem(*cpython::dict_place(made.get()), PyTuple_GET_ITEM(p.value.get(), i), v.get()) < 0) return nullptr;
+  }
+  return leaves.made[place] = made.release();
 }
 
 PyObject* Form::build_keyed(const Part& p, size_t& at, const Leaves& leaves) const {

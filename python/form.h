@@ -2,6 +2,7 @@
 // version, and how its results are put together again.
 #pragma once
 
+#include "attempts.h"
 #include "places.h"
 #include "reference.h"
 
@@ -82,7 +83,11 @@ class Form {
   bool refuse(PyObject* o) { return fail(o); }
 
   const std::vector<Part>& parts() const { return parts_; }
-  const std::string& problem() const { return problem_; }
+  const Reason& problem() const { return problem_; }
+  // The same for what is no result: the code of the call runs, whatever it is given and keeps.
+  Reason problem_beside_results() const {
+    return {problem_.text, problem_.fallback == Fallback::nothing ? Fallback::eager : problem_.fallback};
+  }
   // Objects matched by identity: what they hold is part of the state.
   std::vector<PyObject*> roots() const;
   int traverse(visitproc visit, void* arg) const;
@@ -90,14 +95,22 @@ class Form {
  private:
   bool add_tensor(PyObject* o, const Rules& rules, Leaves& leaves);
   bool add_number(PyObject* o, const Rules& rules, Leaves& leaves);
+  bool add_whole(PyObject* o, const Rules& rules);
+  bool add_sequence(PyObject* o, const Rules& rules, Leaves& leaves);
+  bool add_set(PyObject* o, Leaves& leaves);
   bool add_keyed(PyObject* o, Part::Kind kind, const Rules& rules, Leaves& leaves);
+  Part& begin(Part::Kind kind, PyObject* o, Leaves& leaves);  // a container
   bool fail(PyObject* o);
+  bool match_tuple(const Part& p, size_t& at, PyObject* o, Leaves& leaves) const;
+  static bool match_set(const Part& p, PyObject* o, Leaves& leaves);
+  bool match_keyed(const Part& p, size_t& at, PyObject* o, Leaves& leaves) const;
+  PyObject* build_tuple(const Part& p, size_t& at, const Leaves& leaves) const;
   PyObject* build_keyed(const Part& p, size_t& at, const Leaves& leaves) const;
 
   std::vector<Part> parts_;
   std::unordered_map<PyObject*, int> containers_;
   std::unordered_map<const void*, int> tensors_;
-  std::string problem_;
+  Reason problem_;
 };
 
 // The arguments of a call as vectorcall gives them.

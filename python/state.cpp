@@ -150,7 +150,7 @@ std::optional<StatePlace> State::place_of(const Change& change) const {
 
 void State::fill(int id) {
   std::vector<Ref> keys, values;
-  if (!read(nodes_[static_cast<size_t>(id)], keys, values)) problems_.push_back(path(id) + " cannot be read");
+  if (!read(nodes_[static_cast<size_t>(id)], keys, values)) problems_.emplace_back(path(id) + " cannot be read");
   nodes_[static_cast<size_t>(id)].keys = std::move(keys);
   nodes_[static_cast<size_t>(id)].values = std::move(values);
 }
@@ -179,58 +179,54 @@ static void read_all(PyObject* dict, std::vector<Ref>& keys, std::vector<Ref>& v
   }
 }
 
+// The elements, in their order. False where it has none to give.
+static bool read_elements(PyObject* o, std::vector<Ref>& out) {
+  Ref list = Ref::steal(PySequence_List(o));
+  if (!list) return PyErr_Clear(), false;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) out.push_back(Ref::borrow(PyList_GET_ITEM(list.get(), i)));
+  return true;
+}
+
+// A value that was asked for.
+static bool read_answer(PyObject* answer, std::vector<Ref>& values) {
+  values.push_back(Ref::steal(answer));
+  return answer || (PyErr_Clear(), false);
+}
+
+bool State::read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const {
+  PyObject *k, *v, *o = n.object.get();
+  Py_ssize_t at = 0;
+  while (PyDict_Next(o, &at, &k, &v)) {
+    if (n.type && is_interpreters_own(text_of(k))) continue;
+    if (n.unwatched && n.unwatched->contains(std::string(text_of(k)))) continue;
+    if (!left_out_.empty() && is_left_out(o, k)) continue;
+    keys.push_back(Ref::borrow(k));
+    values.push_back(Ref::borrow(v));
+  }
+  return true;
+}
+
 bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const {
   PyObject* o = n.object.get();
-  auto value = [&](PyObject* v) { values.push_back(Ref::borrow(v)); };
+  auto value = [&](PyObject* v) { return values.push_back(Ref::borrow(v)), true; };
+  auto value_of_each_key = [&] {
+    for (const Ref& k : keys) value(PyDict_GetItemWithError(o, k.get()));
+    return true;
+  };
   switch (n.kind) {
-    case Kind::dict: {
-      PyObject *k, *v;
-      Py_ssize_t at = 0;
-      while (PyDict_Next(o, &at, &k, &v)) {
-        if (n.type && is_interpreters_own(text_of(k))) continue;
-        if (n.unwatched && n.unwatched->contains(std::string(text_of(k)))) continue;
-        if (!left_out_.empty() && is_left_out(o, k)) continue;
-        keys.push_back(Ref::borrow(k));
-        value(v);
-      }
-      return true;
-    }
-    case Kind::cache: {
+    case Kind::dict: return read_dict(n, keys, values);
+    case Kind::cache:
       if (n.keys.empty()) return read_all(o, keys, values), true;
       keys = n.keys;
-      for (const Ref& k : keys) value(PyDict_GetItemWithError(o, k.get()));
-      return true;
-    }
-    case Kind::ordered: {
-      Ref order = Ref::steal(PySequence_List(o));
-      if (!order) return PyErr_Clear(), false;
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(order.get()); ++i) {
-        PyObject* k = PyList_GET_ITEM(order.get(), i);
-        keys.push_back(Ref::borrow(k));
-        value(PyDict_GetItemWithError(o, k));
-      }
-      return true;
-    }
-    case Kind::names:
-      keys = n.keys;
-      for (const Ref& k : keys) value(PyDict_GetItemWithError(o, k.get()));
-      return true;
+      return value_of_each_key();
+    case Kind::ordered: return read_elements(o, keys) && value_of_each_key();
+    case Kind::names: keys = n.keys; return value_of_each_key();
     case Kind::list:
       for (Py_ssize_t i = 0; i < PyList_GET_SIZE(o); ++i) value(PyList_GET_ITEM(o, i));
       return true;
-    case Kind::sequence: {
-      Ref list = Ref::steal(PySequence_List(o));
-      if (!list) return PyErr_Clear(), false;
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) value(PyList_GET_ITEM(list.get(), i));
-      return true;
-    }
-    case Kind::set: {
-      Ref list = Ref::steal(PySequence_List(o));
-      if (!list) return PyErr_Clear(), false;
-      for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) value(PyList_GET_ITEM(list.get(), i));
-      return true;
-    }
-    case Kind::cell: value(PyCell_GET(o)); return true;
+    case Kind::sequence:
+    case Kind::set: return read_elements(o, values);
+    case Kind::cell: return value(PyCell_GET(o));
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
       for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc})
@@ -242,22 +238,15 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       value(n.place ? *n.place : nullptr);
       for (Py_ssize_t offset : n.slots) value(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset));
       return true;
-    case Kind::mro: value(reinterpret_cast<PyTypeObject*>(o)->tp_mro); return true;
-    case Kind::weak: value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True); return true;
-    case Kind::context: values.push_back(Ref::steal(contextvar_value(o))); return true;
+    case Kind::mro: return value(reinterpret_cast<PyTypeObject*>(o)->tp_mro);
+    case Kind::weak: return value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True);
+    case Kind::context: return values.push_back(Ref::steal(contextvar_value(o))), true;
     case Kind::fields:
-      for (const char* field : {"func", "args", "keywords"}) {
-        values.push_back(Ref::steal(PyObject_GetAttrString(o, field)));
-        if (!values.back()) return PyErr_Clear(), false;
-      }
+      for (const char* field : {"func", "args", "keywords"})
+        if (!read_answer(PyObject_GetAttrString(o, field), values)) return false;
       return true;
-    case Kind::answer: values.push_back(Ref::steal(PyObject_CallNoArgs(o))); return values.back() || (PyErr_Clear(), false);
-    case Kind::buffer: {
-      Ref bytes = Ref::steal(PyBytes_FromObject(o));
-      if (!bytes) return PyErr_Clear(), false;
-      values.push_back(std::move(bytes));
-      return true;
-    }
+    case Kind::answer: return read_answer(PyObject_CallNoArgs(o), values);
+    case Kind::buffer: return read_answer(PyBytes_FromObject(o), values);
   }
   return false;
 }

@@ -6,6 +6,7 @@
 // with the snapshot. All members need the GIL.
 #pragma once
 
+#include "attempts.h"
 #include "cpython.h"
 #include "places.h"
 #include "reference.h"
@@ -69,7 +70,7 @@ class State {
   // To be called once everything was visited.
   void find_weakly_held();
   // What was met that cannot be watched; empty if the snapshot is complete.
-  const std::vector<std::string>& problems() const { return problems_; }
+  const std::vector<Reason>& problems() const { return problems_; }
   std::vector<std::string> describe() const;
   bool knows(PyObject* o) const { return known_.contains(o); }
   bool holds_tensor(const c10::TensorImpl* t) const { return tensors_.contains(t); }
@@ -153,11 +154,12 @@ class State {
   void watch_builtins(PyCodeObject* code, PyObject* globals);
   int node_of(Kind kind, PyObject* o, int parent, const std::string& label);
   void has_seen(PyObject* o);
-  void problem(PyObject* o, int parent, const std::string& label, const std::string& what);
+  void problem(PyObject* o, int parent, const std::string& label, Reason what);
   int add(Kind kind, PyObject* o, int parent, std::string label);
   void fill(int node);
   void children(int node);
   bool read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const;
+  bool read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const;
   bool same(Node& n, bool take, std::string* why) const;
   void add_words(Node& n);
   bool take_words(const Node& n);
@@ -189,7 +191,7 @@ class State {
   std::vector<Ref> keep_;
   std::vector<Word> words_;
   std::vector<int> every_call_;
-  std::vector<std::string> problems_;
+  std::vector<Reason> problems_;
   bool in_library_ = false;   // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;

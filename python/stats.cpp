@@ -61,7 +61,14 @@ py::dict dict_of(const ProgramStats& x) {
 
 }  // namespace
 
-py::dict stats_of(const std::vector<Function*>& functions) {
+template <class F>
+static py::list listed(const std::vector<Attempt>& attempts, const F& f) {
+  py::list out;
+  for (const Attempt& a : attempts) out.append(f(a));
+  return out;
+}
+
+py::dict stats_of(const std::vector<Function*>& functions, const std::vector<Attempt>& attempts) {
   FunctionStats s;
   py::list programs;
   for (Function* each : functions) {
@@ -73,8 +80,6 @@ py::dict stats_of(const std::vector<Function*>& functions) {
     auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     append(s.recompilations, one.recompilations);
     append(s.eager_reasons, one.eager_reasons);
-    append(s.capture_seconds, one.capture_seconds);
-    append(s.compile_seconds, one.compile_seconds);
     for (const auto& p : each->programs()) programs.append(dict_of(p->stats()));
   }
   py::dict d;
@@ -84,8 +89,11 @@ py::dict stats_of(const std::vector<Function*>& functions) {
   d["eager_calls"] = s.eager_calls;
   d["recompilations"] = s.recompilations;
   d["eager_reasons"] = s.eager_reasons;
-  d["capture_seconds"] = s.capture_seconds;
-  d["compile_seconds"] = s.compile_seconds;
+  d["capture_seconds"] = listed(attempts, [](const Attempt& a) { return a.capture_seconds; });
+  d["compile_seconds"] = listed(attempts, [](const Attempt& a) { return a.compile_seconds; });
+  d["attempts"] = listed(attempts, [](const Attempt& a) {
+    return py::make_tuple(name_of(a.with), name_of(a.verdict.outcome), a.verdict.reason.text, a.then);
+  });
   d["programs"] = programs;
   return d;
 }

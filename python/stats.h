@@ -8,6 +8,6 @@
 namespace broach {
 
 ProgramOptions options_from(const pybind11::dict& d);
-pybind11::dict stats_of(const std::vector<Function*>& functions);
+pybind11::dict stats_of(const std::vector<Function*>& functions, const std::vector<Attempt>& attempts);
 
 }  // namespace broach

@@ -8,6 +8,7 @@
 
 #include "state.h"
 #include "support/error.h"
+#include "watch.h"
 
 namespace broach {
 
@@ -87,10 +88,10 @@ void State::visit_queued() {
   }
 }
 
-void State::problem(PyObject* o, int parent, const std::string& label, const std::string& what) {
+void State::problem(PyObject* o, int parent, const std::string& label, Reason what) {
   if (parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch) return;  // torch's own affair: the program has its Python methods only
   if (in_library_) return void(known_.erase(o));  // whose calls of C functions are judged; the program may still come to it by itself
-  problems_.push_back(cat(parent >= 0 ? path(parent) : "", label, what));
+  problems_.push_back(what.within((parent >= 0 ? path(parent) : "") + label));
 }
 
 // It is immutable itself.
@@ -139,7 +140,7 @@ void State::children(int id) {
 void State::visit(PyObject* o, int parent, const std::string& label) {
   if (!o || known_.contains(o)) return;
   if (nodes_.size() > kMostNodes) {
-    if (problems_.empty()) problems_.push_back(cat("more than ", kMostNodes, " objects are reachable"));
+    if (problems_.empty()) problems_.emplace_back(cat("more than ", kMostNodes, " objects are reachable"));
     return;
   }
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent, label);
@@ -149,7 +150,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
   if (PyModule_Check(o)) return visit_module(o, nullptr);
   if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o)))
-    return problems_.push_back("a number that stands for another is kept in globals or objects that are not watched yet");
+    return void(
+        problems_.emplace_back("a number that stands for another is kept in globals or objects that are not watched yet", Fallback::eager));
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
@@ -171,7 +173,7 @@ void State::find_weakly_held() {
   for (const auto& [reference, where] : weak_) {
     PyObject* o = PyWeakref_GET_OBJECT(reference);
     if (o != Py_None && !PyType_Check(o) && !PyFunction_Check(o) && !PyModule_Check(o) && !known_.contains(o))
-      problems_.push_back(where + " is a weak reference to what nothing else that the program names refers to");
+      problems_.emplace_back(where + " is a weak reference to what nothing else that the program names refers to");
   }
   weak_.clear();
   for (Node& n : nodes_) n.left = n.left || (n.its_own && !same(n, false, nullptr));
@@ -232,7 +234,7 @@ void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const st
   has_seen(o);
   if (is_stateless_type(native)) return;
   if (is_c_iterator(o)) return problem(o, parent, label, " is an iterator from outside the program");
-  problem(o, parent, label, cat(" is an object of the type ", type, ", whose state cannot be watched"));
+  problem(o, parent, label, {cat(" is an object of the type ", type, ", whose state cannot be watched"), Fallback::eager});
 }
 
 void State::visit_referents(PyObject* o, int parent, const std::string& label) {
@@ -328,7 +330,8 @@ void State::visit_type(PyTypeObject* type, int parent, const std::string& label)
   has_seen(o);
   PyTypeObject* native = native_base(type);
   if (!may_be_made(native))
-    return problem(o, parent, label, cat(" names the type ", native->tp_name, ", whose instances cannot be watched"));
+    return problem(o, parent, label,
+                   {cat(" names the type ", native->tp_name, ", whose instances cannot be watched"), fallback_for(native->tp_name)});
   if (type == native || !type->tp_mro) return;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i)
     visit_class_dict(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i)));
@@ -452,7 +455,7 @@ void State::watch_imports(PyCodeObject* code, PyObject* globals) {
     return PyObject_GetAttrString(m.get(), "imported");
   }();
   Ref names = Ref::steal(PyObject_CallFunctionObjArgs(find, code, globals, nullptr));
-  if (!names) return PyErr_Clear(), problems_.push_back(cat("the imports of ", text_of(code->co_name), " cannot be resolved"));
+  if (!names) return PyErr_Clear(), void(problems_.emplace_back(cat("the imports of ", text_of(code->co_name), " cannot be resolved")));
   if (PyTuple_GET_SIZE(names.get()) > 0) watch_names(PyImport_GetModuleDict(), names.get(), "sys.modules,", Names::all);
 }
 
@@ -470,7 +473,7 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
     if (whose == Owner::user && names_both(code, "sys", "modules"))
-      problems_.push_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
+      problems_.emplace_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
     std::vector<PyObject*> modules;  // more may come
     for (const auto& [module, names] : modules_)
       if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);

@@ -101,6 +101,8 @@ bool is_object_method(const PyMethodDef* method) {
 
 void set_native_functions(NativeFunctions f) { known() = std::move(f); }
 
+Fallback fallback_for(const std::string& name) { return is_within(known().eager, name) ? Fallback::eager : Fallback::dynamo; }
+
 Watch::Watch(State& state) : state_(state), symbols_(Function::is_capturing_symbols()) {
   auto before = cpython::current_profiler();
   before_ = before.function;
@@ -133,7 +135,7 @@ int Watch::end_program() {
   static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
   ends_ = false;
   PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
-                                          : effects_.back().c_str());
+                                          : effects_.back().text.c_str());
   return -1;
 }
 
@@ -161,9 +163,9 @@ void Watch::on_call(PyFrameObject* frame) {
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
   // One that nobody sees, or saw before, is shown no more by a run that does not warn.
-  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, "shows a warning", true);
-  if (file.find("/asyncio/") != file.npos) effect(frame, "runs a loop of asyncio", true);
-  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, "writes to a log", true);
+  if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, {"shows a warning", Fallback::eager}, true);
+  if (file.find("/asyncio/") != file.npos) effect(frame, {"runs a loop of asyncio", Fallback::eager}, true);
+  if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, {"writes to a log", Fallback::eager}, true);
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
@@ -174,7 +176,8 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     torch_codes_.erase(code);  // whoever asks next
     Ref asks = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame)));
     Ref by = asks ? Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(asks.get())))) : Ref();
-    if (by && owner(reinterpret_cast<PyCodeObject*>(by.get())) == Owner::user) effect(frame, "asks for the identity of a tensor");
+    if (by && owner(reinterpret_cast<PyCodeObject*>(by.get())) == Owner::user)
+      effect(frame, {"asks for the identity of a tensor", Fallback::eager});
   }
   asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" ||
            function == "is_torchdynamo_compiling";
@@ -193,7 +196,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
 void Watch::abandon(PyFrameObject* frame) {
   abandoned_ = true;
   effects_.clear();
-  ends_ = !Function::abandon_capture(cat("calls a function that torch.compile compiles at ", users_place(frame)));
+  ends_ = !Function::abandon_capture({Outcome::rejected, cat("calls a function that torch.compile compiles at ", users_place(frame))});
   Compiling::end();
 }
 
@@ -252,33 +255,35 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (!raised && whose == Owner::user) set_line(frame, code);
   const Verdict& v = judge(function);
   if (raised) {
-    if (v.torch) effect(frame, cat("an error in ", v.name, " is caught"));
+    if (v.torch) effect(frame, {cat("an error in ", v.name, " is caught"), Fallback::eager});
     return;
   }
   if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
   if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
-  if (!answers_for(v.name, function)) return effect(frame, cat("calls ", v.name));
+  auto called = [&] { return Reason(cat("calls ", v.name), fallback_for(v.name)); };
+  if (!answers_for(v.name, function)) return effect(frame, called());
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function, whose == Owner::torch);
   if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function))))
     return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
   if (whose == Owner::torch && v.kind == Kind::unknown) return;
-  effect(frame, cat("calls ", v.name));
+  effect(frame, called());
 }
 
 // A program that asks for the profile function, or sets one, is to find what would be there without a capture.
 void Watch::step_aside(PyFrameObject* frame, const std::string& function) {
-  effect(frame, cat("calls ", function));
+  effect(frame, {cat("calls ", function), fallback_for(function)});
   abandoned_ = true;
   PyEval_SetProfile(before_, before_argument_.get());
 }
 
-void Watch::effect(PyFrameObject* frame, const std::string& what, bool first) {
-  std::string text = cat(what, " at ", users_place(frame));
-  if (effects_.size() < 20 && std::find(effects_.begin(), effects_.end(), text) == effects_.end())
-    effects_.insert(first ? effects_.begin() : effects_.end(), std::move(text));
+void Watch::effect(PyFrameObject* frame, const Reason& what, bool first) {
+  Reason reason = what.within("", cat(" at ", users_place(frame)));
+  auto said = [&](const Reason& r) { return r.text == reason.text; };
+  if (effects_.size() < 20 && std::none_of(effects_.begin(), effects_.end(), said))
+    effects_.insert(first ? effects_.begin() : effects_.end(), std::move(reason));
   ends_ = ends_ || symbols_;
 }
 

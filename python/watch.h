@@ -19,8 +19,11 @@ struct NativeFunctions {
   std::unordered_set<std::string> impure;        // whoever calls them; the name of a module or type stands for all of it
   std::unordered_set<std::string> of_libraries;  // called by Python's own library and torch, whose use of them leaves nothing behind
   std::unordered_set<std::string> operators;     // of torch: each call is an operation that is recorded
+  std::unordered_set<std::string> eager;         // functions and types, likewise: Dynamo is known to answer otherwise than eager there
 };
 void set_native_functions(NativeFunctions functions);
+// Who may run a program instead that calls a native function, or names a type, of this name.
+Fallback fallback_for(const std::string& name);
 
 // For its lifetime the thread's calls are watched. Needs the GIL.
 class Watch {
@@ -31,7 +34,7 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
 
   // Why a trace cannot stand for the run; empty if it can.
-  const std::vector<std::string>& effects() const { return effects_; }
+  const std::vector<Reason>& effects() const { return effects_; }
   // Whether the program has asked whether it is compiled.
   bool asked_whether_compiling() const { return asked_; }
 
@@ -51,7 +54,7 @@ class Watch {
   const Verdict& judge(PyObject* function);
   void step_aside(PyFrameObject* frame, const std::string& function);
   // `first`: it decides what runs the program instead.
-  void effect(PyFrameObject* frame, const std::string& what, bool first = false);
+  void effect(PyFrameObject* frame, const Reason& what, bool first = false);
   void abandon(PyFrameObject* frame);
   int end_program();
 
@@ -59,7 +62,7 @@ class Watch {
   std::unordered_map<PyCodeObject*, Owner> owners_;
   std::unordered_map<PyMethodDef*, Verdict> verdicts_;
   std::unordered_set<PyCodeObject*> torch_codes_;
-  std::vector<std::string> effects_;
+  std::vector<Reason> effects_;
   bool asked_ = false;
   const bool symbols_;  // a run on stand-ins, which ends before it has an effect
   std::vector<Ref> keep_;

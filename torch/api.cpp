@@ -280,8 +280,11 @@ class Compiled::State {
     append(out.recompilations, f.recompilations);
     append(out.eager_reasons, f.eager_reasons);
     append(out.fixed_sizes, f.fixed_sizes);
-    for (double s : f.capture_seconds) out.capture_seconds += s;
-    for (double s : f.compile_seconds) out.compile_seconds += s;
+    for (const Attempt& a : f.attempts) {
+      out.attempts.push_back(a.str());
+      out.capture_seconds += a.capture_seconds;
+      out.compile_seconds += a.compile_seconds;
+    }
     for (const auto& program : function.programs()) {
       ++out.programs;
       try {
@@ -347,6 +350,7 @@ std::string Explanation::str() const {
   std::map<std::string, int> counted;
   for (const auto& p : picks) ++counted[p];
   for (const auto& [pick, n] : counted) row("pick", pick, " (", n, "x)");
+  for (const auto& attempt : attempts) row("captured with", attempt);
   for (const auto& why : recompilations) row("recompiled", why);
   for (const auto& size : fixed_sizes) row("fixed size", size, way_out(size));
   for (const auto& why : eager_reasons) row("runs eagerly", why);

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "compat.h"
 #include "composites.h"
@@ -324,7 +325,7 @@ void Capture::add_sizes(const c10::OperatorHandle& op, size_t first_new, const T
   if (!symbolic && all_new && !out.is_view)
     symbolic = probed_results(trace_, out, seen, [&](const std::vector<int64_t>& values) { return ask_meta(op, out, given, values); });
   if (!symbolic) {
-    log_debug("sizes are fixed by ", full_name(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : "");
+    log_debug("sizes are fixed by ", full_name(op), at_line());
     return fix_sizes(out);
   }
   for (size_t i = 0; i < out.results.size(); ++i)
@@ -340,18 +341,16 @@ void Capture::guard_signs(const Shape& shape) {
     else if (!n.is_constant()) trace_.symbols->specialize(n);
 }
 
-void Capture::fail_with(const std::string& why) {
-  if (failure_.empty()) failure_ = why;
+void Capture::fail_with(Reason why, Outcome outcome) {
+  if (verdict_.is_good()) verdict_ = {outcome, std::move(why)};
 }
 
-void Capture::reject(std::string why) {
+void Capture::reject(Verdict why) {
   std::lock_guard lock(mutex_);
-  if (std::exchange(wants_stand_ins_, false)) failure_.clear();  // which another capture may bear
-  rejected_ = rejected_ || failure_.empty();
-  fail_with(why);
+  if (verdict_.is_good() || verdict_.outcome == Outcome::wants_stand_ins) verdict_ = std::move(why);  // which no other capture bears
 }
 
-void Capture::abandon(std::string why) {
+void Capture::abandon(Verdict why) {
   reject(std::move(why));
   abandoned_ = true;
   if (symbolic_) return;
@@ -409,7 +408,8 @@ ExternArg::Opaque opaque(const c10::IValue& v) { return {std::make_shared<const 
 
 Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
   auto hidden = symbolic_ && symbol_in_number ? symbol_in_number(t) : std::nullopt;
-  if (!hidden && t.scalar_type() == c10::kUInt64) return fail_with("an integer beyond 64 bits with a sign"), Arg{Arg::Number{}};
+  if (!hidden && t.scalar_type() == c10::kUInt64)
+    return fail_with({"an integer beyond 64 bits with a sign", Fallback::eager}), Arg{Arg::Number{}};
   if (!hidden) return {Arg::Number{scalar_of(t.item())}};
   Arg number{Arg::Number{}};
   if (hidden->isSymInt()) {
@@ -428,37 +428,6 @@ Arg Capture::number_of(const at::Tensor& t, c10::IValue& v) {
   return number;
 }
 
-Arg Capture::host_number(HostFloats::Id id) { return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, tensor_of(id)}}; }
-
-// A number that is computed on the host on each call is an input without dimensions; one that follows from elements is computed by
-// operations on such.
-TensorId Capture::tensor_of(HostFloats::Id id) {
-  const HostFloats& floats = trace_.symbols->floats;
-  const Type type{DType::f64, {}, {}};
-  if (!floats.is_deferred(id)) {
-    auto [it, fresh] = numbers_.emplace(id, static_cast<TensorId>(trace_.tensors.size()));
-    if (fresh) trace_.tensors.push_back({type, {}, 0, -1 - it->second});
-    return it->second;
-  }
-  if (auto it = deferred_.find(id); it != deferred_.end()) return it->second;
-  using Op = HostFloats::Op;
-  auto [op, a, b, size, function] = floats.step(id);
-  if (op == Op::size)
-    return deferred_[id] = add_computed("aten::scalar_tensor", {{size}, {SymInt(static_cast<int64_t>(c10::kDouble))}, {}, {}, {}}, type);
-  std::vector<Arg> args{{Arg::Tensor{tensor_of(a)}}};
-  if (b >= 0) args.push_back({Arg::Tensor{tensor_of(b)}});
-  if (op == Op::function) return deferred_[id] = add_computed(HostFloats::functions()[function].operation, std::move(args), type);
-  if (op == Op::add || op == Op::sub) args.push_back({SymInt(1)});
-  const char* schema = op == Op::add   ? "aten::add.Tensor"
-                       : op == Op::sub ? "aten::sub.Tensor"
-                       : op == Op::mul ? "aten::mul.Tensor"
-                       : op == Op::div ? "aten::div.Tensor"
-                       : op == Op::neg ? "aten::neg"
-                       : op == Op::min ? "aten::minimum"
-                                       : "aten::maximum";
-  return deferred_[id] = add_computed(schema, std::move(args), type);
-}
-
 TensorId Capture::add_contiguous(TensorId id) {
   return add_computed("aten::clone", {{Arg::Tensor{id}}, {SymInt(static_cast<int64_t>(c10::MemoryFormat::Contiguous))}},
                       trace_.tensors[static_cast<size_t>(id)].type);
@@ -474,22 +443,35 @@ TensorId Capture::add_element(TensorId dense, int64_t index) {
   return element;
 }
 
-// The program gets a number that stands for the element it reads.
-bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
-  if (!stand_ins_ || !wrap_node) return false;
-  const auto read = std::get<Arg::Tensor>(op.args.at(0).value);
-  Type type = trace_.tensors[static_cast<size_t>(read.id)].type;
-  type.shape.clear();
-  TensorId element = add_element(add_contiguous(read.id), 0);
-  if (type.dtype != DType::f64) {
-    auto wide = static_cast<int64_t>(c10::kDouble);
-    type.dtype = DType::f64;
-    element = add_computed("aten::_to_copy", {{Arg::Tensor{element}}, {SymInt(wide)}, {}, {}, {}, {Scalar(false)}, {}}, type);
+// Of what is no tensor and holds none.
+static Arg plain_arg(const c10::IValue& v) {
+  if (v.isBool()) return {Scalar(v.toBool())};
+  if (v.isInt()) return {SymInt(v.toInt())};
+  if (v.isDouble()) return {Scalar(v.toDouble())};
+  if (v.isComplexDouble()) return {scalar_of(v.toScalar())};
+  if (v.isString()) return {v.toStringRef()};
+  if (v.isDevice()) return {v.toDevice().str()};
+  if (v.isIntList()) return {shape_of(v.toIntVector())};
+  if (v.isDoubleList()) {
+    auto list = v.toDoubleVector();
+    return {std::vector<double>(list.begin(), list.end())};
   }
-  HostFloats::Id id = trace_.symbols->floats.element(result.toDouble());
-  deferred_[id] = element;
-  result = c10::Scalar(c10::SymFloat(wrap_node(program_float(id, trace_.symbols).toSymNodeImpl())));
-  return true;
+  if (v.isBoolList()) {
+    auto list = v.toBoolList();
+    return {ExternArg::Bools(list.begin(), list.end())};
+  }
+  return {opaque(v)};
+}
+
+// A list of sizes, symbolic or not. Nothing if it is none.
+static std::optional<Shape> sizes_in(const c10::IValue& v) {
+  if (!v.isList()) return std::nullopt;
+  Shape out;
+  for (const c10::IValue& e : v.toListRef()) {
+    if (!e.isInt() && !e.isSymInt()) return std::nullopt;
+    out.push_back(e.isInt() ? SymInt(e.toInt()) : integer_of(e.toSymInt()));
+  }
+  return out.empty() ? std::nullopt : std::optional(std::move(out));
 }
 
 Arg Capture::arg_of(c10::IValue& v) {
@@ -523,8 +505,6 @@ Arg Capture::arg_of(c10::IValue& v) {
     }
     return {list};
   }
-  if (v.isBool()) return {Scalar(v.toBool())};
-  if (v.isInt()) return {SymInt(v.toInt())};
   if (v.isSymInt()) {
     SymInt e = integer_of(v.toSymInt());
     v = trace_.symbols->hint(e);
@@ -536,46 +516,25 @@ Arg Capture::arg_of(c10::IValue& v) {
     v = id ? trace_.symbols->floats.hint(*id) : v.toSymFloat().expect_float();
     return number;
   }
-  if (v.isSymBool()) {
-    v = v.toSymBool().guard_bool(__FILE__, __LINE__);
-    return {Scalar(v.toBool())};
-  }
-  if (v.isDouble()) return {Scalar(v.toDouble())};
-  if (v.isComplexDouble()) return {scalar_of(v.toScalar())};
-  if (v.isString()) return {v.toStringRef()};
-  if (v.isDevice()) return {v.toDevice().str()};
-  if (v.isIntList()) return {shape_of(v.toIntVector())};
-  if (v.isDoubleList()) {
-    auto list = v.toDoubleVector();
-    return {std::vector<double>(list.begin(), list.end())};
-  }
-  if (v.isBoolList()) {
-    auto list = v.toBoolList();
-    return {ExternArg::Bools(list.begin(), list.end())};
-  }
-  if (v.isList()) {  // lists of sizes, symbolic or not
-    bool ints = true;
-    Shape out;
+  if (v.isSymBool()) v = v.toSymBool().guard_bool(__FILE__, __LINE__);
+  auto sizes = v.isIntList() ? std::nullopt : sizes_in(v);
+  if (!sizes) return plain_arg(v);
+  if (symbolic_) {
     std::vector<int64_t> numbers;
-    for (const c10::IValue& e : v.toListRef()) {
-      ints = ints && (e.isInt() || e.isSymInt());
-      if (!ints) break;
-      out.push_back(e.isInt() ? SymInt(e.toInt()) : integer_of(e.toSymInt()));
-      numbers.push_back(trace_.symbols->hint(out.back()));
-    }
-    if (ints && !out.empty()) {
-      if (symbolic_) v = numbers;
-      return {out};
-    }
+    for (const SymInt& e : *sizes) numbers.push_back(trace_.symbols->hint(e));
+    v = numbers;
   }
-  return {opaque(v)};
+  return {*sizes};
 }
 
 // Which read of an element no recording bears: the program's own, or one of an operation that it calls.
-static std::string unread(const c10::OperatorHandle& op) {
+static Reason unread(const std::string& operation, const std::string& where) {
   std::string reader = OperationsUnderWay::innermost();
-  return reader.empty() ? cat("a value is read on the host by ", full_name(op)) : cat("an element decides what ", reader, " does");
+  return reader.empty() ? Reason(cat("a value is read on the host by ", operation, where), Fallback::in_parts)
+                        : cat("an element decides what ", reader, " does", where);
 }
+
+std::string Capture::at_line() const { return line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""; }
 
 void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given) {
   size_t n = op.schema().returns().size(), first_new = trace_.tensors.size();
@@ -589,8 +548,7 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
     else if (stack[i].isTensorList())
       for (const at::Tensor& t : stack[i].toTensorVector()) add(t);
     else if (stack[i].isNone()) out.results.push_back(kNoTensor);
-    else if (!is_metadata_read(op.schema().name()))
-      fail_with(cat(unread(op), line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+    else if (!is_metadata_read(op.schema().name())) fail_with(unread(out.schema, at_line()));
     else fix_sizes(out);
   }
   if (!symbolic_) return;
@@ -615,8 +573,7 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
                  !view->schema().returns()[0].alias_info()->isWrite();
   auto* self = out.args.empty() ? nullptr : std::get_if<Arg::Tensor>(&out.args[0].value);
   if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end())
-    return fail_with(
-        cat(out.schema, " changes the sizes of a tensor in place", line_ >= 0 ? " at " + trace_.lines[static_cast<size_t>(line_)] : ""));
+    return fail_with(cat(out.schema, " changes the sizes of a tensor in place", at_line()));
   out.schema = full_name(*view);
   out.is_view = true;
   out.mutated.clear();
@@ -641,8 +598,10 @@ bool Capture::guard_read(torch::jit::Stack& stack, const TraceOp& op) {
   if (is_input) {
     r.input = static_cast<int>(input - trace_.inputs.begin());
   } else {
-    if (!speculative_ || std::holds_alternative<double>(r.value))
-      return wants_stand_ins_ |= speculative_ && wrap_node && failure_.empty(), false;
+    if (!speculative_ || std::holds_alternative<double>(r.value)) {
+      if (speculative_ && wrap_node) fail_with(unread(op.schema, at_line()), Outcome::wants_stand_ins);
+      return false;
+    }
     r.tensor = add_computed("aten::clone", {{Arg::Tensor{read->id}}, {}}, t.type);
   }
   add_read(std::move(r));
@@ -716,6 +675,19 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
   return p.isDouble() && p.toDouble() == 0;
 }
 
+static void add_mutated(const Arg& arg, TraceOp& out) {
+  if (auto one = std::get_if<Arg::Tensor>(&arg.value)) out.mutated.push_back(one->id);
+  if (auto many = std::get_if<Arg::Tensors>(&arg.value))
+    std::copy_if(many->ids.begin(), many->ids.end(), std::back_inserter(out.mutated), [](TensorId id) { return id != kNoTensor; });
+}
+
+static void add_hidden_mutations(TraceOp& out) {
+  for (const HiddenMutation& h : kHiddenMutations) {
+    const Scalar* flag = out.schema == h.schema ? std::get_if<Scalar>(&out.args[h.flag].value) : nullptr;
+    for (size_t i = h.first; flag && *flag == Scalar(true) && i < h.first + h.count; ++i) add_mutated(out.args[i], out);
+  }
+}
+
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
@@ -746,18 +718,10 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       const auto& argument = schema.arguments()[i];
       out.args.push_back(arg_of((*stack)[base + i]));
       if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
-      if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) {
-        out.mutated.push_back(one->id);
-        written.emplace_back((*stack)[base + i].toTensor(), one->id);
-      }
-      if (auto many = std::get_if<Arg::Tensors>(&out.args.back().value))
-        for (TensorId id : many->ids)
-          if (id != kNoTensor) out.mutated.push_back(id);
+      add_mutated(out.args.back(), out);
+      if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) written.emplace_back((*stack)[base + i].toTensor(), one->id);
     }
-    for (const HiddenMutation& h : kHiddenMutations)
-      if (name == h.schema && (*stack)[base + h.flag].isBool() && (*stack)[base + h.flag].toBool())
-        for (size_t i = h.first; i < h.first + h.count; ++i)
-          if (auto one = std::get_if<Arg::Tensor>(&out.args[i].value)) out.mutated.push_back(one->id);
+    add_hidden_mutations(out);
     if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = draws || !name.starts_with("aten::");
@@ -772,7 +736,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     op.callBoxed(stack);
   } catch (...) {
     std::lock_guard lock(mutex_);
-    fail_with(cat("an error in ", name, " is caught"));  // by the program, if anything is replayed at all
+    // By the program, if anything is replayed at all. Dynamo raises errors of operations instead of letting the program catch them.
+    fail_with({cat("an error in ", name, " is caught"), Fallback::eager});
     throw;
   }
   std::lock_guard lock(mutex_);

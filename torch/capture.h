@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "attempts.h"
 #include "trace/generalize.h"
 #include "trace/trace.h"
 
@@ -70,14 +71,14 @@ class Capture {
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
   bool differentiates() const { return differentiates_; }
 
-  // What was recorded; meaningless if `failure` is set.
+  // What was recorded; meaningless if the verdict is not good.
   const Trace& trace() const { return trace_; }
   // Tensors the program read without being given them: they became inputs behind the given ones.
   const std::vector<at::Tensor>& lifted() const { return lifted_; }
   // Of each input, the lifted ones behind those given.
   const std::vector<InputFacts>& facts() const { return facts_; }
-  // Why the recording cannot stand for the program; empty if it can.
-  const std::string& failure() const { return failure_; }
+  // Whether the recording can stand for the program. The first that says it cannot counts.
+  const Verdict& verdict() const { return verdict_; }
 
   // The program is about to read every element on the host, past the dispatcher. False if the recording does not bear it.
   bool read_elements(const at::Tensor& t);
@@ -89,18 +90,14 @@ class Capture {
   using FindPlace = std::function<at::Tensor(const at::Tensor&)>;
   void set_places(FindPlace find, bool (*in_hand)(const at::Tensor&)) { find_ = std::move(find), in_hand_ = in_hand; }
   void set_line(std::string line);
-  void reject(std::string why);
+  // By a front, which may try again or go on otherwise.
+  void reject(Verdict why);
   // Rejects it, and records nothing from here on: the rest of the program runs as it does without a capture. With symbols for sizes it
   // cannot, since its tensors stand for others; whoever calls this must then end the program by an error.
-  void abandon(std::string why);
+  void abandon(Verdict why);
   bool is_abandoned() const { return abandoned_; }
   // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
   void refuse_reads_of_the_program() { refuses_reads_ = true; }
-  // Whether `failure` is a front's, which may try again or go on otherwise.
-  bool is_rejected() const { return rejected_; }
-
-  // Whether it failed because a computed fraction was read, or a size depends on data, which a capture with `stand_ins` might bear.
-  bool wants_stand_ins() const { return wants_stand_ins_; }
 
   // The program asked for the plain value of a size, which fixes it.
   void note_plain_read(const SymInt& size);
@@ -169,7 +166,8 @@ class Capture {
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
-  void fail_with(const std::string& why);
+  void fail_with(Reason why, Outcome outcome = Outcome::unsupported);
+  std::string at_line() const;
 
   std::mutex mutex_;  // the autograd engine records from its own threads
   Trace trace_;
@@ -183,7 +181,7 @@ class Capture {
   FindPlace find_;
   bool (*in_hand_)(const at::Tensor&) = nullptr;
   at::Tensor generator_state_;  // of the default generator, where the program's operations left it; undefined before they draw
-  std::string failure_;
+  Verdict verdict_;
   int32_t line_ = -1;
   std::vector<bool> needed_gradients_;  // by input, before the program ran
   // Tensors and storages seen so far. Weak references keep an address from being used again, but not the memory behind it.
@@ -198,9 +196,9 @@ class Capture {
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
-  bool symbolic_ = false, speculative_ = false, stand_ins_ = false, rejected_ = false;
+  bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;
-  bool wants_stand_ins_ = false, differentiates_ = false, draws_ = false;
+  bool differentiates_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones

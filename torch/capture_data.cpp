@@ -121,9 +121,8 @@ SymInt Capture::late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t 
 
 void Capture::begin_data_sizes(const TraceOp& op) {
   if (stand_ins_ && op.mutated.empty() && data_shapes(trace_, op, 0)) return;
-  wants_stand_ins_ |= speculative_ && failure_.empty();
-  fail_with(cat("the sizes of the result of ", op.schema, " depend on data",
-                op.line >= 0 ? " at " + trace_.lines[static_cast<size_t>(op.line)] : ""));
+  fail_with(cat("the sizes of the result of ", op.schema, " depend on data", at_line()),
+            speculative_ ? Outcome::wants_stand_ins : Outcome::unsupported);
 }
 
 // False if the operation has no such sizes.
@@ -148,6 +147,55 @@ bool Capture::add_data_sizes(size_t first_new, TraceOp& op) {
     t.type.shape = shapes[i];
     t.strides = std::move(*strides);
   }
+  return true;
+}
+
+Arg Capture::host_number(HostFloats::Id id) { return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, tensor_of(id)}}; }
+
+// A number that is computed on the host on each call is an input without dimensions; one that follows from elements is computed by
+// operations on such.
+TensorId Capture::tensor_of(HostFloats::Id id) {
+  const HostFloats& floats = trace_.symbols->floats;
+  const Type type{DType::f64, {}, {}};
+  if (!floats.is_deferred(id)) {
+    auto [it, fresh] = numbers_.emplace(id, static_cast<TensorId>(trace_.tensors.size()));
+    if (fresh) trace_.tensors.push_back({type, {}, 0, -1 - it->second});
+    return it->second;
+  }
+  if (auto it = deferred_.find(id); it != deferred_.end()) return it->second;
+  using Op = HostFloats::Op;
+  auto [op, a, b, size, function] = floats.step(id);
+  if (op == Op::size)
+    return deferred_[id] = add_computed("aten::scalar_tensor", {{size}, {SymInt(static_cast<int64_t>(c10::kDouble))}, {}, {}, {}}, type);
+  std::vector<Arg> args{{Arg::Tensor{tensor_of(a)}}};
+  if (b >= 0) args.push_back({Arg::Tensor{tensor_of(b)}});
+  if (op == Op::function) return deferred_[id] = add_computed(HostFloats::functions()[function].operation, std::move(args), type);
+  if (op == Op::add || op == Op::sub) args.push_back({SymInt(1)});
+  const char* schema = op == Op::add   ? "aten::add.Tensor"
+                       : op == Op::sub ? "aten::sub.Tensor"
+                       : op == Op::mul ? "aten::mul.Tensor"
+                       : op == Op::div ? "aten::div.Tensor"
+                       : op == Op::neg ? "aten::neg"
+                       : op == Op::min ? "aten::minimum"
+                                       : "aten::maximum";
+  return deferred_[id] = add_computed(schema, std::move(args), type);
+}
+
+// The program gets a number that stands for the element it reads.
+bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
+  if (!stand_ins_ || !wrap_node) return false;
+  const auto read = std::get<Arg::Tensor>(op.args.at(0).value);
+  Type type = trace_.tensors[static_cast<size_t>(read.id)].type;
+  type.shape.clear();
+  TensorId element = add_element(add_contiguous(read.id), 0);
+  if (type.dtype != DType::f64) {
+    auto wide = static_cast<int64_t>(c10::kDouble);
+    type.dtype = DType::f64;
+    element = add_computed("aten::_to_copy", {{Arg::Tensor{element}}, {SymInt(wide)}, {}, {}, {}, {Scalar(false)}, {}}, type);
+  }
+  HostFloats::Id id = trace_.symbols->floats.element(result.toDouble());
+  deferred_[id] = element;
+  result = c10::Scalar(c10::SymFloat(wrap_node(program_float(id, trace_.symbols).toSymNodeImpl())));
   return true;
 }
 

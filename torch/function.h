@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "attempts.h"
+#include "host_state.h"
 #include "program.h"
 
 namespace broach {
@@ -25,8 +27,7 @@ struct FunctionStats {
   std::vector<std::string> recompilations;  // which guard failed each time
   std::vector<std::string> eager_reasons;   // why calls ran eagerly
   std::vector<std::string> fixed_sizes;     // sizes that cannot become symbols, and why
-  std::string capture_failure;              // why the last recording gave no program; empty if it did
-  std::vector<double> capture_seconds, compile_seconds;
+  std::vector<Attempt> attempts;            // the last ones
 };
 
 // Runs a program from its compiled versions, capturing and compiling new ones as calls need them. Calls may come from any
@@ -65,9 +66,11 @@ class Function {
     bool warns = false;  // why calls run eagerly is told as a warning, each reason once, with the way out for C++
   };
 
-  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules);
-  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options)
-      : Function(std::move(eager), std::move(constant_inputs), std::move(options), 32, {}) {}
+  // `log`: several functions may share one.
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules,
+           std::shared_ptr<AttemptLog> log = std::make_shared<AttemptLog>());
+  Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, std::shared_ptr<AttemptLog> log)
+      : Function(std::move(eager), std::move(constant_inputs), std::move(options), 32, {}, std::move(log)) {}
 
   Results operator()(const CallInputs& call);
   // The same by a version that is compiled; nothing, and nothing has run, if no version stands for the call.
@@ -82,11 +85,13 @@ class Function {
   // Sets the source line for what is captured next, if this thread is capturing.
   static void set_line(std::string line);
   // Says, from within the program, that the recording under way must not be used. Does nothing outside a capture.
-  static void reject_capture(std::string why);
+  static void reject_capture(Verdict why);
   // Rejects it and lets the rest of the program run without it. False if that cannot be: the program must then end by an error.
-  static bool abandon_capture(std::string why);
+  static bool abandon_capture(Verdict why);
 
   FunctionStats stats() const;
+  // Why there is no program for calls that fit no version, and never will be; empty if there may be.
+  Reason failure() const;
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
   void reset();
 
@@ -111,36 +116,52 @@ class Function {
     std::vector<c10::ScalarType> dtypes;
     CallSizes sizes;
   };
-  // A recording with what the program gave back.
+  // One attempt, and what the program gave back if it ran to its end on tensors of its own.
   struct Recorded {
+    Attempt attempt;
     Results results;
-    std::unique_ptr<Capture> capture;  // null: the program has run, and cannot be compiled
+    std::unique_ptr<Capture> capture;
     std::vector<SymInt> ints, int_results;
     std::vector<std::optional<double>> floats;  // absent where they are no constants
     std::vector<FloatResult> float_results;
-    std::string failure;
-    std::string kept;  // a tensor that outlives the run, in words
+    std::shared_ptr<const CompiledProgram> program;
+  };
+  // Whether calls of inputs that no version stands for are worth a capture. Under the mutex of compiling.
+  class Profit {
+   public:
+    // Why not: the last captures were never used again. Empty if they are.
+    std::string why_not(const CallInputs& call, const std::vector<bool>& constant, int64_t compiled_calls);
+    void note_capture(int64_t compiled_calls) { ++captures_in_a_row_, compiled_calls_before_ = compiled_calls; }
+
+   private:
+    int captures_in_a_row_ = 0;            // between which no compiled version ran
+    int64_t compiled_calls_before_ = 0;    // at the last capture
+    std::unordered_map<size_t, int> met_;  // inputs that are not captured any more, by hash: how often
   };
 
+  // ---- captures: function_capture.cpp ----
   Results capture_and_compile(const CallInputs& call, const Modes& modes);
-  Results give_up(const CallInputs& call, const std::string& why);
-  // Why a call of other inputs is not captured any more: the last captures were never used again. Empty if it is.
-  std::string why_unprofitable(const CallInputs& call);
-  // What two runs show of host state, for a front that does not watch it: whether the recording may be used, must not be, or the
-  // next run has to tell.
-  enum class HostState { none, unknown, found };
-  HostState host_state(const Recorded& recorded, const CallInputs& call, std::string& why);
+  // Why a call that no version stands for is not captured; empty if it is.
+  std::string why_uncaptured(const CallInputs& call, const Entries& entries);
+  void note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes);
+  SymbolicSizes symbols_for(const Plan& plan) const;
+  Recorded attempt(const CallInputs& call, const Modes& modes, const Plan& plan);
+  void record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const;
+  void describe_results(Recorded& out) const;
+  Verdict judge(const CallInputs& call, const Modes& modes, const Recorded& recorded);
+  Verdict compile(const Modes& modes, Recorded& recorded) const;
+  void settle(const Modes& modes, Recorded& recorded, bool goes_on);
+  void add_version(const Modes& modes, Recorded& recorded);
+  void give_up(const Verdict& verdict);
   void note_fixed_sizes(const Capture& capture);
+
   Results run_eager(const CallInputs& call, const std::string& why, bool lasts = true);
   Results run_failed(const CallInputs& call, const FailedRun& failed);
   void note_eager(const std::string& why, bool lasts = true);
   static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
-  void note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes);
-  SymbolicSizes symbols_for(const CallInputs& call, const Modes& modes);
-  Recorded record(const CallInputs& call, const SymbolicSizes* sizes);
-  std::optional<Recorded> record_symbolic(const CallInputs& call, const SymbolicSizes& sizes);
 
+  static constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
   Eager eager_;
   std::vector<bool> constant_inputs_;
   ProgramOptions options_;
@@ -149,27 +170,18 @@ class Function {
   std::atomic<std::shared_ptr<const Entries>> entries_;
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;  // under compile_mutex_
-  // Whether the program is given stand-ins for what is known only while it runs: values read on the host, sizes that depend on data.
-  // Not yet needed, so it is, it does not bear them.
-  enum class StandIns { unused, given, refused } stand_ins_ = StandIns::unused;  // under compile_mutex_
-  struct Run {
-    std::string text;
-    CallSizes sizes;
-  };
-  std::optional<Run> unconfirmed_;       // the last recording of a program that writes to its inputs; under compile_mutex_
-  bool writes_alike_ = false;            // two runs of it have shown so; under compile_mutex_
-  int unclear_runs_ = 0;                 // in a row, that did not tell whether there is host state
-  int captures_in_a_row_ = 0;            // between which no compiled version ran; under compile_mutex_
-  int64_t compiled_calls_before_ = 0;    // at the last capture
-  std::unordered_map<size_t, int> met_;  // inputs that are not captured any more, by hash: how often
-  bool specialise_ = false;              // the program does not bear symbols; under compile_mutex_
-  bool specialise_numbers_ = false;      // nor for the numbers that it is given
+  Plan plan_;               // likewise, as are the two behind it
+  HostState host_state_;
+  Profit profit_;
   mutable std::mutex stats_mutex_;
   FunctionStats stats_;
   std::atomic<int64_t> calls_{0}, compiled_calls_{0}, other_ways_{0};
-  std::atomic<size_t> last_{0};               // the entry used last
-  std::atomic<bool> hopeless_{false};         // capture failed for a reason that no other input changes
-  std::atomic<bool> eager_with_grad_{false};  // results need gradients through tensors that the program holds itself
+  std::atomic<size_t> last_{0};  // the entry used last
+  // Calls that are captured no more: those that need gradients, through tensors that the program holds itself; all.
+  enum class Closed { no, with_gradients, yes };
+  std::atomic<Closed> closed_{Closed::no};
+  Reason failure_;  // under stats_mutex_
+  std::shared_ptr<AttemptLog> log_;
 };
 
 }  // namespace broach

@@ -33,7 +33,7 @@ auto answered(const F& f) {
   try {
     return f();
   } catch (const Error& e) {
-    if (Capture* c = Capture::current()) c->abandon(e.what());
+    if (Capture* c = Capture::current()) c->abandon({Outcome::unsupported, e.what()});
     throw;
   }
 }

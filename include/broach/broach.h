@@ -79,6 +79,7 @@ struct Explanation {
   std::map<std::string, int> externs;       // operations left to libtorch, by schema
   std::vector<std::string> picks;           // which implementation computes each contraction
   std::vector<std::string> guards;          // what a call must have in common with the recorded one
+  std::vector<std::string> attempts;        // what each capture was tried with, and what came of it
   std::vector<std::string> recompilations;  // which guard failed each time
   std::vector<std::string> eager_reasons;   // why calls ran eagerly
   std::vector<std::string> fixed_sizes;     // sizes that host code read as plain numbers

@@ -77,6 +77,9 @@ class Explanation:
             self.front = "eager"
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
+        # What each capture was tried with, what came of it, why, and what that led to; the native ones first.
+        tried = [native] if native and native not in self.modules else []
+        self.attempts: list[tuple[str, str, str, str]] = [a for m in [*tried, *self.modules] for a in m["attempts"]]
         self.verified = native["verified"] if native else 0
         # Where the program keeps what it computes; written back after each compiled call.
         self.places: list[str] = native["places"] if native else []
@@ -138,6 +141,7 @@ class Explanation:
         out += [("extern " + name, f"{n}x") for name, n in self.externs]
         out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
         out += [("step " + s.name, str(s)) for s in self.steps]
+        out += [("tried with " + tried, outcome + (f": {why}" if why else "") + (f" ({then})" if then else "")) for tried, outcome, why, then in self.attempts]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
         out += [("not captured natively" if self.front != "native" else "not captured", why) for why in self.capture_reasons]

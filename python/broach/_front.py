@@ -17,24 +17,8 @@ from ._options import Options
 log = logging.getLogger("broach")
 
 
-# Reasons after which a program runs eagerly, since Dynamo is known to answer otherwise than eager there: it raises errors of
-# operations instead of letting the program catch them, copies generators of random numbers, turns what C code made into something
-# else (numpy's scalars into arrays), looks at tensors of subclasses by operations of its own, and shows itself in logs, warnings
-# and identities.
-EAGER = (
-    " is caught", "_random.Random", "Random.", "numpy's random", "the native type ", "a tensor of the class ", ", a deque",
-    "shows a warning", "writes to a log", "calls builtins.hash", "calls functools._lru_cache_wrapper",
-    "the identity of a tensor", "whose state cannot be watched", "run_backward", "calls Tensor.numpy", "a loop of asyncio", "calls sys.", "beyond 64 bits", "calls builtins.id",
-    "a number that stands for another is kept",
-)  # fmt: skip
-
-
 class CaptureError(RuntimeError):
     """A program that cannot be captured, where something else is not allowed (``capture="native"``, ``fullgraph=True``)."""
-
-
-# What runs later, as its caller drives it. Dynamo does not take it either (before 3.12 it may crash).
-SUSPENDED = tuple(f"returns a value of the native type {kind}" for kind in ("coroutine", "generator", "async_generator"))
 
 
 class Front:
@@ -49,16 +33,16 @@ class Front:
         self.collected = Collected()
         self.runs_eagerly = False  # instead of through Dynamo
 
-    def give_up(self, why: str) -> Callable:
-        """What runs the program from now on."""
+    def give_up(self, why: str, fallback: str) -> Callable:
+        """What runs the program from now on. `fallback` is the name of a `Fallback` (torch/attempts.h)."""
         if why not in self.reasons:
             self.reasons.append(why)
         if self.options.get("capture") == "native":
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
-        if self.fullgraph and "read on the host" in why:
+        if self.fullgraph and fallback == "in parts":
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
-        known = (any(subject in why for subject in EAGER) or computes_with_numpy(self.program)) and not self.fullgraph
-        if known or "operations, more than" in why or why.startswith(SUSPENDED):
+        known = (fallback == "eager" or computes_with_numpy(self.program)) and not self.fullgraph
+        if known or fallback == "nothing":
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program

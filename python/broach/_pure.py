@@ -177,6 +177,10 @@ IMPURE = frozenset(
     | _names("from_numpy frombuffer asarray from_file _from_blob", "torch._C._VariableFunctionsClass.")
 )
 
+# Functions, and modules and types with all that is theirs, of which Dynamo is known to answer otherwise than eager: it copies generators
+# of random numbers, and shows itself in identities and in what a debugger sees.
+EAGER = frozenset("builtins.hash builtins.id functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
+
 # Settings of torch whose change is noticed after the run, or which the capture has a way with.
 _NOTICED = frozenset(
     """

@@ -1,0 +1,369 @@
+#include "version.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ambient.h"
+#include "capture.h"
+#include "support/error.h"
+#include "watch.h"
+#include "while_capturing.h"
+
+namespace py = pybind11;
+
+namespace broach {
+
+namespace {
+
+thread_local Pending* pending = nullptr;
+
+// How results are made of tensors and integers: kept by Function with each compiled version.
+struct ResultForm {
+  Form form;
+  Writes writes;
+  std::vector<size_t> places;  // numbers of those written, whose values come last in `form`
+};
+std::shared_ptr<ResultForm> new_result_form() {
+  return std::shared_ptr<ResultForm>(new ResultForm, [](ResultForm* f) {
+    py::gil_scoped_acquire gil;  // the last version may be dropped on any thread
+    delete f;
+  });
+}
+
+PyObject* call(PyObject* f, const Arguments& a) { return PyObject_Vectorcall(f, a.values, a.positional, a.names); }
+
+Ref checked(PyObject* o) {
+  if (!o) throw py::error_already_set();
+  return Ref::steal(o);
+}
+
+// Watches torch's own switches that its Python code keeps.
+void watch_torch(State& state) {
+  for (auto [module, name] : {std::pair{"torch.nn.modules.module", "_global_forward_hooks"},
+                              {"torch.nn.modules.module", "_global_forward_pre_hooks"},
+                              {"torch.nn.modules.module", "_global_backward_hooks"},
+                              {"torch.nn.modules.module", "_global_backward_pre_hooks"}}) {
+    Ref m = Ref::steal(PyImport_ImportModule(module));
+    Ref o = m ? Ref::steal(PyObject_GetAttrString(m.get(), name)) : Ref();
+    if (o) state.watch(o.get(), cat(module, ".", name));
+    else PyErr_Clear();
+  }
+  state.watch(THPVariableClass, "torch.Tensor");
+  Ref os = Ref::steal(PyImport_ImportModule("os"));
+  Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
+  Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
+  if (data) state.watch(data.get(), "os.environ");
+  else PyErr_Clear();
+}
+
+// While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
+class WatchedRun {
+ public:
+  WatchedRun(Subject& subject, State& state) : subject_(subject), state_(state), ambient_(ambient_settings()), random_(random_state()) {
+    if (subject.says_compiling) compiling_.emplace();
+    if (Function::is_capturing_symbols()) numbers_.emplace();
+    watch_.emplace(state);
+  }
+
+  void stop() {
+    PyObject *type, *value, *trace;  // of the program, which ending the watch must not lose
+    PyErr_Fetch(&type, &value, &trace);
+    watch_.reset();
+    numbers_.reset();
+    compiling_.reset();
+    PyErr_Restore(type, value, trace);
+  }
+
+  Verdict verdict() {
+    state_.find_weakly_held();
+    if (!state_.problems().empty()) return {Outcome::rejected, state_.problems().front()};
+    if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
+    if (auto changed = state_.changes(); !changed.empty()) return subject_.note_written(state_, changed);
+    if (ambient_settings() != ambient_) return {Outcome::spoilt, "changes a setting of torch"};
+    if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1)
+      return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
+    // What the bytecode that ran does to tensors without an operation's showing it.
+    std::string invisible = in_users_code("invisible");
+    return {invisible.empty() ? Outcome::compiled : Outcome::spoilt, std::move(invisible)};
+  }
+
+  // A program that can tell its stand-ins from numbers may have gone another way than with these.
+  void must_not_tell_numbers() const {
+    if (std::string asks = in_users_code("asks_for_type_of_number"); !asks.empty()) unsupported(asks);
+  }
+
+  // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
+  bool has_only_asked() const { return asked_ && effects_.empty(); }
+
+  void finish() {
+    effects_ = watch_->effects();
+    asked_ = watch_->asked_whether_compiling();
+    stop();
+  }
+
+ private:
+  // Numpy's functions are of a kind that the interpreter does not tell about.
+  static Ref random_state() {
+    static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
+    return checked(PyObject_CallNoArgs(ask));
+  }
+
+  // What a function of `_codes` finds first in the code that ran.
+  std::string in_users_code(const char* function) const {
+    py::object find = py::module_::import("broach._codes").attr(function);
+    for (PyCodeObject* code : state_.codes()) {
+      if (owner_of_file(code->co_filename) != Owner::user) continue;
+      Ref found = checked(PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr));
+      if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
+    }
+    return "";
+  }
+
+  Subject& subject_;
+  State& state_;
+  uint64_t ambient_;
+  Ref random_;
+  std::optional<Compiling> compiling_;
+  std::optional<StandingNumbers> numbers_;
+  std::optional<Watch> watch_;
+  std::vector<Reason> effects_;
+  bool asked_ = false;
+};
+
+}  // namespace
+
+Verdict Subject::note_written(const State& state, const std::vector<State::Change>& changes) {
+  std::vector<StatePlace> found;
+  for (const State::Change& c : changes) {
+    auto place = state.place_of(c);
+    if (!place && state.is_deque(c)) return {Outcome::spoilt, {cat("writes ", c.path, ", a deque"), Fallback::eager}};
+    if (!place) return {Outcome::spoilt, cat("writes ", c.path)};
+    if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
+  }
+  auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
+  for (StatePlace& place : found) {
+    if (contains(places, place) || places.size() >= kMostPlaces) return {Outcome::spoilt, cat("writes ", place.path)};
+    (contains(written, place) ? places : written).push_back(place);
+  }
+  return {Outcome::learnt, cat("writes ", changes.front().path)};
+}
+
+void Pending::reject(Reason why) {
+  if (verdict.is_good()) verdict.reason = std::move(why);
+  verdict.outcome = Outcome::rejected;
+}
+
+void Version::watch(const Subject& subject) {
+  ambient = ambient_settings();
+  state = std::make_unique<State>();
+  for (const StatePlace& place : subject.places) state->leave_out(place);
+  PyObject* program = subject.program.get();
+  state->watch(program, PyFunction_Check(program) ? "" : "self");
+  for (PyObject* root : form.form().roots()) state->watch(root, "an argument");
+  watch_torch(*state);
+}
+
+bool Version::holds_the_same(const Leaves& leaves) const {
+  for (size_t i = 0; i < own_tensors_.size(); ++i) {
+    auto* t = leaves.tensors[i].unsafeGetTensorImpl();
+    if (t != own_tensors_[i] && (own_tensors_[i] || state->holds_tensor(t))) return false;
+  }
+  for (size_t i = 0; i < own_containers_.size(); ++i) {
+    PyObject* o = leaves.containers[i];
+    if (o != own_containers_[i] && (own_containers_[i] || state->knows(o))) return false;
+  }
+  return true;
+}
+
+void Version::note_own(const Leaves& leaves) {
+  noted_own_ = true;
+  for (const at::Tensor& t : leaves.tensors)
+    own_tensors_.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
+  for (size_t i = 0; i < form.containers(); ++i)
+    own_containers_.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
+}
+
+// A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
+// gets another one, and the next capture does without. Throws what it raises.
+Ref Version::run_again(Pending& p, const Arguments& arguments, bool may_depend_on_it) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  bool& says = p.subject->says_compiling;
+  if (!type || !says || !may_depend_on_it || Function::is_capturing_symbols() || Capture::current()->has_written() ||
+      !state->changes().empty()) {
+    PyErr_Restore(type, value, trace);
+    throw py::error_already_set();
+  }
+  std::string error = reinterpret_cast<PyTypeObject*>(type)->tp_name;
+  Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+  Ref result = checked(call(p.subject->program.get(), arguments));
+  p.verdict = {Outcome::learnt, cat("raises ", error, " while torch.compiler.is_compiling() is true")};
+  says = false;
+  return result;
+}
+
+// What a run of the program is given: the caller's own arguments, or others made like them.
+class Version::Given {
+ public:
+  Given(const Version& version, const Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats)
+      : arguments(p.arguments), containers(p.leaves.containers), own(are_own(p, inputs, ints, floats)), places_(version.form.places()) {
+    if (!own) make(version.form, inputs, ints, floats);
+    for (const StatePlace& place : places_) kept.push_back(Ref::borrow(place.value()));
+  }
+  ~Given() {  // what a run on stand-ins or copies wrote comes from its results
+    if (before_) before_->swap_back();
+  }
+  Given(const Given&) = delete;
+  Given& operator=(const Given&) = delete;
+
+  Arguments arguments;
+  std::vector<PyObject*> containers;
+  const bool own;
+  std::vector<Ref> kept;  // what was in the places
+
+ private:
+  static bool are_own(const Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
+    return !p.copies && !Function::is_capturing_symbols() && inputs.size() == p.leaves.tensors.size() &&
+           std::equal(inputs.begin(), inputs.end(), p.leaves.tensors.begin(),
+                      [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }) &&
+           std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(),
+                      [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
+           std::none_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
+  }
+
+  void make(const ArgumentsForm& form, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
+    Leaves given;
+    given.tensors = inputs.vec();
+    given.program_ints.assign(ints.begin(), ints.end());
+    given.program_floats.assign(floats.begin(), floats.end());
+    made_ = form.build(given);
+    for (const Ref& r : made_) values_.push_back(r.get());
+    arguments.values = values_.data();
+    containers = given.made;
+    before_.emplace(places_);
+    for (size_t i = 0; i < places_.size(); ++i) {
+      PyObject* made = values_[arguments.all() + i];
+      if (!places_[i].set(made)) throw py::error_already_set();
+      if (places_[i].kind == StatePlace::Kind::whole) std::replace(containers.begin(), containers.end(), made, places_[i].owner.get());
+    }
+  }
+
+  const std::vector<StatePlace>& places_;
+  std::vector<Ref> made_;
+  std::vector<PyObject*> values_;
+  std::optional<KeptPlaces> before_;
+};
+
+Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
+  py::gil_scoped_acquire gil;
+  Pending& p = *pending;
+  if (p.runs++ > 0 && state && !state->restore())
+    throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
+  p.verdict = {};  // there may be one of an attempt with symbols
+  Given given(*this, p, inputs, ints, floats);
+  if (!Capture::current()) {
+    p.ran = Pending::Ran::eagerly;
+    p.result = checked(call(p.subject->program.get(), given.arguments));
+    return {};
+  }
+  p.ran = Pending::Ran::captured;
+  std::vector<Shallow> before(given.containers.begin(), given.containers.end());
+  TensorAttributes attributes(inputs);
+  Ref result = state ? run_watched(p, given.arguments) : checked(call(p.subject->program.get(), given.arguments));
+  if (state && attributes.changed()) p.reject("writes an attribute of a tensor that it is given");
+  Function::Results out = described(result.get(), inputs, before, given, p);
+  if (state && p.verdict.is_good()) state->stamp();
+  if (state && !noted_own_) note_own(p.leaves);
+  else if (state && !holds_the_same(p.leaves)) {
+    p.verdict.outcome = p.verdict.is_good() ? Outcome::spoilt : Outcome::rejected;
+    p.verdict.reason = "is given a tensor or container that it also reads by itself";
+  }
+  if (!p.verdict.is_good()) Function::reject_capture(p.verdict);
+  if (given.own) p.result = std::move(result);
+  return out;
+}
+
+Ref Version::run_watched(Pending& p, const Arguments& arguments) {
+  WatchedRun run(*p.subject, *state);
+  Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
+  Ref result = Ref::steal(call(p.subject->program.get(), arguments));
+  run.finish();
+  if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
+  if (!result) return run_again(p, arguments, run.has_only_asked());
+  p.verdict = run.verdict();
+  return result;
+}
+
+// The program's results, and what it wrote into its arguments, as tensors and integers with their form.
+Function::Results Version::described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const Given& given,
+                                     Pending& p) {
+  Function::Results out;
+  auto made = new_result_form();
+  Form::Rules rules;
+  rules.results = true;
+  rules.any_tensor = !state;
+  if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
+  rules.arguments = &given.containers;
+  rules.given = inputs;
+  Leaves leaves;
+  if (!made->form.add(result, rules, leaves)) {
+    p.reject(made->form.problem().within("returns "));
+  } else if (!made->writes.find(before, made->form, rules, leaves)) {
+    p.reject(made->form.problem_beside_results().within("writes ", " into an argument"));
+  }
+  for (size_t i = 0; i < given.kept.size(); ++i) {
+    const StatePlace& place = form.places()[i];
+    if (same_value(given.kept[i].get(), place.value())) continue;
+    made->places.push_back(i);
+    if (!made->form.add(place.value(), rules, leaves)) p.reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
+  }
+  out.tensors = std::move(leaves.tensors);
+  out.ints = std::move(leaves.program_ints);
+  out.floats = std::move(leaves.program_floats);
+  out.form = std::move(made);
+  return out;
+}
+
+PyObject* Version::run(Pending& p) {
+  Pending* before = std::exchange(pending, &p);
+  Function::Results results;
+  HANDLE_TH_ERRORS
+  try {
+    py::gil_scoped_release release;
+    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
+  } catch (const IndexError& e) {
+    pending = before;
+    PyErr_SetString(PyExc_IndexError, e.what());
+    return nullptr;
+  } catch (...) {
+    pending = before;
+    throw;
+  }
+  pending = before;
+  return p.result ? p.result.release() : made_of(std::move(results), p).release();
+  END_HANDLE_TH_ERRORS
+}
+
+// The program's result, as the version's form says; null with a Python error.
+Ref Version::made_of(Function::Results results, Pending& p) const {
+  Leaves leaves;
+  leaves.tensors = std::move(results.tensors);
+  leaves.program_ints = std::move(results.ints);
+  leaves.program_floats = std::move(results.floats);
+  leaves.containers = std::move(p.leaves.containers);
+  size_t at = 0;
+  const auto& made = *static_cast<const ResultForm*>(results.form.get());
+  Ref result = Ref::steal(made.form.build(at, leaves));
+  if (!result || !made.writes.apply(made.form, at, leaves, leaves.containers)) return {};
+  for (size_t i : made.places) {
+    Ref value = Ref::steal(made.form.build(at, leaves));
+    if (!value || !form.places()[i].set(value.get())) return {};
+  }
+  return result;
+}
+
+}  // namespace broach

@@ -1,0 +1,87 @@
+// One version of a callable: what the arguments of a call look like, the state that the program then read, and its compiled programs by
+// sizes.
+#pragma once
+
+#include "attempts.h"
+#include "form.h"
+#include "function.h"
+#include "state.h"
+#include "writes.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace broach {
+
+constexpr size_t kMostPlaces = 32;  // that a program writes computed values to
+
+// The program of a callable, and what its captures have found out.
+struct Subject {
+  Ref program;
+  bool says_compiling = true;  // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
+  std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
+  std::shared_ptr<AttemptLog> log = std::make_shared<AttemptLog>();
+
+  // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.
+  Verdict note_written(const State& state, const std::vector<State::Change>& changes);
+};
+
+class Version;
+
+// A call under way on this thread.
+struct Pending {
+  Subject* subject;
+  Version* version;
+  Arguments arguments;
+  Leaves leaves;
+  Ref result;  // of a run of the program itself on the caller's own arguments
+  enum class Ran : uint8_t { compiled, eagerly, captured } ran = Ran::compiled;
+  Verdict verdict;      // of a capture
+  bool copies = false;  // the arguments are copies: the program's own places are not to be touched
+  int runs = 0;         // of the program, for this call
+
+  // No other attempt will fare better.
+  void reject(Reason why);
+};
+
+class Version {
+ public:
+  Version(Subject& subject, const std::vector<bool>& constant, const ProgramOptions& options)
+      : function([this](at::TensorList inputs, c10::SymIntArrayRef ints,
+                        c10::ArrayRef<c10::SymFloat> floats) { return run_program(inputs, ints, floats); },
+                 constant, options, subject.log) {}
+
+  // Begins to watch what calls depend on besides their arguments.
+  void watch(const Subject& subject);
+  // Whether it stands for calls of such arguments and settings, whose leaves it adds.
+  bool fits(const Arguments& a, uint64_t settings, Leaves& leaves) const {
+    return ambient == settings && form.match(a, leaves) && holds_the_same(leaves);
+  }
+  // Runs it; afterwards `p` says what happened.
+  PyObject* run(Pending& p);
+
+  ArgumentsForm form;
+  uint64_t ambient = 0;
+  std::unique_ptr<State> state;  // null: nothing but the arguments counts
+  Function function;
+
+ private:
+  class Given;
+  Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
+  Ref run_watched(Pending& p, const Arguments& arguments);
+  Ref run_again(Pending& p, const Arguments& arguments, bool may_depend_on_it);
+  Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const Given& given, Pending& p);
+  Ref made_of(Function::Results results, Pending& p) const;
+  bool holds_the_same(const Leaves& leaves) const;
+  void note_own(const Leaves& leaves);
+
+  // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
+  // captured.
+  bool noted_own_ = false;
+  std::vector<const c10::TensorImpl*> own_tensors_;  // for each input, null unless it was one of the state's
+  std::vector<const PyObject*> own_containers_;      // likewise
+};
+
+}  // namespace broach

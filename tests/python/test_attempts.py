@@ -1,0 +1,142 @@
+"""What a capture is tried with, what came of it, and who runs a program that none stands for."""
+
+import functools
+import logging
+import random
+
+import pytest
+import torch
+
+import broach
+
+
+def attempts(program, *calls, **options):
+    """Of each attempt what it was made with and its outcome."""
+    compiled = broach.compile(program, **options)
+    for args in calls:
+        compiled(*args)
+    return compiled, [(tried, outcome) for tried, outcome, *_ in compiled.stats()["attempts"]]
+
+
+def test_sizes_are_symbols_once_they_change():
+    _, tried = attempts(lambda x: x * 2, [torch.ones(3)], [torch.ones(4)], [torch.ones(5)])
+    assert tried == [("plain", "compiled"), ("symbols for sizes", "compiled")]
+
+
+def test_a_fraction_read_on_the_host_asks_for_stand_ins():
+    compiled, tried = attempts(lambda x: x * x.sum().item(), *[[torch.full((3,), float(n))] for n in range(4)])
+    assert tried == [("plain", "wants stand-ins"), ("symbols for values", "compiled")]
+    _, _, why, then = compiled.stats()["attempts"][0]
+    assert "read on the host" in why and "known only as it runs" in then
+
+
+def test_numbers_are_given_up_before_sizes():
+    def layers(x, n):
+        for _ in range(n):
+            x = x + 1
+        return x
+
+    _, tried = attempts(layers, [torch.ones(3), 2], [torch.ones(4), 3], [torch.ones(5), 3])
+    refused = [with_ for with_, outcome in tried if outcome == "refuses symbols"]
+    assert all("numbers" in with_ for with_ in refused), tried
+    assert tried[-1] == ("symbols for sizes", "compiled"), tried
+
+
+def test_a_program_that_keeps_a_stand_in_is_captured_in_numbers():
+    kept = []
+
+    def program(x):
+        y = x + 1
+        kept.append(y)
+        return y
+
+    _, tried = attempts(program, [torch.ones(3)], [torch.ones(4)], [torch.ones(5)])
+    assert all(outcome != "bug" for _, outcome in tried), tried
+
+
+def test_gradients_and_the_programs_errors_are_outcomes():
+    weight = torch.ones(3, requires_grad=True)
+    assert attempts(lambda x: x * weight, [torch.ones(3)], [torch.ones(3)])[1] == [("plain", "needs gradients")]
+
+    def fails(x):
+        raise KeyError("asked for")
+
+    compiled = broach.compile(fails)
+    with pytest.raises(KeyError, match="asked for"):
+        compiled(torch.ones(3))
+    assert [(a[0], a[1]) for a in compiled.stats()["attempts"]] == [("plain", "error")]
+
+
+def test_explain_prints_the_attempts_of_versions_that_were_dropped():
+    count = [0]
+
+    def program(x):
+        count[0] += 1
+        return x + count[0]
+
+    compiled = broach.compile(program)
+    for _ in range(4):
+        compiled(torch.ones(3))
+    told = broach.explain(compiled, torch.ones(3))
+    assert [a[1] for a in told.attempts] == ["learnt", "learnt", "compiled"], told.attempts
+    assert str(told).count("tried with plain") == 3 and "learnt: writes" in str(told)
+
+
+def test_what_a_reset_forgets():
+    compiled, tried = attempts(lambda x: x + 1, [torch.ones(3)])
+    compiled.reset()
+    assert tried and not compiled.stats()["attempts"]
+
+
+generator = random.Random(3)
+
+
+@functools.lru_cache
+def cached(n):
+    return n + 1
+
+
+def catches(x):
+    try:
+        torch.mm(x, x)
+    except RuntimeError:
+        pass
+    return x + 1
+
+
+def forgets(x):
+    cached.cache_clear()
+    return x + cached(1)
+
+
+def logs(x):
+    logging.getLogger(__name__).warning("told")
+    return x + 1
+
+
+# Dynamo answers otherwise than eager there.
+EAGER = {
+    "caught": catches,
+    "generator": lambda x: x * generator.random(),
+    "cache": forgets,
+    "log": logs,
+    "identity": lambda x: x + id(x) % 2,
+    "hash": lambda x: x + hash(x) % 2,
+    "numpy": lambda x: x + float(x.numpy().sum()),
+    "returns a generator": lambda x: (x for _ in range(2)),
+}
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_what_dynamo_must_not_run(name):
+    compiled, _ = attempts(EAGER[name], *[[torch.ones(4)]] * 4)
+    assert compiled.stats()["front"] == "fallback" and compiled.fallback is EAGER[name], compiled.stats()["reasons"]
+
+
+def test_words_in_a_reason_decide_nothing():
+    """A path that reads like a reason for eager."""
+    scope = {}
+    exec(compile("def program(x):\n    return x + len(x.tolist())\n", "/tmp/an error is caught/program.py", "exec"), scope)
+    compiled, _ = attempts(scope["program"], *[[torch.ones(4)]] * 4)
+    told = compiled.stats()
+    assert any("is caught" in why for why in told["reasons"]) and compiled.fallback is not scope["program"]

@@ -1,0 +1,99 @@
+#include "attempts.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+#include "support/log.h"
+
+namespace broach {
+
+namespace {
+
+constexpr uint32_t of(Outcome outcome) { return uint32_t{1} << static_cast<int>(outcome); }
+constexpr uint32_t kNoProgram = of(Outcome::wants_stand_ins) | of(Outcome::learnt) | of(Outcome::spoilt) | of(Outcome::rejected) |
+                                of(Outcome::unsupported) | of(Outcome::bug);
+
+// The first row that fits counts.
+constexpr Next kNext[] = {
+    {of(Outcome::refuses_symbols), kStandIns, kStandIns, kPlain, true,
+     "what stands for its values asks for more than what stands for sizes"},
+    {of(Outcome::refuses_symbols), kNumbers, kNumbers, kPlain, true, "a number that it is given is a count of layers as often as a size"},
+    {of(Outcome::refuses_symbols), kSizes, kSizes, kPlain, true, "its sizes stay numbers"},
+    {kNoProgram, kStandIns, kStandIns, kPlain, false, "it has run, and may be compiled without what stands for its values"},
+    {kNoProgram, kSizes, kSizes, kPlain, false, "it has run, and may be compiled with its sizes as numbers"},
+    {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, false, "what it reads or selects is known only as it runs"},
+};
+
+// What a front does after its own verdicts.
+struct Anew {
+  Outcome outcome;
+  int most;  // in a row; 0: any number
+  const char* because;
+};
+constexpr Anew kAnew[] = {
+    {Outcome::learnt, 0, "the next attempt leaves alone what this one found written"},
+    {Outcome::spoilt, 3, "what happens once only, such as a lazily filled cache, then passes"},
+};
+
+}  // namespace
+
+const char* name_of(Outcome outcome) {
+  static constexpr const char* names[] = {"compiled", "refuses symbols", "wants stand-ins", "unclear",     "needs gradients",
+                                          "learnt",   "spoilt",          "rejected",        "unsupported", "bug",
+                                          "error"};
+  return names[static_cast<size_t>(outcome)];
+}
+
+const char* name_of(Fallback fallback) {
+  static constexpr const char* names[] = {"dynamo", "in parts", "eager", "nothing"};
+  return names[static_cast<size_t>(fallback)];
+}
+
+std::string name_of(With with) {
+  std::string out;
+  for (auto [bit, name] : {std::pair{kSizes, "sizes"}, {kNumbers, "numbers"}, {kStandIns, "values"}})
+    if (with & bit) out += (out.empty() ? "symbols for " : ", ") + std::string(name);
+  return out.empty() ? "plain" : out;
+}
+
+std::string Attempt::str() const {
+  return cat(name_of(with), ": ", name_of(verdict.outcome), verdict.reason.empty() ? "" : ": ", verdict.reason.text,
+             then.empty() ? "" : " -> ", then);
+}
+
+const Next* Plan::follow(Outcome outcome, With with) {
+  auto fits = [&](const Next& n) {
+    return (n.outcomes & of(outcome)) && (n.with & with) == n.with && (!n.adds || (n.adds & ~(with_ | dropped_)));
+  };
+  auto next = std::find_if(std::begin(kNext), std::end(kNext), fits);
+  if (next == std::end(kNext)) return nullptr;
+  dropped_ |= next->drops;
+  with_ = static_cast<With>((with_ & ~next->drops) | next->adds);
+  return next;
+}
+
+const char* why_anew(Outcome outcome, int in_a_row) {
+  auto fits = [&](const Anew& a) { return a.outcome == outcome && (a.most == 0 || in_a_row + 1 < a.most); };
+  auto row = std::find_if(std::begin(kAnew), std::end(kAnew), fits);
+  return row == std::end(kAnew) ? nullptr : row->because;
+}
+
+void AttemptLog::add(Attempt attempt) {
+  constexpr size_t kMost = 64;
+  log_info("captured with ", attempt.str());
+  std::lock_guard lock(mutex_);
+  attempts_.push_back(std::move(attempt));
+  if (attempts_.size() > kMost) attempts_.pop_front();
+}
+
+std::vector<Attempt> AttemptLog::list() const {
+  std::lock_guard lock(mutex_);
+  return {attempts_.begin(), attempts_.end()};
+}
+
+void AttemptLog::clear() {
+  std::lock_guard lock(mutex_);
+  attempts_.clear();
+}
+
+}  // namespace broach

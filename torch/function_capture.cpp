@@ -1,0 +1,339 @@
+// A call that no compiled version stands for: the attempts to capture it, one after another as the table in attempts.cpp says, and the
+// compilation of what was recorded.
+#include <ATen/core/grad_mode.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+#include "capture.h"
+#include "function.h"
+#include "products.h"
+#include "support/bug.h"
+#include "support/error.h"
+#include "support/log.h"
+#include "symbolic.h"
+#include "ways_out.h"
+
+namespace broach {
+
+namespace {
+
+// The caller's options under the settings of now.
+ProgramOptions options_under(ProgramOptions options, const Function::Modes& modes) {
+  const bool pinned = options.settings.contractions.deterministic;
+  options.settings.contractions = modes.contractions;
+  options.settings.contractions.deterministic |= pinned;
+  options.settings.host_contraction = aten_contraction;
+  return options;
+}
+
+// Compiling takes up to a millisecond an operation: beyond this many a first call would take many seconds, where compiling the body of
+// a loop takes none.
+Verdict judge_size(const Trace& trace) {
+  constexpr size_t kMostOperations = 20'000;
+  if (trace.ops.size() <= kMostOperations) return {};
+  return {Outcome::unsupported,
+          {cat("the program records ", trace.ops.size(), " operations, more than the ", kMostOperations,
+               " that compiling pays for: compile a part of it, such as the body of its loop"),
+           Fallback::nothing}};
+}
+
+CallSizes sizes_of(const CallInputs& call) {
+  CallSizes out;
+  for (const at::Tensor& t : call.tensors) {
+    bool plain = t.defined() && t.layout() == c10::kStrided;
+    out.sizes.push_back(plain ? t.sizes().vec() : std::vector<int64_t>());
+    out.strides.push_back(plain ? t.strides().vec() : std::vector<int64_t>());
+  }
+  out.ints = call.ints.vec();
+  out.floats = call.floats.vec();
+  return out;
+}
+
+std::vector<c10::ScalarType> dtypes_of(at::TensorList inputs) {
+  std::vector<c10::ScalarType> out;
+  for (const at::Tensor& t : inputs) out.push_back(t.defined() ? t.scalar_type() : c10::ScalarType::Undefined);
+  return out;
+}
+
+size_t hash_of(const CallInputs& call, const std::vector<bool>& constant) {
+  size_t h = 0;
+  auto add = [&](auto value) { h = (h ^ std::hash<decltype(value)>()(value)) * 0x9E3779B97F4A7C15; };
+  for (size_t i = 0; i < call.tensors.size(); ++i) {
+    const at::Tensor& t = call.tensors[i];
+    if ((i < constant.size() && constant[i]) || !t.defined() || t.layout() != c10::kStrided) continue;
+    add(static_cast<int>(t.scalar_type()));
+    for (int64_t n : t.sizes()) add(n);
+  }
+  for (int64_t n : call.ints) add(n);
+  for (double d : call.floats) add(d);
+  return h;
+}
+
+// What the program is given in symbols.
+With symbols_in(const SymbolicSizes& sizes, const Plan& plan) {
+  auto symbolic = [](const SymInt& e) { return !e.is_constant(); };
+  With out = sizes.empty() ? kPlain : kSizes;
+  if (plan.has(kStandIns)) out |= kStandIns;
+  if (plan.has(kNumbers) && (std::any_of(sizes.ints.begin(), sizes.ints.end(), symbolic) ||
+                             std::find(sizes.floats.begin(), sizes.floats.end(), true) != sizes.floats.end()))
+    out |= kNumbers;
+  return out;
+}
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+Function::Results Function::capture_and_compile(const CallInputs& call, const Modes& modes) {
+  std::unique_lock lock(compile_mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return run_eager(call, "another thread is compiling", false);
+  auto entries = entries_.load();
+  if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
+  if (std::string why = why_uncaptured(call, *entries); !why.empty()) return run_eager(call, why);
+  note_recompilation(*entries, call, modes);
+  seen_.push_back({modes, dtypes_of(call.tensors), sizes_of(call)});
+  Plan plan = plan_;  // an error of the program's says nothing of it
+  if (std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_numbers(); }))
+    plan.follow(Outcome::wants_stand_ins, kPlain);
+  for (;;) {
+    Recorded recorded = attempt(call, modes, plan);
+    const Outcome outcome = recorded.attempt.verdict.outcome;
+    const Next* next = plan.follow(outcome, recorded.attempt.with);
+    if (next) recorded.attempt.then = next->because;
+    log_->add(recorded.attempt);
+    if (next && next->at_once) continue;
+    if (outcome != Outcome::needs_gradients) plan_ = plan;  // as little as an error does
+    settle(modes, recorded, next != nullptr);
+    return std::move(recorded.results);
+  }
+}
+
+// ---- one attempt ----
+
+Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes, const Plan& plan) {
+  const SymbolicSizes sizes = symbols_for(plan);
+  Recorded out;
+  Attempt& attempt = out.attempt;
+  attempt.with = symbols_in(sizes, plan);
+  const bool symbolic = attempt.with != kPlain;
+  try {
+    Stopwatch watch(attempt.capture_seconds);
+    record(call, symbolic ? &sizes : nullptr, out);
+    if (symbolic && out.capture->has_escaped()) {
+      out.capture->roll_back();
+      attempt.verdict = {Outcome::refuses_symbols, "the program keeps a tensor that it computed"};
+      return out;
+    }
+  } catch (const Bug&) {
+    throw;
+  } catch (const std::exception& e) {  // whatever the program throws: where it does not bear symbols, it is as if it had not run
+    attempt.verdict.outcome = symbolic ? Outcome::refuses_symbols : Outcome::error;
+    if (symbolic) return attempt.verdict.reason = e.what(), std::move(out);
+    log_->add(attempt);
+    throw;
+  }
+  if (symbolic) note_fixed_sizes(*out.capture);
+  attempt.verdict = judge(call, modes, out);
+  if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
+  return out;
+}
+
+// As the calls that were captured show, of which the last is the one under way.
+SymbolicSizes Function::symbols_for(const Plan& plan) const {
+  const Seen& now = seen_.back();
+  if (options_.dynamic == PipelineOptions::Dynamic::never || !plan.has(kSizes) || host_state_.is_unclear())
+    return generalize({now.sizes}, {});
+  std::vector<CallSizes> calls;
+  for (const Seen& s : seen_)
+    if (s.modes == now.modes && s.dtypes == now.dtypes && s.sizes.has_form_of(now.sizes) &&
+        (plan.has(kNumbers) || s.sizes.has_numbers_of(now.sizes)))
+      calls.push_back(s.sizes);
+  const size_t tensors = now.dtypes.size();
+  std::vector<uint64_t> symbolic = options_.symbolic_dims;
+  if (options_.dynamic == PipelineOptions::Dynamic::always) symbolic.assign(tensors + 1, ~uint64_t{0});
+  for (size_t i = 0; i < std::min(symbolic.size(), constant_inputs_.size()); ++i)
+    if (constant_inputs_[i]) symbolic[i] = 0;
+  if (!plan.has(kNumbers) && symbolic.size() > tensors) symbolic[tensors] = 0;
+  return generalize(calls, symbolic);
+}
+
+void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
+  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
+  Capture& capture = *out.capture;
+  if (options_.whole) capture.refuse_reads_of_the_program();
+  std::vector<c10::SymInt> given;
+  if (sizes)
+    for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
+  else
+    for (int64_t i : call.ints) given.push_back(i), out.ints.push_back(i);
+  std::vector<c10::SymFloat> floats;
+  for (size_t k = 0; k < call.floats.size(); ++k) {
+    double value = call.floats[k];
+    bool constant = !sizes || !sizes->floats[k];
+    out.floats.push_back(constant ? std::optional(value) : std::nullopt);
+    floats.push_back(constant ? c10::SymFloat(value) : program_float(sizes->symbols->floats.given(k, value), sizes->symbols));
+  }
+  try {
+    capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
+    // The error that was to end the program was caught there.
+    if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
+    // Stand-ins know it, what they stand for does not.
+    if (sizes && at::GradMode::is_enabled() && need_gradients(out.results.tensors)) unsupported(kNeedsGradients);
+  } catch (...) {
+    if (sizes) capture.roll_back();
+    throw;
+  }
+  describe_results(out);
+}
+
+// In numbers for the caller, in symbols for the program that is compiled.
+void Function::describe_results(Recorded& out) const {
+  Capture& capture = *out.capture;
+  const Symbols& symbols = *capture.trace().symbols;
+  std::vector<HostFloats::Id> numbers;
+  for (c10::SymFloat& f : out.results.floats) {
+    auto id = float_of(f);
+    bool deferred = id && symbols.floats.is_deferred(*id);
+    if (deferred) numbers.push_back(*id);
+    if (id) f = symbols.floats.hint(*id);
+    out.float_results.push_back({id.value_or(-1), f.expect_float(), deferred});
+  }
+  capture.finish(out.results.tensors, numbers);
+  for (c10::SymInt& i : out.results.ints) {
+    out.int_results.push_back(symbols.resolved(integer_of(i)));
+    i = symbols.hint(out.int_results.back());
+  }
+}
+
+// Whether what was recorded stands for the program.
+Verdict Function::judge(const CallInputs& call, const Modes& modes, const Recorded& recorded) {
+  const Capture& capture = *recorded.capture;
+  if (modes.grad && (need_gradients(recorded.results.tensors) || trains(capture))) return {Outcome::needs_gradients, kNeedsGradients};
+  if (!capture.verdict().is_good()) return capture.verdict();
+  if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
+  if (!rules_.unwatched_state) return {};
+  return host_state_.judge(capture, capture.is_symbolic() ? "" : capture.kept(recorded.results.tensors), sizes_of(call));
+}
+
+Verdict Function::compile(const Modes& modes, Recorded& recorded) const {
+  const Capture& capture = *recorded.capture;
+  Stopwatch watch(recorded.attempt.compile_seconds);
+  try {
+    recorded.program = std::make_shared<const CompiledProgram>(capture.trace(), recorded.ints, recorded.floats, capture.lifted(),
+                                                               capture.facts(), constant_inputs_, options_under(options_, modes));
+    return {};
+  } catch (const Unsupported& e) {
+    return {Outcome::unsupported, e.what()};
+  } catch (const Bug&) {
+    throw;
+  } catch (const std::exception& e) {  // eager has given the answer
+    report_bug("the compilation of a program", e.what(), "the program runs eagerly instead");
+    return {Outcome::bug, e.what()};
+  }
+}
+
+// ---- what follows ----
+
+// `goes_on`: another call will be captured otherwise.
+void Function::settle(const Modes& modes, Recorded& recorded, bool goes_on) {
+  const Verdict& verdict = recorded.attempt.verdict;
+  switch (verdict.outcome) {
+    case Outcome::compiled: return add_version(modes, recorded);
+    case Outcome::unclear: return note_eager(verdict.reason.text, false);
+    case Outcome::needs_gradients: closed_ = Closed::with_gradients; return note_eager(verdict.reason.text);
+    default:
+      if (!goes_on) give_up(verdict);
+  }
+}
+
+void Function::add_version(const Modes& modes, Recorded& recorded) {
+  auto next = std::make_shared<Entries>(*entries_.load());
+  next->push_back({modes, recorded.int_results, recorded.float_results, recorded.results.form, std::move(recorded.program),
+                   (recorded.attempt.with & kStandIns) != 0});
+  entries_.store(std::move(next), std::memory_order_release);
+  profit_.note_capture(compiled_calls_);
+}
+
+void Function::give_up(const Verdict& verdict) {
+  const std::string& why = verdict.reason.text;
+  std::lock_guard lock(stats_mutex_);
+  failure_ = verdict.reason;
+  if (rules_.on_failure == OnFailure::raise) unsupported(why);
+  ++stats_.eager_calls;
+  stats_.eager_reasons.push_back(why);
+  if (verdict.is_of_front()) log_info("not captured: ", why);
+  else log_warning("runs eagerly: ", why, rules_.warns ? way_out(why) : "");
+  closed_ = Closed::yes;
+}
+
+// ---- which calls are captured ----
+
+std::string Function::why_uncaptured(const CallInputs& call, const Entries& entries) {
+  auto paths = std::count_if(entries.begin(), entries.end(), [](const Entry& e) { return e.program->is_one_way(); });
+  std::string why;
+  if (entries.size() >= limit_) why = cat("more than ", limit_, " versions would be needed");
+  else if (!paths) why = profit_.why_not(call, constant_inputs_, compiled_calls_);
+  else if (paths >= options_.branches) why = cat("data leads to more than ", options_.branches, " ways through the program");
+  if (why.empty()) return why;
+  std::lock_guard lock(stats_mutex_);
+  if (paths || entries.size() >= limit_) return failure_ = why, why;
+  std::string fixed;
+  for (const std::string& s : stats_.fixed_sizes) fixed += (fixed.empty() ? " (" : "; ") + s;
+  return cat(why, fixed, fixed.empty() ? "" : ")");
+}
+
+std::string Function::Profit::why_not(const CallInputs& call, const std::vector<bool>& constant, int64_t compiled_calls) {
+  constexpr int kMostInARow = 4, kOftenEnough = 3;
+  constexpr size_t kMostRemembered = 4096;
+  if (compiled_calls != compiled_calls_before_) captures_in_a_row_ = 0;
+  if (captures_in_a_row_ < kMostInARow) return "";
+  if (met_.size() >= kMostRemembered) met_.clear();
+  if (++met_[hash_of(call, constant)] >= kOftenEnough) return "";
+  return cat("the last ", kMostInARow, " compiled versions were not used again: inputs that come less than ", kOftenEnough,
+             " times are not captured any more");
+}
+
+void Function::note_recompilation(const Entries& entries, const CallInputs& call, const Modes& modes) {
+  if (entries.empty()) return;
+  std::string why = "a value that the program computes and reads on the host is another one, or a size that depends on data does not fit";
+  if (std::none_of(entries.begin(), entries.end(), [&](const Entry& e) { return e.modes == modes; }))
+    why = "the grad, autocast, precision or other mode differs";
+  Binding binding;
+  for (const Entry& e : entries)
+    if (e.modes == modes) try {
+        e.program->accepts(call, binding, &why);
+      } catch (const OutOfRange& out) {
+        why = out.what();
+      }
+  std::lock_guard guard(stats_mutex_);
+  stats_.recompilations.push_back(why);
+  log_info("recompiles: ", why);
+}
+
+void Function::note_fixed_sizes(const Capture& capture) {
+  std::lock_guard lock(stats_mutex_);
+  for (auto [input, dim] : capture.plain_reads()) {
+    auto constants = std::count(constant_inputs_.begin(),
+                                constant_inputs_.begin() + std::min<std::ptrdiff_t>(input, std::ssize(constant_inputs_)), true);
+    std::string text = cat("input ", input - constants, "'s size ", dim, " was read as a plain number by host code");
+    auto& known = stats_.fixed_sizes;
+    if (std::find(known.begin(), known.end(), text) != known.end()) continue;
+    known.push_back(text);
+    log_info("a size stays a number: ", text);
+  }
+}
+
+}  // namespace broach

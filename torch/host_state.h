@@ -1,0 +1,42 @@
+// Host state that nobody watches: whether a program does the same in each run, as far as two runs show.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "attempts.h"
+#include "trace/generalize.h"
+
+namespace broach {
+
+class Capture;
+
+inline bool need_gradients(at::TensorList tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& t) { return t.defined() && t.requires_grad(); });
+}
+// Whether it computes gradients of what it holds or is given; its results may hide that (a loss that is detached).
+bool trains(const Capture& capture);
+
+class HostState {
+ public:
+  // Of a run on plain tensors: good, unclear until the next one, or none that may be replayed. `kept`: what the program keeps, in words.
+  Verdict judge(const Capture& capture, const std::string& kept, CallSizes sizes);
+  // Whether the next run has to tell: one on stand-ins may have to be repeated, which a program with state would not bear.
+  bool is_unclear() const { return unclear_in_a_row_ > 0; }
+
+ private:
+  struct Run {
+    std::string text;
+    CallSizes sizes;
+  };
+  Verdict unclear(int most, const std::string& reason);
+
+  std::optional<Run> before_;  // the last one of a program that writes to its inputs
+  bool writes_alike_ = false;
+  int unclear_in_a_row_ = 0;
+};
+
+}  // namespace broach
