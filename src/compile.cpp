@@ -56,6 +56,28 @@ void write_at_the_end(const std::vector<int>& inputs, Program& program, std::vec
   }
 }
 
+// Every form has a text that says all of it, and keeps its own rules.
+template <class Form>
+void verify_form(const char* stage, const Form& form) {
+  if (!verifies()) return;
+  try {
+    form.verify();
+    const std::string text = form.str(), again = Form::parse(text).str();
+    check(again == text, "its text reads back as another:\n", text, "\n", again);
+  } catch (const Error& e) {
+    report_bug(stage, e.what(), "the form is used as it is");
+  }
+}
+
+void verify_kernels(const Schedule& schedule) {
+  if (!verifies()) return;
+  for (const Step& s : schedule.steps)
+    if (auto k = std::get_if<KernelStep>(&s.work)) {
+      verify_form("kernel", *k->kernel);
+      if (Kernel::parse(k->kernel->str()) != *k->kernel) report_bug("kernel", "its text leaves something out: " + k->kernel->str(), "");
+    }
+}
+
 std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
   std::vector<OutputRequest> requests;
   for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
@@ -70,10 +92,12 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   Stopwatch watch(out.seconds);
   const Target& target = targets.on(targets.host_runs_on());
   dump("trace", "trace", [&] { return trace.str(); });
+  verify_form("trace", trace);
   out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); },
                                       [&](const Node& n) { return target.routine(operation_of(n)) != nullptr; }, options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
+  verify_form("graph", *out.program.graph);
 
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   Module module{out.program.graph, out.program.requests, nullptr, nullptr};
@@ -98,6 +122,8 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     watch.lap("schedule");
     out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });
+    verify_form("graph", *g);
+    verify_kernels(schedule);
     watch.skip();
     auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");

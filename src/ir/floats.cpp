@@ -69,7 +69,7 @@ constexpr HostFloats::Function kFunctions[] = {
     {"fabs", "aten::abs", std::fabs, -kInfinity, kInfinity, true, true},
 };
 
-const char* name_of(HostFloats::Op op) {
+const char* sign_of(HostFloats::Op op) {
   static constexpr const char* names[] = {"", "", "", "", " + ", " - ", " * ", " / ", " ** ", "-", " min ", " max "};
   return names[static_cast<size_t>(op)];
 }
@@ -186,12 +186,30 @@ std::string HostFloats::text(Id id) const {
   if (n.op == Op::constant) return str(Scalar(n.hint));
   if (n.op == Op::function) return cat(kFunctions[n.index].name, "(", text(n.a), ")");
   if (n.op == Op::neg) return cat("-(", text(n.a), ")");
-  return cat("(", text(n.a), name_of(n.op), text(n.b), ")");
+  return cat("(", text(n.a), sign_of(n.op), text(n.b), ")");
 }
 
 std::string HostFloats::text(const Guard& g) const {
   if (g.b < 0) return cat(text(g.a), " == ", str(Scalar(hint(g.a))));
   return cat(g.answer ? "" : "not ", text(g.a), " ", broach::name_of(g.relation), " ", text(g.b));
+}
+
+namespace {
+
+constexpr const char* kNames[] = {"given", "size", "constant", "element", "add", "sub", "mul", "div", "pow", "neg", "min", "max"};
+
+}  // namespace
+
+const char* HostFloats::name_of(Op op) { return op == Op::function ? "function" : kNames[static_cast<size_t>(op)]; }
+
+std::optional<HostFloats::Op> HostFloats::find_op(std::string_view name) {
+  auto it = std::find(std::begin(kNames), std::end(kNames), name);
+  return it == std::end(kNames) ? std::nullopt : std::optional(static_cast<Op>(it - kNames));
+}
+
+void HostFloats::restore(const Step& s, double hint, bool late) {
+  bool deferred = late || s.op == Op::element || (s.a >= 0 && is_deferred(s.a)) || (s.b >= 0 && is_deferred(s.b));
+  nodes_.push_back({s.op, s.a, s.b, hint, s.function, s.size, deferred});
 }
 
 std::vector<std::string> HostFloats::text() const {

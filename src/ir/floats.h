@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ir/symint.h"
@@ -40,7 +41,8 @@ class HostFloats {
   };
   static std::span<const Function> functions();
 
-  // How a number is computed; the operands are -1 where there are none. `size`: of what it is a size.
+  // How a number is computed; the operands are -1 where there are none. `size`: of what it is a size. `function`: of those that are
+  // given, and of elements, the number.
   struct Step {
     Op op;
     Id a, b;
@@ -57,6 +59,13 @@ class HostFloats {
   };
   std::vector<Decision> deferred() const;
   double hint(Id id) const { return node(id).hint; }
+  // For the text form: all that was decided, where b < 0 says that the value of a is its hint's; and both as they were.
+  const std::vector<Decision>& decisions() const { return guards_; }
+  Id count() const { return static_cast<Id>(nodes_.size()); }
+  static const char* name_of(Op op);
+  static std::optional<Op> find_op(std::string_view name);  // but `function`
+  void restore(const Step& step, double hint, bool late);
+  void restore(const Decision& decision) { guards_.push_back(decision); }
   // The answer in the recorded call, which becomes a guard.
   bool ask(Id a, Relation relation, Id b);
   // The value as a constant: the given numbers behind it must be the same, bit for bit. Sizes behind it are left to the

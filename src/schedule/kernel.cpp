@@ -7,42 +7,6 @@
 
 namespace broach {
 
-namespace {
-
-std::string text_of(const Access& a) {
-  std::string out = cat("b", a.buffer, "[", a.index);
-  for (const auto& [expr, stride] : a.dynamic) out += cat(" + (", stride, ")*e", expr);
-  return out + "]";
-}
-
-std::string text_of(const KernelExpr& e) {
-  using Kind = KernelExpr::Kind;
-  std::string out;
-  switch (e.kind) {
-    case Kind::constant: out = cat("constant ", str(e.value)); break;
-    case Kind::parameter: out = cat("parameter ", str(e.value)); break;
-    case Kind::position: out = cat("position ", e.access.index); break;
-    case Kind::load: out = cat("load ", text_of(e.access)); break;
-    case Kind::bounds: out = cat("bounds e", e.args[0], " < ", e.limit); break;
-    default:
-      out = cat(e.kind == Kind::reduction ? "reduce " : "", name_of(e.op));
-      for (int a : e.args) out += cat(" e", a);
-  }
-  if (e.predicate >= 0) out += cat(" if e", e.predicate);
-  return cat(out, " : ", name_of(e.dtype));
-}
-
-}  // namespace
-
-std::string Kernel::str() const {
-  std::string out = cat("kernel", strict ? " strict" : "", " symbols ", symbols, parameters ? cat(" parameters ", parameters) : "", "\n");
-  for (const auto& a : axes) out += cat("  ", a.reduced ? "reduce " : "axis ", SymInt::symbol(a.id), " < ", a.extent, "\n");
-  for (size_t i = 0; i < buffers.size(); ++i) out += cat("  buffer b", i, " : ", name_of(buffers[i]), "\n");
-  for (size_t i = 0; i < exprs.size(); ++i) out += cat("  e", i, " = ", text_of(exprs[i]), "\n");
-  for (const auto& s : stores) out += cat("  ", text_of(s.access), " = e", s.expr, "\n");
-  return out;
-}
-
 std::vector<std::vector<bool>> axis_uses(const Kernel& k) {
   std::vector<std::vector<bool>> uses(k.exprs.size(), std::vector<bool>(k.axes.size()));
   auto join = [&](std::vector<bool>& into, int from) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ir/graph.h"
@@ -17,6 +18,7 @@ struct KernelAxis {
   SymbolId id;  // kFirstAxis + n
   SymInt extent;
   bool reduced = false;
+  friend bool operator==(const KernelAxis&, const KernelAxis&) = default;
 };
 
 // The address of an element: buffer[index + sum of dynamic[i].first * dynamic[i].second], in elements.
@@ -34,7 +36,7 @@ struct KernelExpr {
     position,   // access.index as an i64
     load,       // access; where `predicate` is false nothing is read and the result is unspecified
     op,         // elementwise primitive on args
-    reduction,  // op over the reduced axes of args[0]
+    reduction,  // op over the reduced axes of args[0]; access.index is the position that argmax and argmin give
     bounds,     // args[0], an index that must lie in [0, limit), checked unless `predicate` is false; out of range sets the error flag
   };
   Kind kind;
@@ -45,7 +47,8 @@ struct KernelExpr {
   Access access;
   SymInt limit;
   int predicate = -1;
-  friend bool operator==(const KernelExpr&, const KernelExpr&) = default;
+  // Of values bit for bit: -0.0 is not 0.0, NaN is NaN.
+  friend bool operator==(const KernelExpr& a, const KernelExpr& b);
 };
 
 struct KernelStore {
@@ -63,8 +66,13 @@ struct Kernel {
   int parameters = 0;   // numbers that follow them, of which kernels with the same code differ
   bool strict = false;  // round after every primitive of a low-precision type, contract nothing
 
-  // One line a part; equal kernels have equal texts, which is the key under which code is shared.
+  // One line a part. Kernels are equal if their texts are, which is the key under which code is shared.
   std::string str() const;
+  // Its lines are counted from behind `lines` others, where the kernel is a part of a text.
+  static Kernel parse(std::string_view text, size_t lines = 0);
+  // Throws an Error that names the part if the kernel breaks a rule of the IR.
+  void verify() const;
+  friend bool operator==(const Kernel&, const Kernel&) = default;
 };
 
 // Which axes an expression depends on, by position in Kernel::axes.

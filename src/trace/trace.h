@@ -44,6 +44,7 @@ struct TraceTensor {
   SymInt offset;  // in elements, from the beginning of the storage
   int32_t storage = -1;
   bool conj = false, neg = false;  // the elements are those in memory conjugated, or negated
+  friend bool operator==(const TraceTensor&, const TraceTensor&) = default;
 };
 
 struct TraceOp {
@@ -90,6 +91,9 @@ struct Trace {
   std::shared_ptr<Symbols> symbols = std::make_shared<Symbols>();
 
   std::string str() const;
+  static Trace parse(std::string_view text);
+  // Throws an Error that names the part if what is recorded does not fit together.
+  void verify() const;
   // Writes every size as what the symbols' guards say it equals.
   void resolve();
 };

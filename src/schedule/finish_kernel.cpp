@@ -1,0 +1,69 @@
+// What makes a kernel that was built one that any launch can use: its symbols and the places where buffers begin are told with
+// each launch.
+#include <algorithm>
+
+#include "schedule/exprs.h"
+
+namespace broach {
+
+namespace {
+
+using Kind = KernelExpr::Kind;
+
+// Calls f with each expression of sizes and axes.
+template <class F>
+void for_each_integer(Kernel& k, const F& f) {
+  for (auto& a : k.axes) f(a.extent);
+  for (auto& e : k.exprs) {
+    f(e.access.index);
+    f(e.limit);
+    for (auto& d : e.access.dynamic) f(d.second);
+  }
+  for (auto& s : k.stores) f(s.access.index);
+}
+
+// The program's symbols become 0, 1, ..; by their new numbers, what they were.
+std::vector<SymbolId> number_symbols(Kernel& k) {
+  std::vector<SymbolId> symbols;
+  for_each_integer(k, [&](const SymInt& s) { s.collect_symbols(symbols); });
+  std::erase_if(symbols, [](SymbolId id) { return id >= kFirstAxis; });
+  std::sort(symbols.begin(), symbols.end());
+  symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
+  auto renamed = [&](SymbolId id) -> std::optional<SymInt> {
+    auto it = std::find(symbols.begin(), symbols.end(), id);
+    return it == symbols.end() ? std::nullopt : std::optional(SymInt::symbol(static_cast<SymbolId>(it - symbols.begin())));
+  };
+  for_each_integer(k, [&](SymInt& s) { s = s.substitute(renamed); });
+  k.symbols = static_cast<int>(symbols.size());
+  return symbols;
+}
+
+// Where in a buffer the kernel begins is told with each launch: the rows of a tensor, taken one by one, are one kernel then.
+std::vector<int64_t> take_starts(Kernel& k) {
+  std::vector<std::optional<int64_t>> first(k.buffers.size());
+  auto each = [&](const auto& f) {
+    for (auto& e : k.exprs)
+      if (e.kind == Kind::load) f(e.access);
+    for (auto& s : k.stores) f(s.access);
+  };
+  each([&](const Access& a) {
+    auto& known = first[static_cast<size_t>(a.buffer)];
+    known = std::min(known.value_or(a.index.constant_part()), a.index.constant_part());
+  });
+  std::vector<int64_t> starts;
+  for (const auto& f : first) starts.push_back(f.value_or(0));
+  if (std::all_of(starts.begin(), starts.end(), [](int64_t s) { return s == 0; })) return {};
+  each([&](Access& a) { a.index = a.index - starts[static_cast<size_t>(a.buffer)]; });
+  return starts;
+}
+
+}  // namespace
+
+KernelStep finish_kernel(Kernel k, std::vector<int> buffers) {
+  k = normalize_axes(std::move(k));
+  std::vector<SymbolId> symbols = number_symbols(k);
+  std::vector<int64_t> starts = take_starts(k);
+  return {std::make_shared<const Kernel>(std::move(k)), std::move(buffers), std::move(symbols), std::move(starts), {}};
+}
+
+}  // namespace broach

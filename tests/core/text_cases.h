@@ -1,0 +1,48 @@
+// Tests in text files: what is given, and what must come of it.
+//
+//     case: what it shows
+//     <what is given>
+//     becomes:
+//     <what must come of it>
+//
+// With BROACH_TEST_RECORD=1 what came of it is written into the files instead.
+#pragma once
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace broach::testing {
+
+struct TextCase {
+  std::string title, before, after;
+};
+
+inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::vector<TextCase> out;
+  bool behind = false;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("case: ")) {
+      out.push_back({line.substr(6), "", ""});
+      behind = false;
+    } else if (line == "becomes:") {
+      behind = true;
+    } else if (!line.empty() && !out.empty()) {
+      (behind ? out.back().after : out.back().before) += line + "\n";
+    }
+  }
+  return out;
+}
+
+inline void write_cases(const std::filesystem::path& path, const std::vector<TextCase>& cases) {
+  std::ofstream file(path);
+  for (const TextCase& c : cases)
+    file << (&c == cases.data() ? "" : "\n") << "case: " << c.title << "\n" << c.before << "becomes:\n" << c.after;
+}
+
+inline bool records() { return std::getenv("BROACH_TEST_RECORD") != nullptr; }
+
+}  // namespace broach::testing
