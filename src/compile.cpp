@@ -69,15 +69,6 @@ void verify_form(const char* stage, const Form& form) {
   }
 }
 
-void verify_kernels(const Schedule& schedule) {
-  if (!verifies()) return;
-  for (const Step& s : schedule.steps)
-    if (auto k = std::get_if<KernelStep>(&s.work)) {
-      verify_form("kernel", *k->kernel);
-      if (Kernel::parse(k->kernel->str()) != *k->kernel) report_bug("kernel", "its text leaves something out: " + k->kernel->str(), "");
-    }
-}
-
 std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
   std::vector<OutputRequest> requests;
   for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
@@ -123,7 +114,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });
     verify_form("graph", *g);
-    verify_kernels(schedule);
+    verify_form("schedule", schedule);
     watch.skip();
     auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");

@@ -83,12 +83,26 @@ std::optional<std::string> TextParser::take_comment() {
   return std::nullopt;
 }
 
+void TextParser::next_line() {
+  size_t end = std::min(text_.find('\n', next_), text_.size());
+  c_ = Cursor{text_.substr(next_, end - next_), ++number_};
+  comment_ = take_comment();
+  next_ = end + 1;
+}
+
+std::pair<std::string_view, size_t> TextParser::block(std::string_view first) {
+  const size_t start = std::min(next_, text_.size()), lines = number_;
+  auto belongs = [&] { return text_.substr(next_).starts_with(next_ == start ? first : "  "); };
+  while (next_ < text_.size() && belongs()) {
+    next_ = std::min(text_.find('\n', next_), text_.size() - 1) + 1;
+    ++number_;
+  }
+  return {text_.substr(start, next_ - start), lines};
+}
+
 void TextParser::for_each_line(const std::function<void()>& line) {
-  for (size_t start = 0; start < text_.size();) {
-    size_t end = std::min(text_.find('\n', start), text_.size());
-    c_ = Cursor{text_.substr(start, end - start), c_.number + 1};
-    comment_ = take_comment();
-    start = end + 1;
+  while (next_ < text_.size()) {
+    next_line();
     if (c_.ends()) continue;
     line();
     if (!c_.ends()) c_.fail_at(c_.at, "unexpected '", c_.line.substr(c_.at, 12), "'");
@@ -303,6 +317,41 @@ std::vector<ExternCall::Bind> TextParser::binds() {
     out.push_back({*b[0].as_symbol(), static_cast<int32_t>(b[1].constant()), static_cast<int32_t>(b[2].constant())});
   }
   return out;
+}
+
+std::shared_ptr<ExternCall> TextParser::call() {
+  auto out = std::make_shared<ExternCall>();
+  out->schema = c_.quoted();
+  out->args = c_.list("(", ")", [&] { return argument(); });
+  if (c_.accept("strides")) out->result_strides = c_.list("[", "]", [&] { return shape(); });
+  out->effect = c_.accept("effect");
+  auto positions = [&] { return c_.list("[", "]", [&] { return c_.integer(); }); };
+  if (c_.accept("mutates")) out->mutated = positions();
+  if (c_.accept("contiguous")) out->contiguous = positions();
+  out->binds = binds();
+  return out;
+}
+
+AttrValue TextParser::attribute_value(Attr a) {
+  const AttrValue kind = empty_value(a);
+  if (std::holds_alternative<int64_t>(kind)) return c_.integer();
+  if (std::holds_alternative<Scalar>(kind)) return scalar();
+  if (std::holds_alternative<SymInt>(kind)) return expression();
+  if (std::holds_alternative<Shape>(kind)) return shape();
+  if (std::holds_alternative<std::vector<int64_t>>(kind)) return c_.list("[", "]", [&] { return c_.integer(); });
+  if (std::holds_alternative<DType>(kind)) return c_.dtype();
+  call_ = call();
+  return std::shared_ptr<const ExternCall>(call_);
+}
+
+void TextParser::attribute(Op op, Attrs& attrs) {
+  size_t start = (c_.skip(), c_.at);
+  std::string name(c_.word());
+  auto attr = find_attr(name);
+  if (!attr || !has_attr(op, *attr)) c_.fail_at(start, name_of(op), " has no attribute '", name, "'");
+  if (attrs.contains(*attr)) c_.fail_at(start, "attribute ", name, " is given twice");
+  c_.expect("=");
+  attrs[*attr] = attribute_value(*attr);
 }
 
 }  // namespace broach

@@ -135,7 +135,7 @@ struct Cursor {
 class TextParser {
  protected:
   TextParser(std::string_view text, std::shared_ptr<Symbols> symbols, size_t lines = 0)
-      : c_{{}, lines}, symbols_(std::move(symbols)), text_(text) {}
+      : symbols_(std::move(symbols)), text_(text), number_(lines) {}
   ~TextParser() = default;
 
   // Calls `line` for each line that says something, cut off its comment; what it leaves unread is an error.
@@ -143,7 +143,7 @@ class TextParser {
   // Where the text ends too early.
   template <class... Args>
   [[noreturn]] void fail_at_end(const Args&... args) const {
-    fail("line ", c_.number + 1, ", column 1: ", args...);
+    fail("line ", number_ + 1, ", column 1: ", args...);
   }
   // Reads a line that declares a symbol, a number of the host or a guard; false for any other.
   bool declaration();
@@ -153,20 +153,27 @@ class TextParser {
     return c_.list("[", "]", [&] { return expression(); });
   }
   Type type();
+  Device device();
   Scalar scalar();
   ExternArg argument();
+  void attribute(Op op, Attrs& attrs);  // dims=[1]
   std::vector<ExternCall::Bind> binds();
   HostFloats::Id float_id();
   // The position of the line's comment in a list of all that were met, or -1; a new one is given to `add`.
   int32_t line_index(const std::function<void(const std::string&)>& add);
 
-  Cursor c_;
+  // The lines behind this one that begin with `first` or are indented, and how many lines lie before them.
+  std::pair<std::string_view, size_t> block(std::string_view first);
+
+  Cursor c_{{}, 0};
   std::optional<std::string> comment_;
+  std::shared_ptr<ExternCall> call_;  // the last that was read, whose results are for the caller to say
   std::shared_ptr<Symbols> symbols_;
   // Whether an expression may mention it.
   std::function<bool(SymbolId)> declares_ = [this](SymbolId id) { return id < symbols_->infos().size(); };
 
  private:
+  void next_line();
   std::optional<std::string> take_comment();
   void symbol();
   std::pair<std::string, int64_t> field_of_symbol();
@@ -174,11 +181,14 @@ class TextParser {
   void host_float();
   HostFloats::Step float_step();
   void decision(bool answer);
-  Device device();
   ExternArg opaque();
+  std::shared_ptr<ExternCall> call();
+  AttrValue attribute_value(Attr a);
   Relation relation();
 
   std::string_view text_;
+  size_t next_ = 0;    // where in the text the next line begins
+  size_t number_ = 0;  // of the lines that were read
   std::vector<std::shared_ptr<const void>> opaque_;
   std::unordered_map<std::string, int32_t> lines_;
 };

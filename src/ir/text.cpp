@@ -85,13 +85,19 @@ struct AttrPrinter {
   }
 };
 
+}  // namespace
+
+std::string text_of(const Attrs& attrs, OpaqueNumbers& opaque) {
+  std::string out;
+  for (const auto& [attr, value] : attrs) out += cat(out.empty() ? "" : ", ", name_of(attr), "=", std::visit(AttrPrinter{opaque}, value));
+  return out;
+}
+
+namespace {
+
 std::string node_text(const Node& n, OpaqueNumbers& opaque) {
   std::string out = cat("%", n.id, " = ", name_of(n.op), "(", joined(n.inputs.size(), [&](size_t i) { return ref(n.inputs[i]); }));
-  bool first = n.inputs.empty();
-  for (const auto& [attr, value] : n.attrs) {
-    out += cat(first ? "" : ", ", name_of(attr), "=", std::visit(AttrPrinter{opaque}, value));
-    first = false;
-  }
+  out += cat(n.inputs.empty() || n.attrs.empty() ? "" : ", ", text_of(n.attrs, opaque));
   std::string types = joined(n.results.size(), [&](size_t i) { return n.results[i].str(); });
   return cat(out, ") : ", n.results.size() == 1 ? types : cat("(", types, ")"));
 }
@@ -215,47 +221,13 @@ class GraphParser : TextParser {
     return out;
   }
 
-  std::shared_ptr<ExternCall> call() {
-    auto out = std::make_shared<ExternCall>();
-    out->schema = c_.quoted();
-    out->args = c_.list("(", ")", [&] { return argument(); });
-    if (c_.accept("strides")) out->result_strides = c_.list("[", "]", [&] { return shape(); });
-    out->effect = c_.accept("effect");
-    auto positions = [&] { return c_.list("[", "]", [&] { return c_.integer(); }); };
-    if (c_.accept("mutates")) out->mutated = positions();
-    if (c_.accept("contiguous")) out->contiguous = positions();
-    out->binds = binds();
-    return out;
-  }
-
-  AttrValue attribute(Attr a, std::shared_ptr<ExternCall>& call_of_node) {
-    const AttrValue kind = empty_value(a);
-    if (std::holds_alternative<int64_t>(kind)) return c_.integer();
-    if (std::holds_alternative<Scalar>(kind)) return scalar();
-    if (std::holds_alternative<SymInt>(kind)) return expression();
-    if (std::holds_alternative<Shape>(kind)) return shape();
-    if (std::holds_alternative<std::vector<int64_t>>(kind)) return c_.list("[", "]", [&] { return c_.integer(); });
-    if (std::holds_alternative<DType>(kind)) return c_.dtype();
-    call_of_node = call();
-    return std::shared_ptr<const ExternCall>(call_of_node);
-  }
-
-  void operands_and_attributes(Op op, std::vector<Value>& inputs, Attrs& attrs, std::shared_ptr<ExternCall>& call_of_node) {
+  void operands_and_attributes(Op op, std::vector<Value>& inputs, Attrs& attrs) {
     c_.expect("(");
     if (c_.accept(")")) return;
-    do {
-      if (c_.peek() == '%') {
-        inputs.push_back(value());
-        continue;
-      }
-      size_t start = c_.at;
-      std::string name(c_.word());
-      auto attr = find_attr(name);
-      if (!attr || !has_attr(op, *attr)) c_.fail_at(start, name_of(op), " has no attribute '", name, "'");
-      if (attrs.contains(*attr)) c_.fail_at(start, "attribute ", name, " is given twice");
-      c_.expect("=");
-      attrs[*attr] = attribute(*attr, call_of_node);
-    } while (c_.accept(","));
+    do
+      if (c_.peek() == '%') inputs.push_back(value());
+      else attribute(op, attrs);
+    while (c_.accept(","));
     c_.expect(")");
   }
 
@@ -271,12 +243,12 @@ class GraphParser : TextParser {
     if (!op) c_.fail_at(op_start, "unknown operation '", name, "'");
     std::vector<Value> inputs;
     Attrs attrs;
-    std::shared_ptr<ExternCall> call_of_node;
-    operands_and_attributes(*op, inputs, attrs, call_of_node);
+    call_ = nullptr;
+    operands_and_attributes(*op, inputs, attrs);
     c_.expect(":");
     size_t type_start = (c_.skip(), c_.at);
     std::vector<Type> types = c_.peek() == '(' ? c_.list("(", ")", [&] { return type(); }) : std::vector<Type>{type()};
-    if (call_of_node) call_of_node->results = types;
+    if (call_) call_->results = types;
     builder_.set_line_index(line_index([&](const std::string& line) { builder_.set_line(line); }));
     std::vector<Value>& results = values_[id];
     results = c_.placed(

@@ -15,6 +15,7 @@ std::string list_text(const Shape& shape);  // [2, s0]
 // Objects of the host that have no text form, numbered in the order in which one text mentions them.
 using OpaqueNumbers = std::map<const void*, size_t>;
 std::string text_of(const ExternArg& argument, OpaqueNumbers& opaque);
+std::string text_of(const Attrs& attrs, OpaqueNumbers& opaque);   // dims=[1], dtype=f32
 std::string text_of(const std::vector<ExternCall::Bind>& binds);  // " binds [[s0, 0, 1]]", or nothing
 // One line a symbol, a guard, a number of the host and what the program decided by it.
 std::string text_of(const Symbols& symbols);

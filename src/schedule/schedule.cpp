@@ -694,12 +694,6 @@ class Scheduler {
   bool untangled_ = false;
 };
 
-std::string text_of(const Place& p) {
-  std::string out = cat("m", p.buffer, "[", p.offset, "](");
-  for (size_t i = 0; i < p.strides.size(); ++i) out += cat(i ? ", " : "", p.strides[i]);
-  return out + ")";
-}
-
 }  // namespace
 
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides,
@@ -707,42 +701,6 @@ Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Sha
   auto separated = std::make_shared<const Graph>(find_updates(separate_outputs(*graph, outputs), outputs));
   if (verifies()) separated->verify();
   return Scheduler(std::move(separated), input_strides, outputs, options).run();
-}
-
-std::string Schedule::str() const {
-  static constexpr const char* kinds[] = {"input", "output", "arena", "external"};
-  std::string out;
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    const Buffer& b = buffers[i];
-    out += cat("m", i, " : ", b.type.str(), " ", kinds[static_cast<size_t>(b.kind)], " ", b.index, " elements ", b.elements, "\n");
-  }
-  for (const Step& s : steps) {
-    if (auto k = std::get_if<KernelStep>(&s.work)) {
-      out += "launch";
-      for (int b : k->buffers) out += cat(" m", b);
-      out += "\n" + k->kernel->str();
-    } else if (auto c = std::get_if<ContractionStep>(&s.work)) {
-      out += cat(name_of(c->operation.op), " ", text_of(c->operands[0].place), " ", text_of(c->operands[1].place), c->bias ? " bias" : "");
-      for (const auto& e : c->epilogue) out += cat(" ", name_of(e.op), e.operand ? " " + text_of(e.operand->place) : "");
-      out += cat(" -> ", text_of(c->result.place), "\n");
-    } else if (auto r = std::get_if<RoutineStep>(&s.work)) {
-      out += name_of(r->operation.op);
-      for (const auto& o : r->operands) out += " " + text_of(o.place);
-      out += " ->";
-      for (const auto& o : r->results) out += o.place.buffer < 0 ? " _" : " " + text_of(o.place);
-      out += "\n";
-    } else if (auto copy = std::get_if<CopyStep>(&s.work)) {
-      out += cat("copy m", copy->from, " -> m", copy->to, "\n");
-    } else {
-      const auto& e = std::get<ExternStep>(s.work);
-      out += cat("extern ", e.operation.call().schema);
-      for (const auto& o : e.operands) out += " " + text_of(o.place);
-      out += " ->";
-      for (int r : e.results) out += cat(" m", r);
-      out += "\n";
-    }
-  }
-  return out;
 }
 
 }  // namespace broach

@@ -132,7 +132,11 @@ struct Schedule {
   std::shared_ptr<const Graph> graph;  // keeps the nodes that steps refer to
   int kernels = 0, contractions = 0, routines = 0, externs = 0, copies = 0;
 
+  // All that a target is given: what is parsed runs as the schedule did that was printed. Of the graph, symbols and lines are kept.
   std::string str() const;
+  static Schedule parse(std::string_view text);
+  // Throws an Error that names the part if buffers, steps and kernels do not fit together.
+  void verify() const;
 };
 
 // `input_strides` are the strides that each input has on every call.

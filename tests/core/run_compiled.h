@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/executable.h"
+#include "support/error.h"
 #include "target/reference/interpreter.h"
 
 namespace broach::testing {
@@ -22,7 +23,12 @@ inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vect
   const Targets targets(target);
   Schedule schedule = make_schedule(graph, strides, requests, options);
   if (targets.host_runs_on() != Device{}) schedule = offload(std::move(schedule), targets.host_runs_on());
-  Executable executable(std::move(schedule), targets, {}, nullptr);
+  schedule.verify();
+  // What is parsed runs as what was printed.
+  const std::string text = schedule.str();
+  Schedule read = Schedule::parse(text);
+  check(read.str() == text, "a schedule reads back as another:\n", text, "\n", read.str());
+  Executable executable(std::move(read), targets, {}, nullptr);
   Frame frame;
   frame.threads = &threads;
   const Schedule& s = executable.schedule();
