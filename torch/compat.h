@@ -51,10 +51,11 @@ size_t references(const Impl& impl, size_t count) {
   else return count;
 }
 
+// Opaque too are floats of 8 bits where this version converts to them in another way (what is too large may become NaN).
 inline DType dtype_of(c10::ScalarType t) {
-  auto code = static_cast<int8_t>(t);
-  bool known = (code >= 0 && code <= 11) || code == 15;
-  return known ? static_cast<DType>(code) : DType::opaque;
+  static const bool converts_alike = c10::Float8_e4m3fn(1e4f).x == 0x7e;
+  const DType known = dtype_of_number(static_cast<int8_t>(t));
+  return is_stored_only(known) && !converts_alike ? DType::opaque : known;
 }
 inline c10::ScalarType scalar_type(DType t) { return static_cast<c10::ScalarType>(static_cast<int8_t>(t)); }
 

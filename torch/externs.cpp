@@ -14,9 +14,7 @@
 namespace broach {
 
 c10::SmallVector<int64_t, 6> evaluate(const Shape& s, std::span<const int64_t> symbols) {
-  c10::SmallVector<int64_t, 6> out;
-  for (const SymInt& e : s) out.push_back(e.eval(symbols));
-  return out;
+  return evaluated<c10::SmallVector<int64_t, 6>>(s, symbols);
 }
 
 at::Tensor tensor_over(void* data, const Type& type, const Shape& strides, std::span<const int64_t> symbols) {

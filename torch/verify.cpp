@@ -37,6 +37,9 @@ double limit_of(c10::ScalarType t) {
     case c10::kFloat: return 2e-3;
     case c10::kHalf: return 2e-2;
     case c10::kBFloat16: return 6e-2;
+    // A unit of the last place of its largest numbers: next to a tie, what was computed before rounds to either side.
+    case c10::kFloat8_e4m3fn: return 8e-2;
+    case c10::kFloat8_e5m2: return 0.15;
     default: return 0;
   }
 }

@@ -11,6 +11,8 @@ import torch
 # Largest error over the largest element, for programs that compute in a type. A wrong trace errs by more, as a rule.
 LIMITS = {torch.float64: 1e-8, torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 LIMITS |= {torch.complex128: 1e-8, torch.complex64: 2e-3}
+# A unit of the last place of the largest numbers: next to a tie, what was computed before rounds to either side.
+LIMITS |= {torch.float8_e4m3fn: 8e-2, torch.float8_e5m2: 0.15}
 
 
 def _memory(t: torch.Tensor) -> int:

@@ -13,15 +13,6 @@ namespace broach {
 
 namespace {
 
-bool holds(double a, Relation r, double b) {
-  switch (r) {
-    case Relation::eq: return a == b;
-    case Relation::ne: return a != b;
-    case Relation::lt: return a < b;
-    default: return a <= b;
-  }
-}
-
 bool same_bits(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
 // False where Python raises an error instead.

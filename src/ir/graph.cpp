@@ -10,8 +10,41 @@ namespace broach {
 
 namespace {
 
+constexpr std::string_view kNames[] = {
+#define OP(name, ...) #name,
+#include "ir/ops.def"
+#undef OP
+};
+
+constexpr std::optional<Op> find(std::string_view name) {
+  for (size_t i = 0; i < std::size(kNames); ++i)
+    if (kNames[i] == name) return static_cast<Op>(i);
+  return std::nullopt;
+}
+
+// A word that there is not ends the compilation.
+consteval OpFacts facts(std::string_view words) {
+  OpFacts f;
+  while (!words.empty()) {
+    const size_t end = std::min(words.find(' '), words.size());
+    const std::string_view word = words.substr(0, end);
+    if (word == "function") f.function = f.costly = true;
+    else if (word == "costly") f.costly = true;
+    else if (word == "activation") f.activation = true;
+    else if (word == "carries") f.carries = true;
+    else if (word == "moves") f.moves = true;
+    else if (word == "position") f.position = true;
+    else if (word == "writes") f.writes = true;
+    else if (word == "checks") f.checks = true;
+    else if (word.starts_with("folds:")) f.folds = find(word.substr(6)).value();
+    else throw "ops.def: no such fact";
+    words.remove_prefix(std::min(end + 1, words.size()));
+  }
+  return f;
+}
+
 constexpr OpRow kRows[] = {
-#define OP(name, kind, inputs, attrs) {#name, OpKind::kind, inputs, attrs},
+#define OP(name, kind, inputs, attrs, words) {#name, OpKind::kind, inputs, attrs, facts(words)},
 #include "ir/ops.def"
 #undef OP
 };
@@ -20,11 +53,7 @@ constexpr OpRow kRows[] = {
 
 const OpRow& row(Op op) { return kRows[static_cast<size_t>(op)]; }
 
-std::optional<Op> find_op(std::string_view name) {
-  for (size_t i = 0; i < std::size(kRows); ++i)
-    if (kRows[i].name == name) return static_cast<Op>(i);
-  return std::nullopt;
-}
+std::optional<Op> find_op(std::string_view name) { return find(name); }
 
 namespace {
 
@@ -206,7 +235,7 @@ struct Inference {
   Type reduction() const {
     distinct(get<std::vector<int64_t>>(Attr::dims), in[0]);
     Type t = like(in[0], without(in[0].shape(), get<std::vector<int64_t>>(Attr::dims)));
-    if (op == Op::reduce_argmin || op == Op::reduce_argmax) t.dtype = DType::i64;
+    if (is_index_reduction(op)) t.dtype = DType::i64;
     return t;
   }
 
@@ -476,7 +505,7 @@ bool holds_exactly(DType t, const Scalar& s) {
   if (is_complex(s)) return false;
   if (t == DType::f64 || t == DType::b1) return true;
   if (t == DType::f32) return static_cast<float>(as_double(s)) == as_double(s);
-  if (is_low_precision(t)) return std::abs(as_double(s)) <= 256 && as_double(s) == std::trunc(as_double(s));
+  if (is_low_precision(t)) return std::abs(as_double(s)) <= (2 << row(t).digits) && as_double(s) == std::trunc(as_double(s));
   return is_integral(t) && std::abs(as_double(s)) <= 127 && (t != DType::u8 || as_double(s) >= 0);
 }
 
@@ -545,8 +574,7 @@ Value GraphBuilder::reduce(Op op, Value x, std::vector<int64_t> dims, bool keep_
     kept[static_cast<size_t>(d)] = 1;
   }
   // Nothing to combine: the reduction of no dimension is the operand itself, but for the index reductions.
-  bool index = op == Op::reduce_argmax || op == Op::reduce_argmin;
-  Value r = dims.empty() && !index ? x : emit(op, {x}, {{Attr::dims, dims}});
+  Value r = dims.empty() && !is_index_reduction(op) ? x : emit(op, {x}, {{Attr::dims, dims}});
   return keep_dims ? reshape(r, kept) : r;
 }
 

@@ -20,18 +20,26 @@
 namespace broach {
 
 enum class Op : uint8_t {
-#define OP(name, kind, inputs, attrs) name,
+#define OP(name, ...) name,
 #include "ir/ops.def"
 #undef OP
 };
 
 enum class OpKind : uint8_t { source, unary, binary, compare, ternary, cast, view, heavy_view, reduce, heavy, routine, external };
 
+// As the words of its row in ops.def, which says what they mean.
+struct OpFacts {
+  bool function = false, costly = false, activation = false, carries = false, moves = false, position = false, writes = false,
+       checks = false;
+  std::optional<Op> folds;
+};
+
 struct OpRow {
   const char* name;
   OpKind kind;
   int inputs;  // -1: any number
   const char* attrs;
+  OpFacts facts;
 };
 const OpRow& row(Op op);
 std::optional<Op> find_op(std::string_view name);
@@ -40,6 +48,15 @@ inline OpKind kind_of(Op op) { return row(op).kind; }
 inline bool is_elementwise(Op op) { return kind_of(op) >= OpKind::unary && kind_of(op) <= OpKind::cast; }
 inline bool is_view(Op op) { return kind_of(op) == OpKind::view; }
 inline bool is_reduce(Op op) { return kind_of(op) == OpKind::reduce; }
+inline bool is_function(Op op) { return row(op).facts.function; }
+inline bool is_costly(Op op) { return row(op).facts.costly; }
+inline bool is_activation(Op op) { return row(op).facts.activation; }
+inline bool carries(Op op) { return row(op).facts.carries; }
+inline bool moves_only(Op op) { return row(op).facts.moves; }
+inline bool is_index_reduction(Op op) { return row(op).facts.position; }
+inline bool writes_elements(Op op) { return row(op).facts.writes; }
+inline bool checks_index(Op op) { return row(op).facts.checks; }
+inline std::optional<Op> fold_of(Op op) { return row(op).facts.folds; }
 
 // One argument of an extern call. Tensors are named by their position among the node's inputs.
 struct ExternArg {
@@ -178,7 +195,15 @@ struct SymbolInfo {
 
 enum class Relation : uint8_t { eq, ne, lt, le };
 const char* name_of(Relation r);
-bool holds(int64_t a, Relation r, int64_t b);
+template <class Number>
+bool holds(Number a, Relation r, Number b) {
+  switch (r) {
+    case Relation::eq: return a == b;
+    case Relation::ne: return a != b;
+    case Relation::lt: return a < b;
+    default: return a <= b;
+  }
+}
 // A fact that a call must satisfy: lhs relation rhs.
 struct Guard {
   SymInt lhs;

@@ -114,20 +114,11 @@ SymInt Symbols::resolved(const SymInt& a) const {
   });
 }
 
-bool holds(int64_t a, Relation r, int64_t b) {
-  switch (r) {
-    case Relation::eq: return a == b;
-    case Relation::ne: return a != b;
-    case Relation::lt: return a < b;
-    default: return a <= b;
-  }
-}
-
 namespace {
 
 std::optional<bool> known(const SymInt& a, Relation r, const SymInt& b, const Ranges& ranges) {
   SymInt d = b - a;
-  if (auto c = d.maybe_constant()) return holds(0, r, *c);
+  if (auto c = d.maybe_constant()) return holds<int64_t>(0, r, *c);
   bool above = proven_non_negative(d - 1, ranges), below = proven_non_negative(SymInt(-1) - d, ranges);
   switch (r) {
     case Relation::eq: return above || below ? std::optional(false) : std::nullopt;

@@ -5,62 +5,56 @@
 #include <iterator>
 #include <limits>
 
+#include "ir/element.h"
 #include "support/error.h"
 
 namespace broach {
 
-namespace {
-
-struct DTypeRow {
-  DType dtype;
-  const char* name;
-  int64_t bytes;
-  int category;  // 0 bool, 1 integer, 2 floating, 3 complex
-};
-
-constexpr DTypeRow kDTypes[] = {
-    {DType::u8, "u8", 1, 1},     {DType::i8, "i8", 1, 1},         {DType::i16, "i16", 2, 1},    {DType::i32, "i32", 4, 1},
-    {DType::i64, "i64", 8, 1},   {DType::f16, "f16", 2, 2},       {DType::f32, "f32", 4, 2},    {DType::f64, "f64", 8, 2},
-    {DType::c32, "c32", 4, 3},   {DType::c64, "c64", 8, 3},       {DType::c128, "c128", 16, 3}, {DType::b1, "b1", 1, 0},
-    {DType::bf16, "bf16", 2, 2}, {DType::opaque, "opaque", 1, 4},
-};
-
-const DTypeRow& row(DType t) {
-  for (const auto& r : kDTypes)
-    if (r.dtype == t) return r;
-  fail("element type ", static_cast<int>(t), " is not known");
-}
-
-}  // namespace
-
-bool is_floating(DType t) { return row(t).category == 2; }
-bool is_complex(DType t) { return row(t).category == 3; }
-bool is_integral(DType t, bool include_bool) { return row(t).category == 1 || (include_bool && t == DType::b1); }
-bool is_low_precision(DType t) { return t == DType::f16 || t == DType::bf16; }
-int64_t size_of(DType t) { return row(t).bytes; }
-const char* name_of(DType t) { return row(t).name; }
+void unknown_type(int number) { fail("element type ", number, " is not known"); }
 
 DType parse_dtype(std::string_view name) {
-  for (const auto& r : kDTypes)
+  for (const TypeRow& r : kTypes)
     if (r.name == name) return r.dtype;
   fail("unknown element type \"", name, "\"");
 }
 
 DType promote(DType a, DType b) {
   if (a == b) return a;
-  const DTypeRow &x = row(a), &y = row(b);
+  const TypeRow &x = row(a), &y = row(b);
   if (x.category != y.category) {
     DType wide = x.category > y.category ? a : b, narrow = x.category > y.category ? b : a;
     if (is_complex(wide) && narrow == DType::f64) return DType::c128;
     if (wide == DType::c32 && (narrow == DType::f32 || narrow == DType::bf16)) return DType::c64;
     return wide;
   }
-  if (x.category == 2 && x.bytes == 2 && y.bytes == 2) return DType::f32;  // f16 with bf16
-  if (x.category == 1 && (a == DType::u8 || b == DType::u8)) {
+  if (is_floating(a) && x.bytes == y.bytes) return DType::f32;  // f16 with bf16
+  if (is_integral(a) && (a == DType::u8 || b == DType::u8)) {
     DType other = a == DType::u8 ? b : a;
     return other == DType::i8 ? DType::i16 : other;
   }
   return x.bytes > y.bytes ? a : b;
+}
+
+bool holds_all(DType wide, DType narrow) {
+  const TypeRow &w = row(wide), &n = row(narrow);
+  if (is_floating(wide) != is_floating(narrow)) return false;
+  if (is_floating(wide)) return w.exponent_bits >= n.exponent_bits && w.digits >= n.digits && w.has_infinity >= n.has_infinity;
+  return is_integral(wide) && is_integral(narrow) && w.digits >= n.digits && is_unsigned(narrow) >= is_unsigned(wide);
+}
+
+double largest(DType t) {
+  const TypeRow& r = row(t);
+  const int exponents = 1 << (r.exponent_bits - 1), highest = r.has_infinity ? exponents - 1 : exponents;
+  return std::ldexp(2 - std::ldexp(r.has_infinity ? 1 : 2, -r.digits), highest);
+}
+
+double rounded(double x, DType t) {
+  return with_element(t, [x](auto element) -> double {
+    using E = decltype(element);
+    using C = typename E::Computed;
+    if constexpr (std::is_floating_point_v<C>) return E::widen(E::narrow(static_cast<C>(x)));
+    else return x;
+  });
 }
 
 namespace {
@@ -124,6 +118,24 @@ int64_t as_int(const Scalar& s) {
 }
 
 bool is_complex(const Scalar& s) { return std::holds_alternative<std::complex<double>>(s); }
+
+namespace {
+
+// What digits without a sign hold.
+int64_t greatest(DType t) { return static_cast<int64_t>((uint64_t{1} << row(t).digits) - 1); }
+
+}  // namespace
+
+Scalar lowest(DType t) {
+  if (t == DType::b1) return false;
+  if (!is_integral(t)) return -std::numeric_limits<double>::infinity();
+  return is_unsigned(t) ? int64_t{0} : -greatest(t) - 1;
+}
+
+Scalar highest(DType t) {
+  if (t == DType::b1) return true;
+  return is_integral(t) ? Scalar(greatest(t)) : std::numeric_limits<double>::infinity();
+}
 
 Shape contiguous_strides(const Shape& shape) {
   Shape strides(shape.size());

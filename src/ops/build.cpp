@@ -76,18 +76,6 @@ std::optional<std::vector<Value>> as_result(const OpCall& c, Value v) {
   return std::vector<Value>{v};
 }
 
-Scalar lowest(DType t) {
-  switch (t) {
-    case DType::u8: return int64_t{0};
-    case DType::b1: return false;
-    case DType::i8: return int64_t{std::numeric_limits<int8_t>::min()};
-    case DType::i16: return int64_t{std::numeric_limits<int16_t>::min()};
-    case DType::i32: return int64_t{std::numeric_limits<int32_t>::min()};
-    case DType::i64: return std::numeric_limits<int64_t>::min();
-    default: return -std::numeric_limits<double>::infinity();
-  }
-}
-
 namespace {
 
 template <class F>
@@ -106,8 +94,8 @@ bool has_opaque(const OpCall& c) {
 }
 
 bool has_foreign(const OpCall& c) {
-  auto complex = [](const Type& t) { return is_complex(t.dtype); };
-  return has_opaque(c) || any_type(c, complex, complex);
+  auto foreign = [](const Type& t) { return is_complex(t.dtype) || is_stored_only(t.dtype); };
+  return has_opaque(c) || any_type(c, foreign, foreign);
 }
 
 // The value with its sizes written as eager's result has them, where they are equal.

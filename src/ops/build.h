@@ -27,12 +27,10 @@ Value unsqueeze(GraphBuilder& b, Value x, int64_t dim);
 Value take(GraphBuilder& b, Value x, Value index, int64_t dim);
 // The result of a lowering that gives one tensor; nothing if eager's result had another element type or rank.
 std::optional<std::vector<Value>> as_result(const OpCall& c, Value v);
-// -inf, or the least value of an integer type.
-Scalar lowest(DType t);
 
 // A lowering with one result; a null value says that this call has none.
 using SingleLowering = std::function<Value(OpCall&)>;
-// Entries for real element types: a call with a complex or opaque tensor among its single tensors or results has no lowering.
+// Entries for real element types that are computed in: a call with another tensor among its single tensors or results has no lowering.
 void add_real(OpTable& t, std::string_view names, Lowering lowering);
 void add_single(OpTable& t, std::string_view names, SingleLowering lowering);
 // Entries that only move elements, complex ones too.

@@ -37,39 +37,16 @@ Expr rounded(const Expr& x) {
 
 namespace {
 
-// Rounds half to even to `bits` significant bits, multiples of 2^lowest, and beyond `largest` to infinity.
-double rounded(double v, int bits, int lowest, double largest) {
-  if (v == 0 || !std::isfinite(v)) return v;
-  int exponent;
-  (void)std::frexp(v, &exponent);
-  int quantum = std::max(exponent - bits, lowest);
-  double r = std::ldexp(std::nearbyint(std::ldexp(v, -quantum)), quantum);
-  return std::abs(r) > largest ? std::copysign(std::numeric_limits<double>::infinity(), v) : r;
-}
-
-double stored_float(double v, DType t) {
-  switch (t) {
-    case DType::f32: return static_cast<float>(v);
-    case DType::f16: return rounded(static_cast<float>(v), 11, -24, 65504);
-    case DType::bf16: return rounded(static_cast<float>(v), 8, -133, std::ldexp(255.0, 120));
-    default: return v;
-  }
-}
-
 int64_t stored_int(int64_t v, DType t) {
-  switch (t) {
-    case DType::u8: return static_cast<uint8_t>(v);
-    case DType::i8: return static_cast<int8_t>(v);
-    case DType::i16: return static_cast<int16_t>(v);
-    case DType::i32: return static_cast<int32_t>(v);
-    default: return v;
-  }
+  const int unused = 64 - 8 * static_cast<int>(size_of(t));
+  const uint64_t high = static_cast<uint64_t>(v) << unused;
+  return is_unsigned(t) ? static_cast<int64_t>(high >> unused) : static_cast<int64_t>(high) >> unused;
 }
 
 }  // namespace
 
 Scalar stored(const Scalar& s, DType t) {
-  if (is_floating(t)) return stored_float(as_double(s), t);
+  if (is_floating(t)) return rounded(as_double(s), t);
   if (is_integral(t)) return stored_int(as_int(s), t);
   return s;
 }

@@ -204,6 +204,4 @@ DType Promotion::result() const {
   return *best;
 }
 
-DType compute_dtype(DType t) { return is_low_precision(t) ? DType::f32 : t; }
-
 }  // namespace broach

@@ -129,7 +129,5 @@ class Promotion {
  private:
   std::optional<DType> dims_, zero_dim_, numbers_;
 };
-// The element type in which arithmetic on `t` is done: f32 for f16 and bf16, otherwise t.
-DType compute_dtype(DType t);
 
 }  // namespace broach

@@ -113,15 +113,6 @@ void add_predicates(OpTable& t) {
 
 // ---- formulas of one operand ----
 
-double largest(DType t) {
-  switch (t) {
-    case DType::f16: return 65504;
-    case DType::bf16: return std::ldexp(255.0, 120);
-    case DType::f32: return std::numeric_limits<float>::max();
-    default: return std::numeric_limits<double>::max();
-  }
-}
-
 Value nan_to_num(OpCall& c) {
   Expr x{c.b, c.tensor(0)};
   if (!is_floating(x.dtype())) return x.value();
@@ -554,20 +545,20 @@ void add_ternary(OpTable& t) {
 // ---- casts ----
 
 // A copy to another device is no cast, and stays with the host.
-Value cast_result(OpCall& c) {
-  Value x = c.tensor(0);
-  return x.type().device.kind == c.result().device.kind ? c.b.cast(x, c.result().dtype) : Value{};
+Value converted(OpCall& c, Value x) {
+  const bool is_real = !is_complex(x.dtype()) && !is_complex(c.result().dtype);
+  return is_real && x.type().device.kind == c.result().device.kind ? c.b.cast(x, c.result().dtype) : Value{};
 }
 
 void add_casts(OpTable& t) {
-  add_single(t,
-             "_to_copy to.device to.dtype to.other to.dtype_layout type_as _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half "
-             "_cast_Int _cast_Long _cast_Short _autocast_to_full_precision _autocast_to_reduced_precision",
-             cast_result);
-  add_single(t, "copy", [](OpCall& c) {
-    Value source = c.tensor(1);
-    if (source.type().device.kind != c.result().device.kind) return Value{};
-    return broadcast_to(c.b, c.b.cast(source, c.result().dtype), c.tensor(0).shape());
+  add_single_moving(
+      t,
+      "_to_copy to.device to.dtype to.other to.dtype_layout type_as _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half "
+      "_cast_Int _cast_Long _cast_Short _autocast_to_full_precision _autocast_to_reduced_precision",
+      [](OpCall& c) { return converted(c, c.tensor(0)); });
+  add_single_moving(t, "copy", [](OpCall& c) {
+    Value v = converted(c, c.tensor(1));
+    return v ? broadcast_to(c.b, v, c.tensor(0).shape()) : v;
   });
 }
 

@@ -100,18 +100,6 @@ Result write(OpCall& c, const Write& w) {
 
 // ---- means, and reductions without the old value ----
 
-Scalar highest(DType t) {
-  switch (t) {
-    case DType::u8: return int64_t{std::numeric_limits<uint8_t>::max()};
-    case DType::b1: return true;
-    case DType::i8: return int64_t{std::numeric_limits<int8_t>::max()};
-    case DType::i16: return int64_t{std::numeric_limits<int16_t>::max()};
-    case DType::i32: return int64_t{std::numeric_limits<int32_t>::max()};
-    case DType::i64: return std::numeric_limits<int64_t>::max();
-    default: return std::numeric_limits<double>::infinity();
-  }
-}
-
 Scalar neutral(Update u, DType t) {
   switch (u) {
     case Update::mul: return int64_t{1};

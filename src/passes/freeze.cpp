@@ -7,8 +7,6 @@ namespace broach {
 
 namespace {
 
-bool moves_only(Op op) { return op == Op::reshape || op == Op::permute || op == Op::expand || op == Op::slice; }
-
 bool is_known(const Shape& s) {
   return std::all_of(s.begin(), s.end(), [](const SymInt& e) { return e.is_constant(); });
 }

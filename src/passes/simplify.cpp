@@ -25,13 +25,7 @@ Result simplify_arithmetic(const Node& n, std::span<const Value> in) {
 }
 
 // A cast to a wider type that is cast back, and a cast of a cast that loses nothing on the way.
-bool keeps_all(DType from, DType to) {
-  if (from == to) return true;
-  if (is_floating(from) && is_floating(to)) return size_of(to) > size_of(from);
-  if (from == DType::b1) return true;
-  if (is_integral(from) && is_integral(to)) return size_of(to) > size_of(from) && (from == DType::u8 || to != DType::u8);
-  return false;
-}
+bool keeps_all(DType from, DType to) { return from == to || from == DType::b1 || holds_all(to, from); }
 
 Result simplify_cast(GraphBuilder& b, const Node& n, Value x) {
   DType to = n.get<DType>(Attr::dtype);

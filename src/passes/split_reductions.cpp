@@ -13,16 +13,6 @@ constexpr int64_t kLargest = int64_t{1} << 18;  // elements that one thread redu
 constexpr int64_t kPieces = 32;                 // of work, so that threads of different speed end at the same time
 constexpr int64_t kColumns = 2048;              // results that a kernel computes in one piece where its lanes are results
 
-std::optional<Op> combination(Op reduce) {
-  switch (reduce) {
-    case Op::reduce_sum: return Op::add;
-    case Op::reduce_prod: return Op::mul;
-    case Op::reduce_min: return Op::min;
-    case Op::reduce_max: return Op::max;
-    default: return std::nullopt;
-  }
-}
-
 // How many parts dimension `dim` of x should be cut into; 1 for none.
 int64_t parts(const Node& n, const Shape& x, size_t dim) {
   auto elements = product(x).maybe_constant(), results = n.results[0].numel().maybe_constant(), size = x[dim].maybe_constant();
@@ -45,8 +35,8 @@ Value slice_of(GraphBuilder& b, Value x, size_t dim, int64_t from, int64_t to) {
 }
 
 std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span<const Value> in) {
-  auto combine = combination(n.op);
-  if (!combine || n.ints(Attr::dims).empty()) return std::nullopt;
+  auto combine = fold_of(n.op);
+  if (!is_reduce(n.op) || !combine || n.ints(Attr::dims).empty()) return std::nullopt;
   const Value x = in[0];
   const auto& dims = n.ints(Attr::dims);
   auto dim = static_cast<size_t>(*std::min_element(dims.begin(), dims.end()));

@@ -254,7 +254,7 @@ class KernelBuilder {
       if (reduced) linear = linear * x[d] + in.back();
     }
     int arg = expr(n.inputs[0], in, -1);
-    bool wants_position = n.op == Op::reduce_argmax || n.op == Op::reduce_argmin;
+    bool wants_position = is_index_reduction(n.op);
     return exprs_.reduction(n.op, n.results[0].dtype, arg, wants_position ? linear : SymInt(0));
   }
 

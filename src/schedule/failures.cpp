@@ -15,10 +15,7 @@ bool can_fail(const Step& s) {
   if (auto k = std::get_if<KernelStep>(&s.work))
     return std::any_of(k->kernel->exprs.begin(), k->kernel->exprs.end(),
                        [](const KernelExpr& e) { return e.kind == KernelExpr::Kind::bounds; });
-  if (auto r = std::get_if<RoutineStep>(&s.work)) {
-    const Op op = r->operation.op;
-    return op == Op::scatter || op == Op::scatter_add || op == Op::scatter_mul || op == Op::scatter_min || op == Op::scatter_max;
-  }
+  if (auto r = std::get_if<RoutineStep>(&s.work)) return checks_index(r->operation.op);
   return std::holds_alternative<ExternStep>(s.work);
 }
 

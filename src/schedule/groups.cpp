@@ -15,45 +15,6 @@ namespace broach {
 
 namespace {
 
-bool is_transcendental(Op op) {
-  switch (op) {
-    case Op::neg:
-    case Op::abs:
-    case Op::sign:
-    case Op::floor:
-    case Op::ceil:
-    case Op::trunc:
-    case Op::round:
-    case Op::relu:
-    case Op::bit_not:
-    case Op::is_nan:
-    case Op::add:
-    case Op::sub:
-    case Op::mul:
-    case Op::min:
-    case Op::max:
-    case Op::bit_and:
-    case Op::bit_or:
-    case Op::bit_xor:
-    case Op::shl:
-    case Op::shr:
-    case Op::eq:
-    case Op::ne:
-    case Op::lt:
-    case Op::le:
-    case Op::gt:
-    case Op::ge:
-    case Op::where:
-    case Op::cast:
-    case Op::bitcast:
-    case Op::copysign:
-    case Op::sqrt:
-    case Op::reciprocal:
-    case Op::div: return false;
-    default: return true;
-  }
-}
-
 bool fusible(const Node& n) {
   OpKind k = kind_of(n.op);
   return k != OpKind::heavy && k != OpKind::routine && k != OpKind::external && n.op != Op::input;
@@ -146,7 +107,7 @@ class Grouper {
       c.ops += x.ops;
       c.heavy |= x.heavy;
     }
-    if (is_elementwise(n.op)) c.ops += is_transcendental(n.op) ? 20 : 1;
+    if (is_elementwise(n.op)) c.ops += is_costly(n.op) ? 20 : 1;
     if (n.op == Op::take) c.ops += 10;
     return c;
   }

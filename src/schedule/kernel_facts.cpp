@@ -183,6 +183,4 @@ void collect_needed(const Kernel& kernel, int e, std::vector<bool>& seen) {
   for_each_operand(x, [&](int a) { collect_needed(kernel, a, seen); });
 }
 
-bool is_index_reduction(Op op) { return op == Op::reduce_argmin || op == Op::reduce_argmax; }
-
 }  // namespace broach

@@ -36,6 +36,5 @@ std::optional<SymInt> stride(const SymInt& index, SymbolId axis);
 void for_each_operand(const KernelExpr& e, const std::function<void(int)>& f);
 // Marks what a pass needs to compute an expression, not looking below reductions.
 void collect_needed(const Kernel& kernel, int e, std::vector<bool>& seen);
-bool is_index_reduction(Op op);
 
 }  // namespace broach

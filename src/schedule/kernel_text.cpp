@@ -32,7 +32,7 @@ std::string text_of(const Access& a) {
   return out + "]";
 }
 
-bool gives_position(const KernelExpr& e) { return e.op == Op::reduce_argmax || e.op == Op::reduce_argmin; }
+bool gives_position(const KernelExpr& e) { return is_index_reduction(e.op); }
 
 std::string call_text(const KernelExpr& e) {
   std::string out = cat(name_of(e.op), "(");

@@ -213,10 +213,6 @@ class Scheduler {
     return u.size() == 1 && !output_of_.contains({n.id, 0}) ? u[0] : nullptr;
   }
 
-  static bool is_activation(Op op) {
-    return op == Op::relu || op == Op::gelu_erf || op == Op::gelu_tanh || op == Op::silu || op == Op::tanh || op == Op::sigmoid;
-  }
-
   // A value with one element for each entry of dimension `dim` of the shape, repeated along the others.
   static std::optional<Value> vector_along(const Value& v, size_t dim, const Shape& shape) {
     if (v.node->op != Op::expand || !(v.shape() == shape)) return std::nullopt;

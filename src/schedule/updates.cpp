@@ -69,11 +69,6 @@ Value kept_of(const Value& v, const Type& type) {
 
 constexpr size_t kMostPieces = 8;  // beyond, one pass over everything costs less
 
-bool is_write(Op op) {
-  return op == Op::update || op == Op::scatter || op == Op::scatter_add || op == Op::scatter_mul || op == Op::scatter_min ||
-         op == Op::scatter_max;
-}
-
 }  // namespace
 
 Graph find_updates(Graph graph, const std::vector<OutputRequest>& requests) {
@@ -83,7 +78,7 @@ Graph find_updates(Graph graph, const std::vector<OutputRequest>& requests) {
     if (requests[i].into_input < 0) continue;
     // The last write first; each starts from the value that the one before it made.
     for (Value v = written_back(graph, i); v;) {
-      if (is_write(v.node->op)) {
+      if (writes_elements(v.node->op)) {
         v = v.node->inputs[0];
         continue;
       }
@@ -118,7 +113,7 @@ std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRe
     std::vector<const Node*> chain;
     std::set<const Node*> there;  // the values that lie in the input
     const Node* n = written_back(graph, i).node;
-    for (; is_write(n->op); n = n->inputs[0].node) chain.push_back(n), there.insert(n);
+    for (; writes_elements(n->op); n = n->inputs[0].node) chain.push_back(n), there.insert(n);
     there.insert(n);
     if (n->op != Op::input || n->integer(Attr::index) != m) continue;
     bool safe = std::all_of(chain.begin(), chain.end(), [&](const Node* w) {

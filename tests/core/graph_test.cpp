@@ -113,6 +113,8 @@ TEST_CASE("graph: a cast of a constant is folded only where that is exact") {
   CHECK(folded(int64_t{3}, DType::i64, DType::f32) == "3.0");
   CHECK(folded(int64_t{7}, DType::i64, DType::bf16) == "7.0");
   CHECK(folded(int64_t{257}, DType::i64, DType::bf16) == "no");
+  CHECK(folded(int64_t{257}, DType::i64, DType::f16) == "257.0");
+  CHECK(folded(int64_t{17}, DType::i64, DType::f8_e4m3fn) == "no");
   CHECK(folded(int64_t{(1 << 24) + 1}, DType::i64, DType::f32) == "no");
   CHECK(folded(0.1, DType::f64, DType::f32) == "no");
   CHECK(folded(0.1, DType::f32, DType::f64) == "no");          // f32's 0.1 is another number
@@ -378,6 +380,40 @@ TEST_CASE("graph: operands that do not fit are errors") {
   CHECK(error_of(Op::conv, {x, w}, conv(2)) == "no error");
   CHECK(error_of(Op::conv, {x, w}, conv(1)) == "conv: f32[1, 4, 5] and f32[6, 2, 3] do not fit with 1 groups");
   CHECK(error_of(Op::conv, {x, w, bias}, conv(2)) == "conv: the bias is f32[5]");
+}
+
+TEST_CASE("graph: facts of operations agree with each other") {
+  for (size_t i = 0; i <= static_cast<size_t>(Op::extern_call); ++i) {
+    const Op op = static_cast<Op>(i);
+    INFO(name_of(op));
+    CHECK((!is_function(op) || is_costly(op)));
+    CHECK((!is_costly(op) || is_elementwise(op)));
+    CHECK((!is_activation(op) || kind_of(op) == OpKind::unary));
+    CHECK((!moves_only(op) || is_view(op)));
+    CHECK((!is_view(op) || carries(op)));
+    CHECK((!is_reduce(op) || is_index_reduction(op) != fold_of(op).has_value()));
+    CHECK((!writes_elements(op) || kind_of(op) == OpKind::routine));
+  }
+  CHECK(fold_of(Op::reduce_max) == Op::max);
+  CHECK(fold_of(Op::scatter_mul) == Op::mul);
+  CHECK(!is_costly(Op::sqrt));
+  CHECK(is_function(Op::silu));
+}
+
+TEST_CASE("graph: numbers of one element type that another has") {
+  CHECK(holds_all(DType::f16, DType::f8_e5m2));
+  CHECK(holds_all(DType::bf16, DType::f8_e4m3fn));
+  CHECK(!holds_all(DType::bf16, DType::f16));
+  CHECK(!holds_all(DType::f8_e5m2, DType::f8_e4m3fn));
+  CHECK(holds_all(DType::i16, DType::u8));
+  CHECK(!holds_all(DType::i8, DType::u8));
+  CHECK(!holds_all(DType::u8, DType::i8));
+  CHECK(!holds_all(DType::f64, DType::i32));
+  CHECK(str(lowest(DType::i8)) == "-128");
+  CHECK(str(highest(DType::i64)) == "9223372036854775807");
+  CHECK(str(highest(DType::u8)) == "255");
+  CHECK(is_unsigned(DType::b1));
+  CHECK(!is_unsigned(DType::i64));
 }
 
 TEST_CASE("graph: promotion of element types is PyTorch's") {

@@ -8,7 +8,7 @@
 
 #include "random_graph.h"
 #include "support/error.h"
-#include "support/float16.h"
+#include "support/small_float.h"
 
 using namespace broach;
 using broach::testing::first_difference;
@@ -321,25 +321,44 @@ TEST_CASE("interpreter: bitcast") {
   CHECK(error_of(Op::bitcast, {vector_of(DType::f32, {1})}, {{Attr::dtype, DType::i64}}).find("differ in size") != std::string::npos);
 }
 
-TEST_CASE("interpreter: 16-bit formats round to nearest, ties to even") {
-  for (uint32_t h = 0; h < 65536; ++h) {
-    auto bits = static_cast<uint16_t>(h);
-    if (!std::isnan(f16_to_f32(bits))) REQUIRE(f32_to_f16(f16_to_f32(bits)) == bits);
-    if (!std::isnan(bf16_to_f32(bits))) REQUIRE(f32_to_bf16(bf16_to_f32(bits)) == bits);
+template <class Format>
+void check_rounding(uint32_t largest) {
+  using Stored = typename Format::Stored;
+  for (uint32_t h = 0; h < Format::kSign * 2; ++h) {
+    const auto bits = static_cast<Stored>(h), next = static_cast<Stored>(bits + 1);
+    if (!std::isnan(Format::widen(bits))) REQUIRE(Format::narrow(Format::widen(bits)) == bits);
+    if ((bits & Format::kMagnitude) >= largest) continue;
     // Half way to the next number: to the even one of the two; a hair more or less: to the nearer.
-    for (auto [widen, narrow, largest] : {std::tuple(&f16_to_f32, &f32_to_f16, 0x7bff), std::tuple(&bf16_to_f32, &f32_to_bf16, 0x7f7f)}) {
-      if ((bits & 0x7fff) >= largest) continue;
-      auto next = static_cast<uint16_t>(bits + 1);
-      auto middle = static_cast<float>((static_cast<double>(widen(bits)) + widen(next)) / 2);
-      REQUIRE(narrow(middle) == (bits & 1 ? next : bits));
-      REQUIRE(narrow(std::nextafter(middle, widen(next))) == next);
-      REQUIRE(narrow(std::nextafter(middle, widen(bits))) == bits);
-    }
+    const float here = Format::widen(bits), there = Format::widen(next);
+    const auto middle = static_cast<float>((static_cast<double>(here) + there) / 2);
+    REQUIRE(Format::narrow(middle) == (bits & 1 ? next : bits));
+    REQUIRE(Format::narrow(std::nextafter(middle, there)) == next);
+    REQUIRE(Format::narrow(std::nextafter(middle, here)) == bits);
   }
-  CHECK(f32_to_f16(65520.0f) == 0x7c00);
-  CHECK(f32_to_f16(65519.0f) == 0x7bff);
-  CHECK(std::isnan(f16_to_f32(f32_to_f16(NAN))));
-  CHECK(std::isnan(bf16_to_f32(f32_to_bf16(std::bit_cast<float>(0x7f800001)))));
+  CHECK(std::isnan(Format::widen(Format::narrow(NAN))));
+  CHECK(std::isnan(Format::widen(Format::narrow(std::bit_cast<float>(0x7f800001)))));
+}
+
+TEST_CASE("interpreter: small formats round to nearest, ties to even") {
+  using E5M2 = SmallFloat<5, 2>;
+  using E4M3 = SmallFloat<4, 3, false>;
+  check_rounding<Float16>(0x7bff);
+  check_rounding<BFloat16>(0x7f7f);
+  check_rounding<E5M2>(0x7b);
+  check_rounding<E4M3>(0x7e);
+  CHECK(Float16::narrow(65520.0f) == 0x7c00);
+  CHECK(Float16::narrow(65519.0f) == 0x7bff);
+  // Beyond its largest number one has infinity, the other nothing.
+  CHECK(E5M2::narrow(61440.0f) == 0x7c);
+  CHECK(E5M2::narrow(-INFINITY) == 0xfc);
+  CHECK(E4M3::narrow(-1e9f) == 0xfe);
+  CHECK(E4M3::widen(E4M3::narrow(INFINITY)) == 448);
+  CHECK(largest(DType::f8_e4m3fn) == 448);
+  CHECK(largest(DType::f8_e5m2) == 57344);
+  CHECK(largest(DType::f16) == 65504);
+  CHECK(largest(DType::f32) == double{std::numeric_limits<float>::max()});
+  CHECK(largest(DType::f64) == std::numeric_limits<double>::max());
+  CHECK(largest(DType::bf16) == std::ldexp(255.0, 120));
 }
 
 TEST_CASE("interpreter: bf16 and f16 round after every primitive") {

@@ -26,6 +26,7 @@
 #include <random>
 
 #include "support/error.h"
+#include "support/small_float.h"
 #include "target/cpu/vector_math.h"
 
 using namespace broach;
@@ -465,7 +466,47 @@ void check_widening(Kernels& kernels) {
   CHECK(wrong_f16 == 0);
 }
 
+// As the interpreter converts, whose conversions are tested against the definition; which NaN it is nobody says.
+template <class Format>
+void check_format(const Machine& machine, unsigned lanes, SmallFormat format) {
+  Kernels kernels(machine);
+  auto& b = kernels.builder();
+  using B = llvm::IRBuilderBase;
+  using V = llvm::Value*;
+  kernels.add("to_f8", b.getInt8Ty(), b.getFloatTy(), lanes, [&](B& b, V x, V) { return emit_f32_to_f8(b, x, format); });
+  kernels.add("of_f8", b.getFloatTy(), b.getInt8Ty(), lanes, [&](B& b, V x, V) { return emit_f8_to_f32(b, x, format); });
+  kernels.compile();
+  std::vector<uint8_t> every(256);
+  for (size_t i = 0; i < every.size(); ++i) every[i] = static_cast<uint8_t>(i);
+  std::vector<float> wide(every.size());
+  kernels["of_f8"](wide.data(), every.data(), every.data(), static_cast<int64_t>(every.size()));
+  const auto same = [](float a, float b) {
+    return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (std::isnan(a) && std::isnan(b));
+  };
+  std::vector<uint32_t> in = conversion_bits();
+  for (size_t i = 0; i < every.size(); ++i) {
+    CHECK(same(wide[i], Format::widen(every[i])));
+    const auto bits = std::bit_cast<uint32_t>(Format::widen(every[i]));
+    in.insert(in.end(), {bits, bits + (1u << 19), bits + (1u << 20), bits + (1u << 20) - 1, bits + (1u << 20) + 1, bits + (1u << 19) + 1});
+  }
+  in.resize(in.size() / 16 * 16);
+  std::vector<uint8_t> narrow(in.size());
+  kernels["to_f8"](narrow.data(), in.data(), in.data(), static_cast<int64_t>(in.size()));
+  size_t wrong = 0;
+  for (size_t i = 0; i < in.size(); ++i) wrong += narrow[i] != Format::narrow(std::bit_cast<float>(in[i]));
+  CHECK(wrong == 0);
+}
+
 }  // namespace
+
+TEST_CASE("conversions to and from floats of 8 bits are the interpreter's") {
+  for (const Machine& machine : machines())
+    for (unsigned lanes : {1U, 8U, 16U}) {
+      INFO(machine.name, " x", lanes);
+      check_format<SmallFloat<5, 2>>(machine, lanes, {5, 2, true});
+      check_format<SmallFloat<4, 3, false>>(machine, lanes, {4, 3, false});
+    }
+}
 
 TEST_CASE("conversions to and from bf16 and f16 are exact or round to nearest even") {
   for (const Machine& machine : machines())

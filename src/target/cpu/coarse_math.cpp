@@ -80,9 +80,21 @@ class Coarse {
 
 }  // namespace
 
-bool has_coarse(Op op) {
-  return op == Op::exp || op == Op::sigmoid || op == Op::tanh || op == Op::gelu_erf || op == Op::gelu_tanh || op == Op::silu;
+namespace {
+
+constexpr std::pair<Op, Value* (Coarse::*)(Value*)> kCoarse[] = {
+    {Op::exp, &Coarse::exp},           {Op::sigmoid, &Coarse::sigmoid},     {Op::tanh, &Coarse::tanh},
+    {Op::gelu_erf, &Coarse::gelu_erf}, {Op::gelu_tanh, &Coarse::gelu_tanh}, {Op::silu, &Coarse::silu},
+};
+
+const auto* find_coarse(Op op) {
+  const auto* row = std::ranges::find(kCoarse, op, [](const auto& r) { return r.first; });
+  return row == std::end(kCoarse) ? nullptr : row;
 }
+
+}  // namespace
+
+bool has_coarse(Op op) { return find_coarse(op) != nullptr; }
 
 Value* emit_coarse(llvm::IRBuilderBase& b, Op op, Value* x, const Features& features) {
   auto* type = llvm::dyn_cast<llvm::FixedVectorType>(x->getType());
@@ -90,15 +102,8 @@ Value* emit_coarse(llvm::IRBuilderBase& b, Op op, Value* x, const Features& feat
   const llvm::IRBuilderBase::FastMathFlagGuard guard(b);
   b.clearFastMathFlags();
   Coarse coarse(b);
-  switch (op) {
-    case Op::exp: return coarse.exp(x);
-    case Op::sigmoid: return coarse.sigmoid(x);
-    case Op::tanh: return coarse.tanh(x);
-    case Op::gelu_erf: return coarse.gelu_erf(x);
-    case Op::gelu_tanh: return coarse.gelu_tanh(x);
-    case Op::silu: return coarse.silu(x);
-    default: return nullptr;
-  }
+  const auto* row = find_coarse(op);
+  return row ? (coarse.*row->second)(x) : nullptr;
 }
 
 }  // namespace broach::cpu

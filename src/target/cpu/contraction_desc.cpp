@@ -30,18 +30,8 @@ struct Window {
   onednn::Operand operand() const { return {.dims = dims, .dtype = dtype, .strides = strides}; }
 };
 
-}  // namespace
-
-Dims evaluate(const Shape& s, std::span<const int64_t> symbols) {
-  Dims out;
-  for (const SymInt& e : s) out.push_back(e.eval(symbols));
-  return out;
-}
-
-namespace {
-
 Window window(const Operand& o, std::span<const int64_t> symbols) {
-  return {evaluate(o.type.shape, symbols), evaluate(o.place.strides, symbols), *onednn_type(o.type.dtype)};
+  return {evaluated<Dims>(o.type.shape, symbols), evaluated<Dims>(o.place.strides, symbols), *onednn_type(o.type.dtype)};
 }
 
 }  // namespace
@@ -57,18 +47,21 @@ onednn::MathMode math_mode(ContractionRules::Math m) {
 
 namespace {
 
-PostOp::Kind post_kind(Op op) {
-  switch (op) {
-    case Op::relu: return PostOp::relu;
-    case Op::gelu_erf: return PostOp::gelu_erf;
-    case Op::gelu_tanh: return PostOp::gelu_tanh;
-    case Op::silu: return PostOp::swish;
-    case Op::tanh: return PostOp::tanh;
-    case Op::sigmoid: return PostOp::sigmoid;
-    case Op::add: return PostOp::add;
-    case Op::mul: return PostOp::mul;
-    default: fail("cpu: ", name_of(op), " is no epilogue");
-  }
+struct PostRow {
+  Op op;
+  PostOp::Kind kind;
+  float alpha = 0;
+};
+constexpr PostRow kPostOps[] = {
+    {Op::relu, PostOp::relu},     {Op::gelu_erf, PostOp::gelu_erf}, {Op::gelu_tanh, PostOp::gelu_tanh},
+    {Op::silu, PostOp::swish, 1}, {Op::tanh, PostOp::tanh},         {Op::sigmoid, PostOp::sigmoid},
+    {Op::add, PostOp::add},       {Op::mul, PostOp::mul},
+};
+
+PostOp post_op(Op op) {
+  const auto* row = std::ranges::find(kPostOps, op, &PostRow::op);
+  check(row != std::end(kPostOps), "cpu: ", name_of(op), " is no epilogue");
+  return {row->kind, row->alpha};
 }
 
 // Whether dimensions d and d+1 can be one in this window.
@@ -128,7 +121,7 @@ MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> sym
   if (step.bias) desc.bias = vector_operand(window(*step.bias, symbols), c.dims.size(), c.dims.size() - 1);
   size_t next = 0;
   for (const auto& e : step.epilogue) {
-    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
+    PostOp p = post_op(e.op);
     if (e.operand) p.operand = posts[next++].operand();
     desc.post.push_back(std::move(p));
   }
@@ -161,8 +154,8 @@ onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t>
                         .transposed = transposed,
                         .post = {}};
   desc.weight.any = true;
-  desc.pad_l = evaluate(n.sizes(Attr::padding), symbols);
-  Dims extra = evaluate(n.sizes(Attr::output_padding), symbols);
+  desc.pad_l = evaluated<Dims>(n.sizes(Attr::padding), symbols);
+  Dims extra = evaluated<Dims>(n.sizes(Attr::output_padding), symbols);
   for (size_t i = 0; i < desc.pad_l.size(); ++i) {
     int64_t d = n.ints(Attr::dilation)[i], k = d * (step.operands[1].type.shape[i + 2].eval(symbols) - 1) + 1, s = desc.strides[i];
     desc.dilations.push_back(d - 1);
@@ -174,7 +167,7 @@ onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t>
     desc.bias = vector_operand(b, 1, 0);
   }
   for (const auto& e : step.epilogue) {
-    PostOp p{post_kind(e.op), e.op == Op::silu ? 1.0f : 0.0f};
+    PostOp p = post_op(e.op);
     if (e.operand) p.operand = window(*e.operand, symbols).operand();
     desc.post.push_back(std::move(p));
   }

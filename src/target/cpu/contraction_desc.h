@@ -12,7 +12,6 @@ using Dims = std::vector<int64_t>;
 
 std::optional<onednn::DType> onednn_type(DType t);
 onednn::MathMode math_mode(ContractionRules::Math m);
-Dims evaluate(const Shape& s, std::span<const int64_t> symbols);
 onednn::Operand operand_of(const Operand& o, std::span<const int64_t> symbols);
 
 // Rows and batches that lie one behind the other are one dimension: [.., m, k] x [.., k, n] -> [.., m, n], all of one rank.

@@ -112,7 +112,7 @@ class Planner {
   template <class Desc>
   bool compute_apart(ContractionPlan& b, Desc& desc, onednn::Operand& result, const Dims& strides, std::span<const int64_t> symbols) const {
     const Desc given = desc;
-    const Dims dims = evaluate(step_.result.type.shape, symbols);
+    const Dims dims = evaluated<Dims>(step_.result.type.shape, symbols);
     desc.post.clear();
     result.strides = strides;
     for (DType t : {DType::f32, step_.result.type.dtype})
@@ -216,8 +216,8 @@ class Planner {
     if (form.bias && form.bias->dims[0] != desc.dst.dims[1]) form.bias->dims[0] = desc.dst.dims[1], form.bias->strides[0] = 0;
     for (const auto& e : step_.epilogue)
       if (e.operand) form.operands.push_back(operand_of(*e.operand, symbols));
-    form.padding = evaluate(n.sizes(Attr::padding), symbols);
-    form.output_padding = evaluate(n.sizes(Attr::output_padding), symbols);
+    form.padding = evaluated<Dims>(n.sizes(Attr::padding), symbols);
+    form.output_padding = evaluated<Dims>(n.sizes(Attr::output_padding), symbols);
     return form;
   }
 

@@ -31,12 +31,7 @@ llvm::Value* KernelEmitter::combine(int at, V a, V b) {
     even_out(a, b);
     return b_.CreateSelect(b_.CreateFCmpOGT(a, b), a, b);
   }
-  switch (r.op) {
-    case Op::reduce_sum: return binary(Op::add, a, b, r.dtype);
-    case Op::reduce_prod: return binary(Op::mul, a, b, r.dtype);
-    case Op::reduce_max: return binary(Op::max, a, b, r.dtype);
-    default: return binary(Op::min, a, b, r.dtype);
-  }
+  return binary(fold_of(r.op).value(), a, b, r.dtype);
 }
 
 llvm::Value* KernelEmitter::binary(Op op, V a, V b, DType t) {

@@ -53,8 +53,7 @@ class Planner {
   void choose_lanes() {
     int64_t widest = 1;
     for (const auto& e : k_.exprs)
-      if (e.kind != Kind::position && e.dtype != DType::i64)
-        widest = std::max(widest, is_low_precision(e.dtype) ? int64_t{4} : size_of(e.dtype));
+      if (e.kind != Kind::position && e.dtype != DType::i64) widest = std::max(widest, size_of(compute_dtype(e.dtype)));
     p_.lanes = static_cast<unsigned>(options_.vector_bytes / std::max<int64_t>(widest, 4));
   }
 
@@ -65,7 +64,7 @@ class Planner {
     int64_t row = 0;
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
-      if (e.kind != Kind::op || !is_expensive(e.op) || passes[i] < 2 || !p_.inner[i] || e.dtype == DType::b1) continue;
+      if (e.kind != Kind::op || !is_function(e.op) || passes[i] < 2 || !p_.inner[i] || e.dtype == DType::b1) continue;
       p_.cached[static_cast<int>(i)] = row++;
     }
     p_.shape.scratch_bytes = SymInt(row * 8) * (p_.vector().extent + 64);
@@ -115,7 +114,7 @@ class Planner {
   bool needs_unrolling() const {
     constexpr std::ptrdiff_t kMostInRegisters = 128;  // operations: of longer kernels the values of one vector fill the registers
     if (!p_.has_reduced && std::ranges::count(k_.exprs, Kind::op, &KernelExpr::kind) > kMostInRegisters) return false;
-    return p_.has_reduced || std::ranges::any_of(k_.exprs, [](const KernelExpr& e) { return e.kind == Kind::op && is_expensive(e.op); }) ||
+    return p_.has_reduced || std::ranges::any_of(k_.exprs, [](const KernelExpr& e) { return e.kind == Kind::op && is_function(e.op); }) ||
            std::ranges::any_of(k_.stores,
                                [&](const KernelStore& s) { return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16; });
   }
@@ -154,7 +153,7 @@ class Planner {
       p_.shape.work_per_unit = p_.shape.work_per_unit * SymInt(extent ? std::min(*extent, p_.block) : p_.block);
     }
     for (const auto& e : k_.exprs)
-      if (e.kind == Kind::op || e.kind == Kind::load) p_.shape.ops_per_point += e.kind == Kind::op && is_expensive(e.op) ? 12 : 1;
+      if (e.kind == Kind::op || e.kind == Kind::load) p_.shape.ops_per_point += e.kind == Kind::op && is_function(e.op) ? 12 : 1;
   }
 
   const CodegenOptions& options_;
@@ -163,8 +162,6 @@ class Planner {
 };
 
 }  // namespace
-
-bool is_expensive(Op op) { return is_math(op) || op == Op::gelu_erf || op == Op::gelu_tanh || op == Op::silu; }
 
 bool KernelPlan::moves_with_reduced(const SymInt& index) const {
   return std::any_of(kernel.axes.begin(), kernel.axes.end(), [&](const KernelAxis& a) { return a.reduced && index.contains(a.id); });

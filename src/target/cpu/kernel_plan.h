@@ -39,6 +39,4 @@ struct KernelPlan : KernelFacts {
 
 KernelPlan plan_kernel(const Kernel& kernel, const CodegenOptions& options);
 
-bool is_expensive(Op op);
-
 }  // namespace broach::cpu

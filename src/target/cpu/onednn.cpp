@@ -4,8 +4,6 @@
 
 #include "support/error.h"
 
-#if BROACH_ONEDNN
-
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl.h>
 
@@ -26,17 +24,36 @@ using Dims = std::vector<int64_t>;
 
 // ---- the library ------------------------------------------------------------------------------------------------------
 
-#define BROACH_ONEDNN_FUNCTIONS(X)                                                                                                       \
-  X(version)                                                                                                                             \
-  X(engine_create) X(stream_create) X(stream_destroy) X(memory_create) X(memory_destroy) X(memory_set_data_handle)                       \
-      X(memory_desc_create_with_strides) X(memory_desc_create_with_tag) X(memory_desc_clone) X(memory_desc_destroy) X(memory_desc_equal) \
-          X(memory_desc_get_size) X(memory_desc_query) X(post_ops_create) X(post_ops_destroy) X(post_ops_append_eltwise)                 \
-              X(post_ops_append_binary) X(post_ops_append_sum) X(primitive_attr_create) X(primitive_attr_destroy)                        \
-                  X(primitive_attr_set_scratchpad_mode) X(primitive_attr_set_fpmath_mode) X(primitive_attr_set_post_ops)                 \
-                      X(matmul_primitive_desc_create) X(convolution_forward_primitive_desc_create)                                       \
-                          X(deconvolution_forward_primitive_desc_create) X(reorder_primitive_desc_create) X(primitive_desc_query)        \
-                              X(primitive_desc_query_md) X(primitive_desc_destroy) X(primitive_create) X(primitive_destroy)              \
-                                  X(primitive_execute)
+#define BROACH_ONEDNN_FUNCTIONS(X)               \
+  X(version)                                     \
+  X(engine_create)                               \
+  X(stream_create)                               \
+  X(stream_destroy)                              \
+  X(memory_create)                               \
+  X(memory_destroy)                              \
+  X(memory_set_data_handle)                      \
+  X(memory_desc_create_with_strides)             \
+  X(memory_desc_create_with_tag)                 \
+  X(memory_desc_clone)                           \
+  X(memory_desc_destroy)                         \
+  X(memory_desc_equal)                           \
+  X(memory_desc_get_size)                        \
+  X(memory_desc_query)                           \
+  X(post_ops_create)                             \
+  X(post_ops_destroy)                            \
+  X(post_ops_append_eltwise)                     \
+  X(post_ops_append_binary)                      \
+  X(post_ops_append_sum)                         \
+  X(primitive_attr_create)                       \
+  X(primitive_attr_destroy)                      \
+  X(primitive_attr_set_scratchpad_mode)          \
+  X(primitive_attr_set_fpmath_mode)              \
+  X(primitive_attr_set_post_ops)                 \
+  X(matmul_primitive_desc_create)                \
+  X(convolution_forward_primitive_desc_create)   \
+  X(deconvolution_forward_primitive_desc_create) \
+  X(reorder_primitive_desc_create)               \
+  X(primitive_desc_query) X(primitive_desc_query_md) X(primitive_desc_destroy) X(primitive_create) X(primitive_destroy) X(primitive_execute)
 
 struct Library {
 #define X(name) decltype(&dnnl_##name) name = nullptr;
@@ -750,47 +767,3 @@ std::string version() {
 }
 
 }  // namespace broach::cpu::onednn
-
-#else  // without the headers: nothing can be created, so no member function is ever reached
-
-namespace broach::cpu::onednn {
-
-struct Primitive::Parts {
-  std::string text;
-};
-
-MemoryLayout::MemoryLayout(const dnnl_memory_desc*) {}
-bool MemoryLayout::operator==(const MemoryLayout&) const { return true; }
-size_t MemoryLayout::hash() const { return 0; }
-size_t MemoryLayout::bytes() const { return 0; }
-std::string MemoryLayout::text() const { return "none"; }
-std::optional<std::vector<int64_t>> MemoryLayout::strides() const { return std::nullopt; }
-MemoryLayout strided_layout(const Operand&) { return {}; }
-MemoryLayout matmul_weight_layout(const Operand&, int64_t) { return {}; }
-
-std::shared_ptr<const Primitive> Primitive::create(const MatmulDesc&) { return nullptr; }
-std::shared_ptr<const Primitive> Primitive::create(const ConvDesc&) { return nullptr; }
-std::shared_ptr<const Primitive> Primitive::reorder(const MemoryLayout&, const MemoryLayout&) { return nullptr; }
-
-Primitive::Primitive(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
-Primitive::~Primitive() = default;
-MemoryLayout Primitive::src_layout() const { return {}; }
-MemoryLayout Primitive::weight_layout() const { return {}; }
-MemoryLayout Primitive::dst_layout() const { return {}; }
-MemoryLayout Primitive::post_layout(size_t) const { return {}; }
-size_t Primitive::scratchpad_bytes() const { return 0; }
-std::string Primitive::implementation() const { return ""; }
-bool Primitive::is_reference() const { return false; }
-bool Primitive::is_unfolded() const { return false; }
-const std::string& Primitive::text() const { return parts_->text; }
-void Primitive::pack_weight(const void*, void*) const {}
-void Primitive::run(const void*, const void*, const void*, void*, std::span<const void* const>, void*) const {}
-
-void set_onednn_path(std::string) {}
-bool available() { return false; }
-std::string version() { return ""; }
-std::string unavailable_why() { return "Broach was built without the headers of oneDNN"; }
-
-}  // namespace broach::cpu::onednn
-
-#endif

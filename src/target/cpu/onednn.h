@@ -2,8 +2,8 @@
 //
 // A description (MatmulDesc, ConvDesc) becomes an immutable Primitive, which any number of threads may run at once. The
 // library is reached only through a table of functions looked up in the file that was opened: libtorch_cpu.so carries a
-// oneDNN of its own, of another version, and no symbol of that one is ever used. Without the headers (BROACH_ONEDNN unset or
-// 0) this module is still there, and `available()` is false.
+// oneDNN of its own, of another version, and no symbol of that one is ever used. Without the headers no_onednn.cpp takes this
+// module's place, and `available()` is false.
 //
 // A Primitive uses at most the number of OpenMP threads that was in force where it was created, and fewer where fewer are in
 // force at the call; results are right either way. Create it again after raising the number.

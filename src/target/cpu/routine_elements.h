@@ -7,51 +7,20 @@
 #include <limits>
 #include <type_traits>
 
-#include "ir/type.h"
-#include "support/float16.h"
+#include "ir/element.h"
 
 namespace broach::cpu {
 
-template <class T>
-struct Element {
-  using Stored = T;
-  using Computed = T;
-  static T widen(T v) { return v; }
-  static T narrow(T v) { return v; }
-};
-struct BoolElement {
-  using Stored = uint8_t;
-  using Computed = bool;
-  static bool widen(uint8_t v) { return v != 0; }
-  static uint8_t narrow(bool v) { return v; }
-};
-struct F16Element {
-  using Stored = uint16_t;
-  using Computed = float;
-  static float widen(uint16_t v) { return f16_to_f32(v); }
-  static uint16_t narrow(float v) { return f32_to_f16(v); }
-};
-struct BF16Element {
-  using Stored = uint16_t;
-  using Computed = float;
-  static float widen(uint16_t v) { return bf16_to_f32(v); }
-  static uint16_t narrow(float v) { return f32_to_bf16(v); }
-};
-
-// f(element type) for real types; a default value of its result for others.
+// f(element type) for real types that something is computed in; a default value of its result for others.
 template <class F>
-auto with_real_element(DType t, const F& f) -> decltype(f(BoolElement())) {
+auto with_real_element(DType t, const F& f) -> decltype(f(Bool())) {
   switch (t) {
-    case DType::b1: return f(BoolElement());
-    case DType::u8: return f(Element<uint8_t>());
-    case DType::i8: return f(Element<int8_t>());
-    case DType::i16: return f(Element<int16_t>());
-    case DType::i32: return f(Element<int32_t>());
-    case DType::i64: return f(Element<int64_t>());
-    case DType::f16: return f(F16Element());
-    case DType::bf16: return f(BF16Element());
-    case DType::f32: return f(Element<float>());
-    case DType::f64: return f(Element<double>());
+#define TYPE(name, ...)                                                              \
+  case DType::name:                                                                  \
+    if constexpr (is_complex(DType::name) || is_stored_only(DType::name)) return {}; \
+    else return f(element_of<DType::name>());
+#include "ir/types.def"
+#undef TYPE
     default: return {};
   }
 }

@@ -172,10 +172,10 @@ RoutineFunction scatter(size_t dim, bool wide_index) {
 // Replacing moves bits, whatever they mean.
 RoutineFunction make_replacement(DType t, size_t dim, bool wide_index) {
   switch (size_of(t)) {
-    case 1: return scatter<Element<uint8_t>, Replace<uint8_t>>(dim, wide_index);
-    case 2: return scatter<Element<uint16_t>, Replace<uint16_t>>(dim, wide_index);
-    case 4: return scatter<Element<uint32_t>, Replace<uint32_t>>(dim, wide_index);
-    case 8: return scatter<Element<uint64_t>, Replace<uint64_t>>(dim, wide_index);
+    case 1: return scatter<Plain<uint8_t>, Replace<uint8_t>>(dim, wide_index);
+    case 2: return scatter<Plain<uint16_t>, Replace<uint16_t>>(dim, wide_index);
+    case 4: return scatter<Plain<uint32_t>, Replace<uint32_t>>(dim, wide_index);
+    case 8: return scatter<Plain<uint64_t>, Replace<uint64_t>>(dim, wide_index);
     default: return {};
   }
 }

@@ -14,52 +14,14 @@ using V = llvm::Value*;
 
 namespace {
 
+// A function has the name of its primitive.
 std::optional<MathFn> math_fn(Op op) {
-  switch (op) {
-    case Op::exp: return MathFn::exp;
-    case Op::exp2: return MathFn::exp2;
-    case Op::expm1: return MathFn::expm1;
-    case Op::log: return MathFn::log;
-    case Op::log2: return MathFn::log2;
-    case Op::log10: return MathFn::log10;
-    case Op::log1p: return MathFn::log1p;
-    case Op::sin: return MathFn::sin;
-    case Op::cos: return MathFn::cos;
-    case Op::tan: return MathFn::tan;
-    case Op::asin: return MathFn::asin;
-    case Op::acos: return MathFn::acos;
-    case Op::atan: return MathFn::atan;
-    case Op::sinh: return MathFn::sinh;
-    case Op::cosh: return MathFn::cosh;
-    case Op::tanh: return MathFn::tanh;
-    case Op::asinh: return MathFn::asinh;
-    case Op::acosh: return MathFn::acosh;
-    case Op::atanh: return MathFn::atanh;
-    case Op::erf: return MathFn::erf;
-    case Op::erfc: return MathFn::erfc;
-    case Op::erfinv: return MathFn::erfinv;
-    case Op::lgamma: return MathFn::lgamma;
-    case Op::digamma: return MathFn::digamma;
-    case Op::sigmoid: return MathFn::sigmoid;
-    case Op::rsqrt: return MathFn::rsqrt;
-    case Op::pow: return MathFn::pow;
-    case Op::atan2: return MathFn::atan2;
-    case Op::hypot: return MathFn::hypot;
-    default: return std::nullopt;
-  }
+  if (!is_function(op)) return std::nullopt;
+  const auto* known = std::ranges::find(kMathFns, std::string_view(name_of(op)), &MathFnInfo::name);
+  return known == std::end(kMathFns) ? std::nullopt : std::optional(known->fn);
 }
 
-float rounded(double d, DType t) {
-  auto f = static_cast<float>(d);
-  if (t == DType::bf16) {
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    if (f == f) bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
-    memcpy(&f, &bits, 4);
-  }
-  if (t == DType::f16) f = static_cast<float>(static_cast<_Float16>(f));
-  return f;
-}
+SmallFormat format_of(DType t) { return {row(t).exponent_bits, row(t).digits, row(t).has_infinity}; }
 
 V complex_bits(llvm::IRBuilderBase& b, const Scalar& s, DType t) {
   auto z = is_complex(s) ? std::get<std::complex<double>>(s) : std::complex<double>(as_double(s));
@@ -70,34 +32,17 @@ V complex_bits(llvm::IRBuilderBase& b, const Scalar& s, DType t) {
 
 }  // namespace
 
-bool is_math(Op op) { return math_fn(op).has_value(); }
-bool is_unsigned(DType t) { return t == DType::u8 || t == DType::b1; }
-
 Type* ScalarEmitter::scalar_type(DType t) {
-  switch (t) {
-    case DType::b1: return b_.getInt1Ty();
-    case DType::u8:
-    case DType::i8: return b_.getInt8Ty();
-    case DType::i16: return b_.getInt16Ty();
-    case DType::i32: return b_.getInt32Ty();
-    case DType::i64: return b_.getInt64Ty();
-    // Complex numbers are carried as they are; arithmetic takes them apart before.
-    case DType::c32: return b_.getInt32Ty();
-    case DType::c64: return b_.getInt64Ty();
-    case DType::c128: return b_.getInt128Ty();
-    case DType::f64: return b_.getDoubleTy();
-    case DType::f16:
-    case DType::bf16:
-    case DType::f32: return b_.getFloatTy();
-    default: fail("cpu: no code for element type ", name_of(t));
-  }
+  check(t != DType::opaque, "cpu: no code for element type ", name_of(t));
+  if (t == DType::b1) return b_.getInt1Ty();
+  // Carried as they are: complex numbers, which arithmetic takes apart before, and types that nothing is computed in.
+  if (!is_floating(t) || is_stored_only(t)) return b_.getIntNTy(static_cast<unsigned>(8 * size_of(t)));
+  return compute_dtype(t) == DType::f64 ? b_.getDoubleTy() : b_.getFloatTy();
 }
 
 Type* ScalarEmitter::memory_type(DType t) {
-  if (t == DType::b1) return b_.getInt8Ty();
-  if (t == DType::bf16) return b_.getInt16Ty();
   if (t == DType::f16) return b_.getHalfTy();
-  return scalar_type(t);
+  return t == DType::b1 || is_low_precision(t) ? b_.getIntNTy(static_cast<unsigned>(8 * size_of(t))) : scalar_type(t);
 }
 
 V ScalarEmitter::iota() {
@@ -129,8 +74,8 @@ V ScalarEmitter::constant(const Scalar& s, DType t) {
   if (t == DType::b1) return b_.getInt1(as_double(s) != 0);
   if (is_integral(t)) return llvm::ConstantInt::get(scalar_type(t), static_cast<uint64_t>(as_int(s)), true);
   if (is_complex(t)) return complex_bits(b_, s, t);
-  double d = as_double(s);
-  return llvm::ConstantFP::get(scalar_type(t), t == DType::f64 ? d : static_cast<double>(rounded(d, t)));
+  if (is_stored_only(t)) return cast(llvm::ConstantFP::get(b_.getFloatTy(), as_double(s)), DType::f32, t);
+  return llvm::ConstantFP::get(scalar_type(t), rounded(as_double(s), t));
 }
 
 V ScalarEmitter::operation(const KernelExpr& e, const std::vector<V>& a, DType from) {
@@ -341,7 +286,13 @@ V ScalarEmitter::compare(Op op, const std::vector<V>& a, DType t) {
 }
 
 V ScalarEmitter::cast(V v, DType from, DType to) {
-  if (from == to || (is_low_precision(from) && to == DType::f32)) return v;
+  if (from == to) return v;
+  if (is_stored_only(from)) return cast(emit_f8_to_f32(b_, v, format_of(from)), DType::f32, to);
+  if (is_stored_only(to)) {  // rounded at each step: a unit of so few digits is large
+    V wide = is_low_precision(from) ? to_compute(to_memory(v, from), from) : cast(v, from, DType::f32);
+    return emit_f32_to_f8(b_, wide, format_of(to));
+  }
+  if (is_low_precision(from) && to == DType::f32) return v;
   if (is_low_precision(to) && (from == DType::f32 || is_low_precision(from))) return v;  // rounded when stored, or by strict
   Type* t = scalar_type(to);
   if (is_vector(v)) t = vector_of(t);

@@ -9,9 +9,6 @@
 
 namespace broach::cpu {
 
-bool is_math(Op op);  // a call of vector_math.h
-bool is_unsigned(DType t);
-
 class ScalarEmitter {
  protected:
   using V = llvm::Value*;

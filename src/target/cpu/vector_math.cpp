@@ -714,4 +714,41 @@ Value* emit_f16_to_f32(IRBuilderBase& b, Value* x) { return b.CreateFPExt(x, x->
 
 Value* emit_f32_to_f16(IRBuilderBase& b, Value* x) { return b.CreateFPTrunc(x, x->getType()->getWithNewType(b.getHalfTy())); }
 
+// By way of f16, whose exponent of 5 bits takes each format's.
+Value* emit_f8_to_f32(IRBuilderBase& b, Value* x, SmallFormat format) {
+  check(format.exponent_bits <= 5 && (format.exponent_bits == 5) == format.has_infinity, "cpu: no conversion of this format of 8 bits");
+  Type* wide = x->getType()->getWithNewType(b.getInt16Ty());
+  const auto constant = [&](uint64_t v) { return llvm::ConstantInt::get(wide, v); };
+  Value* bits = b.CreateZExt(x, wide);
+  Value* magnitude = b.CreateAnd(bits, constant(0x7f));
+  Value* half =
+      b.CreateOr(b.CreateShl(b.CreateAnd(bits, constant(0x80)), 8), b.CreateShl(magnitude, static_cast<uint64_t>(10 - format.digits)));
+  Value* f = emit_f16_to_f32(b, b.CreateBitCast(half, wide->getWithNewType(b.getHalfTy())));
+  if (format.has_infinity) return f;
+  Value* scaled = b.CreateFMul(f, llvm::ConstantFP::get(f->getType(), 1 << (15 - ((1 << (format.exponent_bits - 1)) - 1))));
+  return b.CreateSelect(b.CreateICmpEQ(magnitude, constant(0x7f)), llvm::ConstantFP::getNaN(f->getType()), scaled);
+}
+
+Value* emit_f32_to_f8(IRBuilderBase& b, Value* x, SmallFormat format) {
+  const IRBuilderBase::FastMathFlagGuard guard(b);
+  b.clearFastMathFlags();
+  Type* wide = x->getType()->getWithNewType(b.getInt32Ty());
+  const auto constant = [&](int64_t v) { return llvm::ConstantInt::get(wide, static_cast<uint64_t>(v)); };
+  const int bias = (1 << (format.exponent_bits - 1)) - 1, shift = 23 - format.digits;
+  const int64_t rebias = int64_t{127 - bias} << 23, unit_sum = int64_t{151 - bias - format.digits} << 23;
+  const int64_t beyond = format.has_infinity ? ((int64_t{1} << format.exponent_bits) - 1) << format.digits : 0x7e;
+  Value* bits = b.CreateBitCast(x, wide);
+  Value* a = b.CreateAnd(bits, constant(0x7fffffff));
+  Value* sum = b.CreateFAdd(b.CreateBitCast(a, x->getType()), b.CreateBitCast(constant(unit_sum), x->getType()));
+  Value* denormal = b.CreateSub(b.CreateBitCast(sum, wide), constant(unit_sum));
+  Value* odd = b.CreateAnd(b.CreateLShr(a, static_cast<uint64_t>(shift)), constant(1));
+  Value* normal = b.CreateAdd(b.CreateAdd(a, constant((int64_t{1} << (shift - 1)) - 1 - rebias)), odd);
+  normal = b.CreateLShr(normal, static_cast<uint64_t>(shift));
+  Value* rounded = b.CreateSelect(b.CreateICmpULT(a, constant(rebias + (int64_t{1} << 23))), denormal, normal);
+  rounded = b.CreateBinaryIntrinsic(Intrinsic::umin, rounded, constant(beyond));
+  rounded = b.CreateSelect(b.CreateICmpUGT(a, constant(0x7f800000)), constant(0x7f), rounded);
+  rounded = b.CreateOr(rounded, b.CreateAnd(b.CreateLShr(bits, 24), constant(0x80)));
+  return b.CreateTrunc(rounded, x->getType()->getWithNewType(b.getInt8Ty()));
+}
+
 }  // namespace broach::cpu

@@ -132,5 +132,12 @@ llvm::Value* emit_bf16_to_f32(llvm::IRBuilderBase&, llvm::Value*);
 llvm::Value* emit_f32_to_bf16(llvm::IRBuilderBase&, llvm::Value*, const Features& = {});
 llvm::Value* emit_f16_to_f32(llvm::IRBuilderBase&, llvm::Value*);
 llvm::Value* emit_f32_to_f16(llvm::IRBuilderBase&, llvm::Value*);
+// A format of 8 bits, as support/small_float.h converts it.
+struct SmallFormat {
+  int exponent_bits, digits;
+  bool has_infinity;
+};
+llvm::Value* emit_f8_to_f32(llvm::IRBuilderBase&, llvm::Value*, SmallFormat);
+llvm::Value* emit_f32_to_f8(llvm::IRBuilderBase&, llvm::Value*, SmallFormat);
 
 }  // namespace broach::cpu

@@ -34,4 +34,11 @@ void for_each_index(const Sizes& sizes, const F& f) {
   }
 }
 
+inline Sizes strides_of(std::span<const int64_t> sizes) {
+  Sizes strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0; step *= sizes[i]) strides[i] = step;
+  return strides;
+}
+
 }  // namespace broach::reference

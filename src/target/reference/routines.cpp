@@ -273,14 +273,7 @@ void search(const Node& n, const HostTensor& x, const HostTensor& values, HostTe
 
 template <class E>
 typename E::Computed changed(Op op, typename E::Computed old, typename E::Computed by) {
-  switch (op) {
-    case Op::scatter: return by;
-    case Op::scatter_add: return binary(Op::add, old, by);
-    case Op::scatter_mul: return binary(Op::mul, old, by);
-    default:
-      if constexpr (is_complex_v<typename E::Computed>) undefined(op, "complex numbers");
-      else return binary(op == Op::scatter_min ? Op::min : Op::max, old, by);
-  }
+  return op == Op::scatter ? by : binary(fold_of(op).value(), old, by);
 }
 
 void scatter(const Node& n, const HostTensor& x, const HostTensor& index, const HostTensor& source, HostTensor& out) {

@@ -11,66 +11,11 @@
 #include <limits>
 #include <type_traits>
 
+#include "ir/element.h"
 #include "ir/graph.h"
 #include "support/error.h"
-#include "support/float16.h"
 
 namespace broach::reference {
-
-// ---- element types: how they are stored and in what they are computed ----
-
-template <class T>
-struct Plain {
-  using Stored = T;
-  using Computed = T;
-  static T widen(T v) { return v; }
-  static T narrow(T v) { return v; }
-};
-struct Bool {
-  using Stored = uint8_t;
-  using Computed = bool;
-  static bool widen(uint8_t v) { return v != 0; }
-  static uint8_t narrow(bool v) { return v; }
-};
-struct F16 {
-  using Stored = uint16_t;
-  using Computed = float;
-  static float widen(uint16_t v) { return f16_to_f32(v); }
-  static uint16_t narrow(float v) { return f32_to_f16(v); }
-};
-struct BF16 {
-  using Stored = uint16_t;
-  using Computed = float;
-  static float widen(uint16_t v) { return bf16_to_f32(v); }
-  static uint16_t narrow(float v) { return f32_to_bf16(v); }
-};
-struct C32 {
-  using Stored = std::array<uint16_t, 2>;
-  using Computed = std::complex<float>;
-  static Computed widen(Stored v) { return {f16_to_f32(v[0]), f16_to_f32(v[1])}; }
-  static Stored narrow(Computed v) { return {f32_to_f16(v.real()), f32_to_f16(v.imag())}; }
-};
-
-// f(element type), as in with_element(dtype, [&](auto element) { using E = decltype(element); ... }).
-template <class F>
-auto with_element(DType t, const F& f) {
-  switch (t) {
-    case DType::u8: return f(Plain<uint8_t>());
-    case DType::i8: return f(Plain<int8_t>());
-    case DType::i16: return f(Plain<int16_t>());
-    case DType::i32: return f(Plain<int32_t>());
-    case DType::i64: return f(Plain<int64_t>());
-    case DType::f16: return f(F16());
-    case DType::bf16: return f(BF16());
-    case DType::f32: return f(Plain<float>());
-    case DType::f64: return f(Plain<double>());
-    case DType::c32: return f(C32());
-    case DType::c64: return f(Plain<std::complex<float>>());
-    case DType::c128: return f(Plain<std::complex<double>>());
-    case DType::b1: return f(Bool());
-    default: fail("only externs compute with element type ", name_of(t));
-  }
-}
 
 template <class E>
 typename E::Computed load(const std::byte* data, int64_t i) {
@@ -277,7 +222,7 @@ uint16_t next_16(uint16_t a, uint16_t b) {
 
 template <class E>
 typename E::Computed binary_of(Op op, typename E::Computed a, typename E::Computed b) {
-  if constexpr (std::is_same_v<E, F16> || std::is_same_v<E, BF16>)
+  if constexpr (std::is_same_v<E, Float16> || std::is_same_v<E, BFloat16>)
     if (op == Op::nextafter) return E::widen(next_16<E>(E::narrow(a), E::narrow(b)));
   return binary(op, a, b);
 }

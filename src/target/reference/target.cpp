@@ -24,12 +24,6 @@ using reference::ProtectedMemory;
 using reference::Queue;
 using reference::Sizes;
 
-Sizes evaluate(const Shape& shape, std::span<const int64_t> symbols) {
-  Sizes out;
-  for (const SymInt& s : shape) out.push_back(s.eval(symbols));
-  return out;
-}
-
 HostTensor read_window(const void* data, DType dtype, const Sizes& sizes, std::span<const int64_t> strides) {
   HostTensor out = zeros(dtype, sizes);
   const auto size = static_cast<int64_t>(size_of(dtype));
@@ -260,10 +254,11 @@ class InterpretedContraction : public CompiledContraction {
     for (const auto& side : step_.side_results) results.push_back(&side.result);
     std::vector<HostTensor> inputs;
     for (size_t i = 0; i < operands.size(); ++i)
-      inputs.push_back(read_window(at.operands[i], operands[i]->type.dtype, evaluate(operands[i]->type.shape, symbols),
-                                   evaluate(operands[i]->place.strides, symbols)));
+      inputs.push_back(read_window(at.operands[i], operands[i]->type.dtype, evaluated<Sizes>(operands[i]->type.shape, symbols),
+                                   evaluated<Sizes>(operands[i]->place.strides, symbols)));
     auto outputs = compute(inputs, [&](GraphBuilder& b, const std::vector<Value>& in) { return whole(b, in, symbols); });
-    for (size_t i = 0; i < results.size(); ++i) write_window(outputs[i], at.results[i], evaluate(results[i]->place.strides, symbols));
+    for (size_t i = 0; i < results.size(); ++i)
+      write_window(outputs[i], at.results[i], evaluated<Sizes>(results[i]->place.strides, symbols));
   }
 
   std::vector<Value> whole(GraphBuilder& b, const std::vector<Value>& in, std::span<const int64_t> symbols) const {

@@ -1,0 +1,179 @@
+#include "trace/calls.h"
+
+#include <algorithm>
+#include <map>
+
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+bool is_contiguous(const TraceTensor& t) { return t.strides == contiguous_strides(t.type.shape); }
+
+ExternArg extern_arg(const Arg& a, const std::function<uint32_t(TensorId)>& position) {
+  if (auto one = std::get_if<Arg::Tensor>(&a.value)) return {ExternArg::Input{position(one->id)}};
+  if (auto many = std::get_if<Arg::Tensors>(&a.value)) {
+    ExternArg::Inputs list;
+    list.optional_elements = many->optional_elements;
+    for (TensorId id : many->ids) list.indices.push_back(id == kNoTensor ? -1 : static_cast<int64_t>(position(id)));
+    return {list};
+  }
+  if (auto n = std::get_if<Arg::Number>(&a.value); n && n->tensor != kNoTensor) return {ExternArg::InputNumber{position(n->tensor)}};
+  if (auto n = std::get_if<Arg::Number>(&a.value)) return n->symbol ? ExternArg{*n->symbol} : ExternArg{n->value};
+  ExternArg out;
+  std::visit(
+      [&](const auto& v) {
+        using T = std::decay_t<decltype(v)>;
+        if constexpr (!std::is_same_v<T, Arg::Tensor> && !std::is_same_v<T, Arg::Number> && !std::is_same_v<T, Arg::Tensors>) out.value = v;
+      },
+      a.value);
+  return out;
+}
+
+}  // namespace
+
+CallArgs with_values(std::vector<Arg> args, const std::function<Value(TensorId)>& value_of) {
+  CallArgs out{std::move(args), {}};
+  auto place = [&](TensorId& id) {
+    if (id == kNoTensor) return;
+    out.tensors.push_back(value_of(id));
+    id = static_cast<TensorId>(out.tensors.size()) - 1;
+  };
+  for (Arg& a : out.args) {
+    if (auto one = std::get_if<Arg::Tensor>(&a.value)) place(one->id);
+    if (auto number = std::get_if<Arg::Number>(&a.value)) place(number->tensor);
+    if (auto many = std::get_if<Arg::Tensors>(&a.value)) std::for_each(many->ids.begin(), many->ids.end(), place);
+  }
+  return out;
+}
+
+std::vector<Type> result_types(const Memory& memory, const TraceOp& op) {
+  std::vector<Type> types;
+  for (TensorId r : op.results) types.push_back(r == kNoTensor ? Type{DType::opaque, {SymInt(0)}, {}} : memory.info(r).type);
+  return types;
+}
+
+CallArgs Calls::with_values(const std::vector<Arg>& args) {
+  return broach::with_values(args, [this](TensorId id) { return memory_.value(id); });
+}
+
+std::vector<Value> Calls::compute(const TraceOp& op) {
+  if (options_.lower && op.schema.starts_with("aten::as_strided_"))
+    if (auto v = strided_copy(op)) return {*v};
+  if (!op.effect && op.binds.empty() && options_.lower)
+    if (auto values = lower(op, op.schema)) return std::move(*values);
+  return call_extern(op, {});
+}
+
+// as_strided_copy (self, sizes, strides, offset) reads a window of the storage, as_strided_scatter (self, source, sizes, ..)
+// gives self with it replaced.
+std::optional<Value> Calls::strided_copy(const TraceOp& op) {
+  bool scatter = op.schema == "aten::as_strided_scatter";
+  if (!scatter && op.schema != "aten::as_strided_copy") return std::nullopt;
+  size_t first = scatter ? 2 : 1;
+  TensorId self = std::get<Arg::Tensor>(op.args[0].value).id;
+  const TraceTensor& t = info(self);
+  auto sizes = std::get_if<Shape>(&op.args[first].value), strides = std::get_if<Shape>(&op.args[first + 1].value);
+  if (!sizes || !strides || t.storage < 0) return std::nullopt;
+  auto offset = std::get_if<SymInt>(&op.args[first + 2].value);
+  auto view = strided_view(b_.symbols(), {t.type.shape, t.strides, 0}, {*sizes, *strides, offset ? *offset - t.offset : SymInt(0)});
+  if (!view || (scatter && !view->put)) return std::nullopt;
+  Value x = memory_.value(self);
+  return scatter ? view->put(b_, x, memory_.value(std::get<Arg::Tensor>(op.args[1].value).id)) : view->get(b_, x);
+}
+
+std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::string& schema) {
+  const OpEntry* entry = OpTable::get().find(schema);
+  if (!entry) return std::nullopt;
+  std::vector<Type> expected = result_types(memory_, op);
+  for (const Type& t : expected)
+    if (t.dtype == DType::opaque && !t.shape.empty() && !(t.shape[0] == SymInt(0))) return std::nullopt;
+  size_t before = b_.graph().nodes().size();
+  auto [own, tensors] = with_values(op.args);
+  auto out = where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable {
+    OpCall call(b_, schema, std::move(own), std::move(tensors), expected);
+    return entry->lower(call);
+  });
+  if (!out || out->size() < op.results.size()) return std::nullopt;
+  for (size_t i = 0; i < op.results.size(); ++i)
+    if (op.results[i] != kNoTensor &&
+        (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape)))
+      return std::nullopt;
+  return supported_since(before) ? out : std::nullopt;
+}
+
+bool Calls::supported_since(size_t before) const {
+  const auto& nodes = b_.graph().nodes();
+  for (size_t i = before; i < nodes.size(); ++i) {
+    if (kind_of(nodes[i].op) == OpKind::heavy && !options_.has_contractions(nodes[i].results[0].dtype)) return false;
+    if (kind_of(nodes[i].op) == OpKind::routine && !options_.has_routine(nodes[i])) return false;
+    const DType t = nodes[i].results[0].dtype;
+    if ((is_complex(t) || is_stored_only(t)) && !carries(nodes[i].op) && !(is_stored_only(t) && nodes[i].op == Op::cast)) return false;
+  }
+  return true;
+}
+
+std::optional<Value> Calls::lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target) {
+  const OpEntry* entry = OpTable::get().find(schema);
+  if (!entry || !options_.lower) return std::nullopt;
+  size_t before = b_.graph().nodes().size();
+  auto [own, tensors] = with_values(args);
+  return where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
+    OpCall call(b_, schema, std::move(own), std::move(tensors), {info(target).type});
+    auto out = entry->lower(call);
+    if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
+    Value v = b_.cast((*out)[0], info(target).type.dtype);
+    return supported_since(before) ? std::optional(v) : std::nullopt;
+  });
+}
+
+// A result that is None is a tensor without elements.
+void Calls::set_results(ExternCall& call, const TraceOp& op) const {
+  for (TensorId r : op.results) {
+    call.results.push_back(r == kNoTensor ? Type{DType::opaque, {SymInt(0)}, {}} : info(r).type);
+    call.result_strides.push_back(r == kNoTensor ? Shape{SymInt(1)} : info(r).strides);
+  }
+}
+
+std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<TensorId>& mutated) {
+  auto call = std::make_shared<ExternCall>();
+  call->schema = op.schema;
+  // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie.
+  const bool exact = op.effect || !op.schema.starts_with("aten::");
+  std::vector<Shape> operand_strides;
+  std::vector<Value> inputs;
+  std::map<TensorId, uint32_t> positions;
+  auto position = [&](TensorId id) {
+    auto [it, fresh] = positions.emplace(id, static_cast<uint32_t>(inputs.size()));
+    if (!fresh) return it->second;
+    inputs.push_back(memory_.value(id));
+    if (exact) operand_strides.push_back(info(id).strides);
+    else if (is_contiguous(info(id)) && may_be_strided(inputs.back())) call->contiguous.push_back(it->second);
+    return it->second;
+  };
+  for (const Arg& a : op.args) call->args.push_back(extern_arg(a, position));
+  set_results(*call, op);
+  for (TensorId m : mutated) {
+    call->mutated.push_back(position(m));
+    call->results.push_back(info(m).type);
+    call->result_strides.push_back(contiguous_strides(info(m).type.shape));
+  }
+  call->effect = op.effect || !mutated.empty() || !op.binds.empty();
+  call->binds = op.binds;
+  if (call->results.empty()) {  // an op without results is there for its effect
+    call->effect = true;
+    call->results.push_back({DType::opaque, {SymInt(0)}, {}});
+    call->result_strides.push_back({SymInt(1)});
+  }
+  call->result_strides.insert(call->result_strides.end(), operand_strides.begin(), operand_strides.end());
+  return b_.emit_all(Op::extern_call, std::move(inputs), {{Attr::call, std::shared_ptr<const ExternCall>(std::move(call))}});
+}
+
+// Whether a value is a view of another, or of an input that is not contiguous.
+bool Calls::may_be_strided(const Value& v) const {
+  if (v.node->op != Op::input) return is_view(v.node->op);
+  return !is_contiguous(info(t_.inputs[static_cast<size_t>(v.node->integer(Attr::index))]));
+}
+
+}  // namespace broach

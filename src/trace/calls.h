@@ -1,0 +1,50 @@
+// The results of one recorded call: what its entry in src/ops builds, or a call of the host's library.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/lower.h"
+#include "trace/functionalize.h"
+#include "trace/memory.h"
+
+namespace broach {
+
+// Arguments that name tensors by their place in a list of this call's own.
+struct CallArgs {
+  std::vector<Arg> args;
+  std::vector<Value> tensors;
+};
+CallArgs with_values(std::vector<Arg> args, const std::function<Value(TensorId)>& value_of);
+std::vector<Type> result_types(const Memory& memory, const TraceOp& op);
+
+class Calls {
+ public:
+  Calls(const Trace& trace, const FunctionalizeOptions& options, GraphBuilder& b, Memory& memory)
+      : t_(trace), options_(options), b_(b), memory_(memory) {}
+
+  // The results of an operation as if it had no effect on its operands.
+  std::vector<Value> compute(const TraceOp& op);
+  std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema);
+  // The new elements of `target`: the functional operation's result, in the target's own type.
+  std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target);
+  // The results, and then the new elements of the operands that are written.
+  std::vector<Value> call_extern(const TraceOp& op, const std::vector<TensorId>& mutated);
+
+ private:
+  const TraceTensor& info(TensorId id) const { return memory_.info(id); }
+  CallArgs with_values(const std::vector<Arg>& args);
+  std::optional<Value> strided_copy(const TraceOp& op);
+  bool supported_since(size_t before) const;
+  bool may_be_strided(const Value& v) const;
+  void set_results(ExternCall& call, const TraceOp& op) const;
+
+  const Trace& t_;
+  const FunctionalizeOptions& options_;
+  GraphBuilder& b_;
+  Memory& memory_;
+};
+
+}  // namespace broach
