@@ -54,8 +54,8 @@ std::optional<Shape> reshaped_strides(const Shape& from, const Shape& strides, c
   return out;
 }
 
-std::optional<Window> window_of_view(const Node& n, const Window& p) {
-  Window out{p.base, p.offset, {}};
+std::optional<MemoryWindow> window_of_view(const Node& n, const MemoryWindow& p) {
+  MemoryWindow out{p.base, p.offset, {}};
   const Shape& from = n.inputs[0].shape();
   const Shape& to = n.results[0].shape;
   switch (n.op) {
@@ -81,7 +81,7 @@ std::optional<Window> window_of_view(const Node& n, const Window& p) {
   }
 }
 
-SymInt address_of(const Window& w, std::span<const SymInt> index) {
+SymInt address_of(const MemoryWindow& w, std::span<const SymInt> index) {
   SymInt a = w.offset;
   for (size_t d = 0; d < index.size(); ++d) a = a + index[d] * w.strides[d];
   return a;

@@ -19,15 +19,15 @@ SymInt extent_of(const Shape& shape, const Shape& strides);
 std::optional<Shape> reshaped_strides(const Shape& from, const Shape& strides, const Shape& to);
 
 // Elements of a result of `base`, which is in memory: element i is at offset + sum of i[d] * strides[d].
-struct Window {
+struct MemoryWindow {
   const Node* base;
   SymInt offset;
   Shape strides;
 };
 
 // The window of a view of what lies in a window, if it is one without moving elements.
-std::optional<Window> window_of_view(const Node& view, const Window& window);
-SymInt address_of(const Window& window, std::span<const SymInt> index);
+std::optional<MemoryWindow> window_of_view(const Node& view, const MemoryWindow& window);
+SymInt address_of(const MemoryWindow& window, std::span<const SymInt> index);
 
 // Views that are windows of what lies dense in memory: all but concatenations and paddings.
 inline bool is_window(Op op) { return is_view(op) && op != Op::cat && op != Op::pad; }

@@ -8,7 +8,7 @@ class BufferMaker {
  public:
   explicit BufferMaker(const Decisions& d) : d_(d) { m_.places.resize(d.graph.nodes().size()); }
 
-  Memory run() {
+  Buffers run() {
     for (const Node& n : d_.graph.nodes())
       if (d_.groups.in_memory[n.id] || d_.relays.contains(n.id))
         for (size_t i = 0; i < n.results.size(); ++i) m_.places[n.id].push_back({id_of(buffer(n, i)), 0, d_.layouts.strides[n.id][i]});
@@ -47,11 +47,11 @@ class BufferMaker {
   }
 
   const Decisions& d_;
-  Memory m_;
+  Buffers m_;
 };
 
 }  // namespace
 
-Memory make_buffers(const Decisions& d) { return BufferMaker(d).run(); }
+Buffers place_buffers(const Decisions& d) { return BufferMaker(d).run(); }
 
 }  // namespace broach

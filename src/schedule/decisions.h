@@ -41,12 +41,12 @@ void decide_relays(Decisions& d);
 // ---- from decisions to steps ----
 
 // buffers.cpp
-struct Memory {
+struct Buffers {
   std::vector<Buffer> buffers;
   std::map<std::pair<int, int>, int> inputs;  // buffers by input and version
   std::vector<std::vector<Place>> places;     // by node id and result, of what is in memory
 };
-Memory make_buffers(const Decisions& d);
+Buffers place_buffers(const Decisions& d);
 
 // steps.cpp: one for each kernel, and each node that is none.
 struct Unit {
@@ -54,10 +54,10 @@ struct Unit {
   Step step;
   bool is_empty = false;  // nothing to do
 };
-std::vector<Unit> make_steps(const Decisions& d, const Memory& memory);
+std::vector<Unit> make_steps(const Decisions& d, const Buffers& memory);
 
 // order.cpp
-std::vector<Step> order_steps(const Decisions& d, const Memory& memory, std::vector<Unit> units);
+std::vector<Step> order_steps(const Decisions& d, const Buffers& memory, std::vector<Unit> units);
 // Positions in an order in which each comes behind those that it names; nothing if there are circles.
 std::optional<std::vector<int>> order_of(const std::vector<int>& wanted, const std::vector<std::vector<int>>& before);
 

@@ -142,7 +142,7 @@ void Fit::want(const Value& v, Demand d) {
 
 // Elements of the input that the kernel writes are read before they are written only where both are the same.
 void Fit::notice_read(const Value& v, const Index& at) {
-  const Window& w = *storage_->windows[v.node->id];
+  const MemoryWindow& w = *storage_->windows[v.node->id];
   if (!overwritten_ || w.base->op != Op::input || w.base->integer(Attr::index) != overwritten_->first) return;
   const Index& root = space_.root_index(*members_.front().first);
   if (!(address_of(w, at) == address_of(overwritten_->second, root))) reads_overwritten_ = true;

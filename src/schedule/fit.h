@@ -16,9 +16,9 @@ namespace broach {
 
 // What is known of each value before kernels are made, by node id.
 struct Storage {
-  std::vector<bool> must_store;                // somebody needs it in memory
-  std::vector<bool> absorbed;                  // computed by a contraction's epilogue
-  std::vector<std::optional<Window>> windows;  // of what is sure to be in memory
+  std::vector<bool> must_store;                      // somebody needs it in memory
+  std::vector<bool> absorbed;                        // computed by a contraction's epilogue
+  std::vector<std::optional<MemoryWindow>> windows;  // of what is sure to be in memory
 };
 
 // Whether a kernel may compute it: anything but inputs, contractions with their epilogues, routines and calls.
@@ -34,7 +34,7 @@ class Fit {
   bool add(const Node& n);
 
   // The kernel's root lies in this input, as `window` says. From then on it is noticed if other elements of the input are read.
-  void overwrite(int input, Window window) { overwritten_.emplace(input, std::move(window)); }
+  void overwrite(int input, MemoryWindow window) { overwritten_.emplace(input, std::move(window)); }
   bool reads_what_it_overwrites() const { return reads_overwritten_; }
 
   const Space& space() const { return space_; }
@@ -67,7 +67,7 @@ class Fit {
   std::unordered_map<const Node*, std::vector<Demand>> demands_;
   std::vector<Condition> conditions_;
   std::set<const Node*> outside_;  // must be read from memory, since some view of it does not fit
-  std::optional<std::pair<int, Window>> overwritten_;
+  std::optional<std::pair<int, MemoryWindow>> overwritten_;
   bool reads_overwritten_ = false;
   size_t expressions_ = 0;  // about
   SymbolId taken_ = 0;

@@ -10,7 +10,7 @@ namespace broach {
 namespace {
 
 // Buffers whose elements are gone once this one is written: of an input, those of earlier versions.
-std::vector<int> overwritten(const Memory& memory, int buffer) {
+std::vector<int> overwritten(const Buffers& memory, int buffer) {
   const Buffer& b = memory.buffers[static_cast<size_t>(buffer)];
   std::vector<int> out;
   if (b.kind != Buffer::Kind::input) return out;
@@ -22,7 +22,7 @@ std::vector<int> overwritten(const Memory& memory, int buffer) {
 bool has_effect(const Unit& u) { return u.values[0]->has_effect(); }
 
 // By unit: those that come before it.
-std::vector<std::vector<int>> dependencies(const Memory& memory, const std::vector<Unit>& units) {
+std::vector<std::vector<int>> dependencies(const Buffers& memory, const std::vector<Unit>& units) {
   std::map<int, std::vector<int>> readers, writers;
   for (size_t i = 0; i < units.size(); ++i) {
     for (int b : units[i].step.reads) readers[b].push_back(static_cast<int>(i));
@@ -68,7 +68,7 @@ std::optional<std::vector<int>> order_of(const std::vector<int>& wanted, const s
   return out;
 }
 
-std::vector<Step> order_steps(const Decisions& d, const Memory& memory, std::vector<Unit> units) {
+std::vector<Step> order_steps(const Decisions& d, const Buffers& memory, std::vector<Unit> units) {
   std::vector<int> unit_of(d.graph.nodes().size(), -1), wanted;
   for (size_t i = 0; i < units.size(); ++i)
     for (const Node* n : units[i].values) unit_of[n->id] = static_cast<int>(i);

@@ -24,7 +24,7 @@ void count(Schedule& s) {
 }
 
 // The buffers in which the outputs lie, those that share a product's too.
-std::vector<int> output_buffers(const Decisions& d, const Memory& memory) {
+std::vector<int> output_buffers(const Decisions& d, const Buffers& memory) {
   std::vector<int> out;
   for (const Value& v : d.graph.outputs()) {
     auto it = d.layouts.shared.find(v.node->id);
@@ -59,7 +59,7 @@ Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Sha
   decide_storage(d);
   decide_groups(d);
   decide_relays(d);
-  Memory memory = make_buffers(d);
+  Buffers memory = place_buffers(d);
   Schedule s;
   s.steps = order_steps(d, memory, make_steps(d, memory));
   share_kernels(s.steps);

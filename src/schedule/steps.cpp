@@ -11,7 +11,7 @@ namespace {
 
 class StepMaker {
  public:
-  StepMaker(const Decisions& d, const Memory& m) : d_(d), m_(m) {
+  StepMaker(const Decisions& d, const Buffers& m) : d_(d), m_(m) {
     for (const Node& n : d.graph.nodes())
       for (const Value& v : n.inputs) read_.insert({v.node, v.index});
   }
@@ -134,12 +134,12 @@ class StepMaker {
   }
 
   const Decisions& d_;
-  const Memory& m_;
+  const Buffers& m_;
   std::set<std::pair<const Node*, uint32_t>> read_;
 };
 
 }  // namespace
 
-std::vector<Unit> make_steps(const Decisions& d, const Memory& memory) { return StepMaker(d, memory).run(); }
+std::vector<Unit> make_steps(const Decisions& d, const Buffers& memory) { return StepMaker(d, memory).run(); }
 
 }  // namespace broach

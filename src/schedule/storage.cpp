@@ -42,9 +42,9 @@ class Storing {
   }
 
   // Where a value would lie in what it is a view of, if it needs no copy.
-  std::optional<Window> window(const Value& v) const {
+  std::optional<MemoryWindow> window(const Value& v) const {
     const Node& n = *v.node;
-    if (!is_window(n.op) || must_store_[n.id]) return Window{&n, 0, d_.layouts.strides[n.id][v.index]};
+    if (!is_window(n.op) || must_store_[n.id]) return MemoryWindow{&n, 0, d_.layouts.strides[n.id][v.index]};
     auto inner = window(n.inputs[0]);
     return inner ? window_of_view(n, *inner) : std::nullopt;
   }
@@ -70,7 +70,7 @@ class Storing {
     windows.resize(d_.graph.nodes().size());
     for (const Node& n : d_.graph.nodes()) {
       if (must_store_[n.id] || !is_fusible(n, d_.storage)) {
-        windows[n.id] = Window{&n, 0, d_.layouts.strides[n.id][0]};
+        windows[n.id] = MemoryWindow{&n, 0, d_.layouts.strides[n.id][0]};
       } else if (is_window(n.op)) {
         const Value& x = n.inputs[0];
         auto inner = windows[x.node->id];
