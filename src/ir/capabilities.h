@@ -21,16 +21,22 @@ struct ContractionAbility {
 };
 
 struct Capabilities {
-  // What is missing stays a call of the host's library.
+  // By kind and element type. What is missing stays a call of the host's library.
   std::map<std::pair<Op, DType>, ContractionAbility> contractions;
+  std::set<std::pair<Op, DType>> routines;  // by the element type of the first operand
+  // A reduction of so many elements into few results is worth cutting into parts.
+  struct Reductions {
+    int64_t smallest = int64_t{1} << 18;  // elements, of which one thread reduces fewer well enough
+    int64_t pieces = 32;                  // of work, so that threads of different speed end at the same time
+    int64_t columns = 2048;               // results that a kernel computes in one piece where its lanes are results
+  } reductions;
 
-  const ContractionAbility* contraction(Op op, DType dtype) const {
-    auto it = contractions.find({op, dtype});
-    return it == contractions.end() ? nullptr : &it->second;
-  }
+  const ContractionAbility* contraction(Op op, DType dtype) const;
+  // Whether it computes this node, if that is a contraction or a routine.
+  bool has(const Node& node) const;
 };
 
-// Of a target that has everything.
+// Of a target that has all contractions and routines, and behind a contraction what libraries usually have.
 Capabilities all_capabilities();
 
 }  // namespace broach

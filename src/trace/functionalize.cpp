@@ -333,8 +333,7 @@ class Functionalizer {
   bool supported_since(size_t before) const {
     const auto& nodes = b_.graph().nodes();
     for (size_t i = before; i < nodes.size(); ++i) {
-      if (kind_of(nodes[i].op) == OpKind::heavy && !options_.has_contractions(nodes[i].results[0].dtype)) return false;
-      if (kind_of(nodes[i].op) == OpKind::routine && !options_.has_routine(nodes[i])) return false;
+      if (!options_.capabilities.has(nodes[i])) return false;
       if (is_complex(nodes[i].results[0].dtype) && !carries(nodes[i].op)) return false;
     }
     return true;
