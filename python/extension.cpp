@@ -92,8 +92,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("capture_keys", [] { return std::vector<std::string>{c10::toString(kCaptureKey), c10::toString(kCompositeKey)}; });
   m.def("target_names", &target_names);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
-  m.def("has_onednn", [] { return cpu_target() && cpu_target()->has_contractions(DType::f32); });
-  m.def("has_bf16_contractions", [] { return cpu_target() && cpu_target()->has_contractions(DType::bf16); });
+  m.def("has_onednn", [] { return cpu_target() && cpu_target()->capabilities().contraction(Op::dot, DType::f32); });
+  m.def("has_bf16_contractions", [] { return cpu_target() && cpu_target()->capabilities().contraction(Op::dot, DType::bf16); });
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });
   m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);

@@ -81,11 +81,11 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
                             const PipelineOptions& options) {
   CompiledTrace out;
   Stopwatch watch(out.seconds);
-  const Target& target = targets.on(targets.host_runs_on());
   dump("trace", "trace", [&] { return trace.str(); });
   verify_form("trace", trace);
-  out.program = functionalize(trace, {[&](DType t) { return options.settings.contractions.library && target.has_contractions(t); },
-                                      [&](const Node& n) { return target.routine(operation_of(n)) != nullptr; }, options.lower});
+  Capabilities capabilities = targets.on(targets.host_runs_on()).capabilities();
+  if (!options.settings.contractions.library) capabilities.contractions.clear();
+  out.program = functionalize(trace, {capabilities, options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);
@@ -93,7 +93,8 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   Module module{out.program.graph, out.program.requests, nullptr, nullptr};
   auto observe = [](const char* pass, const Module& m) { dump("passes", cat("after ", pass), [&] { return m.str(); }); };
-  run_passes(module, {std::move(constant), options.freeze, options.settings.strict}, options.disabled_passes, &out.seconds, observe);
+  run_passes(module, {std::move(constant), options.freeze, options.settings.strict, capabilities.reductions}, options.disabled_passes,
+             &out.seconds, observe);
   out.program.graph = module.graph;
   out.segments = module.segments;
 
@@ -103,7 +104,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     auto strides = input_strides(*g, out.program.input_strides, carried);
     out.graph_text += g->str();
     watch.skip();
-    auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse, numbers}); };
+    auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse, numbers, capabilities}); };
     Schedule schedule = scheduled();
     if (auto early = written_too_early(schedule, requests); !early.empty()) {
       write_at_the_end(early, out.program, requests);

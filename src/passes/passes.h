@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/graph.h"
+#include "ir/capabilities.h"
 #include "passes/segments.h"
 
 namespace broach {
@@ -30,6 +30,7 @@ struct PassContext {
   std::vector<bool> constant;  // by input: its elements are the same from call to call
   bool freeze = true;          // what depends on those alone may be computed once
   bool strict = false;         // every result is rounded as eager rounds it
+  Capabilities::Reductions reductions = {};
 };
 
 struct Pass {
@@ -57,7 +58,7 @@ Graph match_activations(const Graph& graph);
 // Reshapes move off matrix products, so that epilogues meet them in one shape.
 Graph free_contractions(const Graph& graph);
 // No reduction of very many elements gives very few results in one step.
-Graph split_reductions(const Graph& graph);
+Graph split_reductions(const Graph& graph, const Capabilities::Reductions& worth);
 // No kernel computes a concatenation of many operands.
 Graph join_many(const Graph& graph);
 

@@ -13,6 +13,8 @@ std::function<void(Module&, const PassContext&)> of_graph(Graph (*pass)(const Gr
   return [pass](Module& m, const PassContext&) { m.graph = std::make_shared<const Graph>(pass(*m.graph)); };
 }
 
+void cut_reductions(Module& m, const PassContext& c) { m.graph = std::make_shared<const Graph>(split_reductions(*m.graph, c.reductions)); }
+
 Graph drop_unused(const Graph& graph) {
   return rewrite(graph, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
 }
@@ -38,7 +40,7 @@ const Pass kPasses[] = {
     {"simplify", "folds constants and drops operations without effect", of_graph(simplify_graph)},
     {"match_activations", "recognises gelu and silu written out by hand", of_graph(match_activations)},
     {"free_contractions", "moves reshapes off matrix products", of_graph(free_contractions)},
-    {"split_reductions", "cuts large reductions into parts for several threads", of_graph(split_reductions)},
+    {"split_reductions", "cuts large reductions into parts for several threads", cut_reductions},
     {"simplify_again", "cleans up after the matches", of_graph(simplify_graph)},
     {"join_many", "leaves concatenations of many operands to the host's library", of_graph(join_many)},
     {"fold_scales", "folds what scales a convolution's channels into its weight", fold_constant_scales},

@@ -9,19 +9,16 @@ namespace broach {
 
 namespace {
 
-constexpr int64_t kLargest = int64_t{1} << 18;  // elements that one thread reduces well enough
-constexpr int64_t kPieces = 32;                 // of work, so that threads of different speed end at the same time
-constexpr int64_t kColumns = 2048;              // results that a kernel computes in one piece where its lanes are results
-
 // How many parts dimension `dim` of x should be cut into; 1 for none.
-int64_t parts(const Node& n, const Shape& x, size_t dim) {
+int64_t parts(const Node& n, const Shape& x, size_t dim, const Capabilities::Reductions& worth) {
   auto elements = product(x).maybe_constant(), results = n.results[0].numel().maybe_constant(), size = x[dim].maybe_constant();
-  if (!elements || !results || !size || *results == 0 || *elements < kLargest || *size < 4) return 1;
+  if (!elements || !results || !size || *results == 0 || *elements < worth.smallest || *size < 4) return 1;
   const auto& dims = n.ints(Attr::dims);
   bool rows = std::find(dims.begin(), dims.end(), static_cast<int64_t>(x.size()) - 1) != dims.end();
-  int64_t pieces = rows ? *results : (*results + kColumns - 1) / kColumns;
-  if (pieces >= kPieces) return 1;
-  int64_t wanted = std::min({(kPieces + pieces - 1) / pieces, *size / 2, std::max<int64_t>(1, *elements / pieces / (kLargest / 8))});
+  int64_t pieces = rows ? *results : (*results + worth.columns - 1) / worth.columns;
+  if (pieces >= worth.pieces) return 1;
+  int64_t wanted =
+      std::min({(worth.pieces + pieces - 1) / pieces, *size / 2, std::max<int64_t>(1, *elements / pieces / (worth.smallest / 8))});
   for (int64_t p = wanted; p <= 2 * wanted && p <= *size / 2; ++p)
     if (*size % p == 0) return p;
   return wanted;
@@ -34,13 +31,13 @@ Value slice_of(GraphBuilder& b, Value x, size_t dim, int64_t from, int64_t to) {
   return b.slice(x, starts, std::vector<int64_t>(shape.size(), 1), shape);
 }
 
-std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span<const Value> in) {
+std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span<const Value> in, const Capabilities::Reductions& worth) {
   auto combine = fold_of(n.op);
   if (!is_reduce(n.op) || !combine || n.ints(Attr::dims).empty()) return std::nullopt;
   const Value x = in[0];
   const auto& dims = n.ints(Attr::dims);
   auto dim = static_cast<size_t>(*std::min_element(dims.begin(), dims.end()));
-  int64_t p = parts(n, x.shape(), dim);
+  int64_t p = parts(n, x.shape(), dim, worth);
   if (p < 2) return std::nullopt;
   int64_t size = x.shape()[dim].constant(), whole = size / p * p;
   Shape cut = x.shape();
@@ -57,6 +54,8 @@ std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span
 
 }  // namespace
 
-Graph split_reductions(const Graph& graph) { return rewrite(graph, rule); }
+Graph split_reductions(const Graph& graph, const Capabilities::Reductions& worth) {
+  return rewrite(graph, [&](GraphBuilder& b, const Node& n, std::span<const Value> in) { return rule(b, n, in, worth); });
+}
 
 }  // namespace broach

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "passes/updates.h"
+
 namespace broach {
 
 namespace {

@@ -5,26 +5,24 @@
 // A stored node joins the kernel of a user when both have the same points and no other step must run between them.
 //
 // A kernel has a largest size, and so has every search: the time that all this takes is proportional to the nodes.
+#include "schedule/groups.h"
+
 #include <algorithm>
-#include <set>
 #include <utility>
 
-#include "schedule/schedule.h"
+#include "schedule/decisions.h"
+#include "support/error.h"
 
 namespace broach {
 
 namespace {
-
-bool fusible(const Node& n) {
-  OpKind k = kind_of(n.op);
-  return k != OpKind::heavy && k != OpKind::routine && k != OpKind::external && n.op != Op::input;
-}
 
 // Compiling a kernel takes time with its length, and its values have registers to live in; beyond, a trip through memory is cheap.
 constexpr int kMostNodes = 256;
 constexpr size_t kMostStores = 32;
 // Beyond, the answer is no.
 constexpr size_t kMostTried = 16;      // kernels that a node might join
+constexpr size_t kMostBelow = 64;      // nodes from which a value is computed
 constexpr size_t kMostVisited = 2000;  // nodes, when looking for what must run between two
 
 struct Cost {
@@ -32,10 +30,16 @@ struct Cost {
   bool heavy = false;
 };
 
+bool fusible(Op op) {
+  const OpKind k = kind_of(op);
+  return k != OpKind::heavy && k != OpKind::routine && k != OpKind::external && op != Op::input;
+}
+
 class Grouper {
  public:
-  explicit Grouper(const FusionRules& rules) : r_(rules), users_(rules.graph.nodes().size()), kernels_of_(users_.size()) {
+  explicit Grouper(FusionRules rules) : r_(std::move(rules)), users_(r_.graph.nodes().size()), kernels_of_(users_.size()) {
     groups_.in_memory.assign(users_.size(), false);
+    groups_.readers.resize(users_.size());
     seen_.assign(users_.size(), 0);
     for (const Node& n : r_.graph.nodes())
       for (const Value& v : n.inputs) users_[v.node->id].push_back(&n);
@@ -43,48 +47,64 @@ class Grouper {
 
   Groups run() {
     for (size_t i = users_.size(); i-- > 0;) place(r_.graph.nodes()[i]);
+    for (size_t k = 0; k < fits_.size(); ++k) {
+      groups_.kernels[k].space = fits_[k].space();
+      groups_.kernels[k].reads_what_it_overwrites = fits_[k].reads_what_it_overwrites();
+    }
     return std::move(groups_);
   }
 
  private:
   void place(const Node& n) {
-    if (!fusible(n)) {
-      groups_.in_memory[n.id] = true;
-      return;
-    }
-    if (r_.absorbed[n.id]) return;
     std::set<int> kernels;
     for (const Node* u : users_[n.id]) kernels.insert(kernels_of_[u->id].begin(), kernels_of_[u->id].end());
-    bool store = r_.must_store[n.id] || (!r_.options.fuse && is_computed(n));
-    if (!store && kernels.size() > 1) store = is_computed(n) && !cheap(n);
-    if (!store && (is_elementwise(n.op) || is_reduce(n.op))) store = ends_kernel(n, kernels);
-    if (!store) {
-      for (int k : kernels) sizes_[static_cast<size_t>(k)] += size(n);
-      kernels_of_[n.id] = std::move(kernels);
-      return;
+    if (is_fusible(n, r_.storage)) {
+      if (!is_stored(n, kernels)) return compute_in(n, std::move(kernels));
+      const int k = kernel_for(n, kernels);
+      groups_.kernels[static_cast<size_t>(k)].roots.push_back(&n);
+      sizes_[static_cast<size_t>(k)] += size(n);
+      kernels_of_[n.id] = {k};
     }
-    groups_.in_memory[n.id] = true;
-    int k = r_.must_split[n.id] || !r_.options.fuse ? -1 : joinable(n, kernels);
-    if (k < 0) {
-      k = static_cast<int>(groups_.roots.size());
-      groups_.roots.emplace_back();
-      sizes_.push_back(0);
-    }
-    groups_.roots[static_cast<size_t>(k)].push_back(&n);
-    sizes_[static_cast<size_t>(k)] += size(n);
-    kernels_of_[n.id] = {k};
+    // Of a contraction the end of its epilogue is.
+    groups_.in_memory[n.id] = r_.storage.must_store[n.id] || (!r_.storage.absorbed[n.id] && kind_of(n.op) != OpKind::heavy);
+    groups_.readers[n.id] = std::move(kernels);
+  }
+
+  bool is_stored(const Node& n, const std::set<int>& kernels) {
+    if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
+    if (kernels.size() > 1 && is_computed(n) && !cheap(n, kernels)) return true;
+    if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
+    return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
+  }
+
+  void compute_in(const Node& n, std::set<int> kernels) {
+    for (int k : kernels) sizes_[static_cast<size_t>(k)] += size(n);
+    kernels_of_[n.id] = std::move(kernels);
+  }
+
+  // The kernel that stores it: that of a user, or one more.
+  int kernel_for(const Node& n, const std::set<int>& kernels) {
+    const int joined = r_.must_split[n.id] || !r_.fuse ? -1 : joinable(n, kernels);
+    if (joined >= 0 && fits_[static_cast<size_t>(joined)].add_root(n)) return joined;
+    r_.must_split[n.id] = r_.must_split[n.id] || joined >= 0;
+    Fit& fit = fits_.emplace_back(r_.storage);
+    if (r_.overwritten[n.id] >= 0) fit.overwrite(r_.overwritten[n.id], *r_.storage.windows[n.id]);
+    check(fit.add_root(n), "schedule: %", n.id, " (", name_of(n.op), ") fits no kernel");
+    groups_.kernels.emplace_back();
+    sizes_.push_back(0);
+    return static_cast<int>(fits_.size()) - 1;
   }
 
   // Operations, and loads of what no kernel computes.
   static int size(const Node& n) {
-    return 1 + static_cast<int>(std::count_if(n.inputs.begin(), n.inputs.end(), [](const Value& v) { return !fusible(*v.node); }));
+    return 1 + static_cast<int>(std::count_if(n.inputs.begin(), n.inputs.end(), [](const Value& v) { return !fusible(v.node->op); }));
   }
 
   // Whether a kernel that computes n is large enough. In a loop that the program unrolled it ends where it began, so that the
   // rounds of the loop are equal kernels.
   bool ends_kernel(const Node& n, const std::set<int>& kernels) const {
     return std::any_of(kernels.begin(), kernels.end(), [&](int k) {
-      const Node& root = *groups_.roots[static_cast<size_t>(k)][0];
+      const Node& root = *groups_.kernels[static_cast<size_t>(k)].roots[0];
       const bool round = root.op == n.op && root.line == n.line;
       return sizes_[static_cast<size_t>(k)] >= (round ? kMostNodes / 2 : kMostNodes);
     });
@@ -95,7 +115,8 @@ class Grouper {
   // What computing a value again would read and do.
   Cost cost(const Node& n, int& visits) {
     constexpr int kMostVisits = 64;
-    if (!fusible(n) || r_.must_store[n.id] || groups_.in_memory[n.id]) return {1, 0, false};
+    if (!fusible(n.op) || r_.storage.must_store[n.id] || groups_.in_memory[n.id]) return {1, 0, false};
+    if (stored_.contains(&n)) return {1, 0, false};
     if (is_reduce(n.op) || ++visits > kMostVisits) return {1, 0, true};
     if (n.op == Op::scalar || n.op == Op::iota || n.op == Op::size) return {};
     Cost c;
@@ -112,10 +133,36 @@ class Grouper {
     return c;
   }
 
-  bool cheap(const Node& n) {
+  bool cheap(const Node& n, const std::set<int>& kernels) {
+    stored_.clear();
     int visits = 0;
     Cost c = cost(n, visits);
+    if (c.heavy && find_stored(n, kernels)) {
+      visits = 0;
+      c = cost(n, visits);
+    }
     return !c.heavy && c.loads <= 1 && c.ops <= 8;
+  }
+
+  // Reductions below n that do not fit these kernels: they are stored whatever becomes of n.
+  bool find_stored(const Node& n, const std::set<int>& kernels) {
+    std::set<const Node*, bool (*)(const Node*, const Node*)> below([](const Node* a, const Node* b) { return a->id > b->id; });
+    collect_below(n, below);
+    size_t tried = 0;
+    for (int k : kernels) {
+      if (++tried > kMostTried) break;
+      Fit trial = fits_[static_cast<size_t>(k)];
+      for (const Node* m : below)
+        if (!trial.add(*m) && is_reduce(m->op)) stored_.insert(m);
+    }
+    return !stored_.empty();
+  }
+
+  template <class Nodes>
+  void collect_below(const Node& n, Nodes& below) const {
+    if (!is_fusible(n, r_.storage) || r_.storage.must_store[n.id] || below.size() > kMostBelow || !below.insert(&n).second) return;
+    if (is_reduce(n.op)) return;
+    for (const Value& v : n.inputs) collect_below(*v.node, below);
   }
 
   static const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }
@@ -123,7 +170,7 @@ class Grouper {
   int joinable(const Node& n, const std::set<int>& kernels) {
     size_t tried = 0;
     for (int k : kernels) {
-      const auto& roots = groups_.roots[static_cast<size_t>(k)];
+      const auto& roots = groups_.kernels[static_cast<size_t>(k)].roots;
       if (++tried > kMostTried) break;
       if (sizes_[static_cast<size_t>(k)] >= kMostNodes || roots.size() >= kMostStores || !(domain(*roots[0]) == domain(n))) continue;
       bool split = std::any_of(roots.begin(), roots.end(), [&](const Node* m) { return r_.must_split[m->id]; });
@@ -139,7 +186,7 @@ class Grouper {
   bool blocked(const Node& n, int k) {
     std::vector<const Node*> work(users_[n.id].begin(), users_[n.id].end()), outside;
     uint32_t last = 0;
-    for (const Node* m : groups_.roots[static_cast<size_t>(k)]) last = std::max(last, m->id);
+    for (const Node* m : groups_.kernels[static_cast<size_t>(k)].roots) last = std::max(last, m->id);
     ++searches_;
     for (size_t visited = 0; !work.empty();) {
       const Node* u = work.back();
@@ -173,24 +220,32 @@ class Grouper {
       if (++visited > kMostVisited || kernels_of_[u->id].contains(k)) return true;
       // A kernel runs as a whole: from one of its nodes, everything that any of its roots feeds is reached.
       for (int other : kernels_of_[u->id])
-        for (const Node* m : groups_.roots[static_cast<size_t>(other)])
+        for (const Node* m : groups_.kernels[static_cast<size_t>(other)].roots)
           if (m->id != u->id) work.push_back(m);
       for (const Node* v : users_[u->id]) work.push_back(v);
     }
     return false;
   }
 
-  const FusionRules& r_;
+  FusionRules r_;
   std::vector<std::vector<const Node*>> users_;
   std::vector<std::set<int>> kernels_of_;
-  std::vector<int> sizes_;      // by kernel
-  std::vector<uint32_t> seen_;  // by node: the last search that met it
+  std::vector<Fit> fits_;         // by kernel
+  std::set<const Node*> stored_;  // of what is asked about: see find_stored
+  std::vector<int> sizes_;        // by kernel
+  std::vector<uint32_t> seen_;    // by node: the last search that met it
   uint32_t searches_ = 0;
   Groups groups_;
 };
 
 }  // namespace
 
-Groups group_nodes(const FusionRules& rules) { return Grouper(rules).run(); }
+Groups group_nodes(FusionRules rules) { return Grouper(std::move(rules)).run(); }
+
+void decide_groups(Decisions& d) {
+  std::vector<int> overwritten;
+  for (const Node& n : d.graph.nodes()) overwritten.push_back(d.written_into(n));
+  d.groups = group_nodes({d.graph, d.storage, d.options.fuse, d.must_split, std::move(overwritten)});
+}
 
 }  // namespace broach

@@ -6,9 +6,12 @@
 #include <variant>
 #include <vector>
 
+#include "ir/capabilities.h"
 #include "schedule/kernel.h"
 
 namespace broach {
+
+struct Group;
 
 // A window into a buffer: element i is at offset + sum of i[d] * strides[d], in elements.
 struct Place {
@@ -17,9 +20,6 @@ struct Place {
   Shape strides;
   friend bool operator==(const Place&, const Place&) = default;
 };
-
-// The place of a view of what lies at `place`, if it is one without moving elements.
-std::optional<Place> place_of_view(const Node& view, const Place& place);
 
 struct Buffer {
   enum class Kind : uint8_t {
@@ -123,6 +123,7 @@ struct ScheduleOptions {
   bool strict = false;
   bool fuse = true;
   std::vector<int> numbers = {};  // inputs that are numbers of the host's: what kernels read of them is given with each launch
+  Capabilities capabilities = all_capabilities();
 };
 
 struct Schedule {
@@ -143,28 +144,6 @@ struct Schedule {
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides,
                        const std::vector<OutputRequest>& outputs, const ScheduleOptions& options);
 
-// ---- the parts, for tests ----
-
-// Writes into windows of an input, which are concatenations of what stays and what is new, become updates.
-Graph find_updates(Graph graph, const std::vector<OutputRequest>& outputs);
-// Updates and scatters, by node id, whose result can lie where the input lies that they start from and end in: the input, or -1.
-std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRequest>& outputs);
-
-// Which kernel computes each node: nodes of one kernel have one number; -1 for nodes that are no part of any (views of
-// places, sources, heavy nodes).
-struct Groups {
-  std::vector<bool> in_memory;                  // by node id: the value gets a buffer
-  std::vector<std::vector<const Node*>> roots;  // by kernel: the values it stores
-};
-struct FusionRules {
-  const Graph& graph;
-  const ScheduleOptions& options;
-  std::vector<bool> must_store;  // by node id: somebody needs it in memory
-  std::vector<bool> must_split;  // by node id: found not to fit into a kernel with others
-  std::vector<bool> absorbed;    // by node id: computed by a contraction's epilogue, or a window of a place
-};
-Groups group_nodes(const FusionRules& rules);
-
 // Kernels that differ only in constants become one kernel that is given them, where there are several.
 void share_kernels(std::vector<Step>& steps);
 
@@ -175,10 +154,8 @@ void pass_numbers(Schedule& schedule, const std::vector<int>& inputs);
 // buffers of its own, with copies in between where the other side wrote last.
 Schedule offload(Schedule schedule, Device device);
 
-// Builds the kernel that stores `roots`, reading whatever `place` knows. If a reduction does not fit the kernel's axes,
-// returns nothing and names the node in `misfit`.
-std::optional<KernelStep> build_kernel(const std::vector<const Node*>& roots, const std::function<const Place*(const Value&)>& place,
-                                       const std::function<Place(const Node*)>& target, const ScheduleOptions& options,
-                                       const Node** misfit);
+// The kernel that stores the roots of a group, reading whatever `place` knows.
+KernelStep build_kernel(const Group& group, const std::function<const Place*(const Value&)>& place,
+                        const std::function<Place(const Node*)>& target, bool strict);
 
 }  // namespace broach

@@ -143,8 +143,8 @@ class Target {
   virtual std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const = 0;
   // Null if this target does not have the routine for these element types.
   virtual std::shared_ptr<const CompiledRoutine> routine(const Operation& operation) const = 0;
-  // Whether contractions and convolutions of this element type are to be lowered to `dot` and `conv`.
-  virtual bool has_contractions(DType dtype) const = 0;
+  // What is to be lowered for it.
+  virtual const Capabilities& capabilities() const = 0;
 
   virtual Memory& memory() const = 0;
   // Between the host and the device, and in the queue's order. To the host it is done when the call returns.

@@ -106,8 +106,7 @@ std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::str
 bool Calls::supported_since(size_t before) const {
   const auto& nodes = b_.graph().nodes();
   for (size_t i = before; i < nodes.size(); ++i) {
-    if (kind_of(nodes[i].op) == OpKind::heavy && !options_.has_contractions(nodes[i].results[0].dtype)) return false;
-    if (kind_of(nodes[i].op) == OpKind::routine && !options_.has_routine(nodes[i])) return false;
+    if (!options_.capabilities.has(nodes[i])) return false;
     const DType t = nodes[i].results[0].dtype;
     if ((is_complex(t) || is_stored_only(t)) && !carries(nodes[i].op) && !(is_stored_only(t) && nodes[i].op == Op::cast)) return false;
   }

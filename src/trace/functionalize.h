@@ -6,10 +6,10 @@
 // from it when they are next read.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
+#include "ir/capabilities.h"
 #include "trace/trace.h"
 
 namespace broach {
@@ -50,11 +50,8 @@ struct Program {
 };
 
 struct FunctionalizeOptions {
-  // Whether the target computes contractions of this element type itself; otherwise they stay calls of the host's library.
-  std::function<bool(DType)> has_contractions = [](DType) { return true; };
-  // Whether the target runs this routine primitive.
-  std::function<bool(const Node&)> has_routine = [](const Node&) { return true; };
-  bool lower = true;  // false: every op stays an extern call (used to bisect)
+  Capabilities capabilities = all_capabilities();  // of the target; what it has not stays a call of the host's library
+  bool lower = true;                               // false: every op stays an extern call (used to bisect)
 };
 
 // Throws Unsupported for programs whose meaning the graph cannot express.

@@ -22,7 +22,15 @@ class CpuTarget : public Target {
     return cpu::make_contraction(step, settings);
   }
   std::shared_ptr<const CompiledRoutine> routine(const Operation& operation) const override { return cpu::make_routine(operation); }
-  bool has_contractions(DType dtype) const override { return cpu::has_contractions(dtype); }
+  const Capabilities& capabilities() const override {
+    static const Capabilities known = [] {
+      Capabilities c = all_capabilities();
+      std::erase_if(c.contractions, [](const auto& row) { return !cpu::has_contractions(row.first.second); });
+      std::erase_if(c.routines, [](const auto& row) { return !cpu::has_routine(row.first, row.second); });
+      return c;
+    }();
+    return known;
+  }
 
   Memory& memory() const override { return HostMemory::get(); }
   void copy(void* to, const void* from, size_t bytes, bool, const RunContext&) const override { std::memcpy(to, from, bytes); }

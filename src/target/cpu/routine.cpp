@@ -72,6 +72,12 @@ std::vector<Across> dimensions_across(std::span<const RoutineTensor* const> tens
 
 }  // namespace
 
+bool has_routine(Op op, DType dtype) {
+  if (op == Op::attention) return dtype == DType::f32 || dtype == DType::bf16;
+  if (op == Op::update || op == Op::scatter) return size_of(dtype) <= 8;  // elements are moved as they are
+  return !is_complex(dtype);
+}
+
 std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation) {
   RoutineFunction f = function_of(operation);
   return f ? std::make_shared<Routine>(std::move(f)) : nullptr;

@@ -14,6 +14,9 @@ namespace broach::cpu {
 // Null if there is no routine for these element types.
 std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation);
 
+// Whether there is one for first operands of this element type.
+bool has_routine(Op op, DType dtype);
+
 // ---- for the families of routines ----
 
 // False if an index was out of bounds: the results are then not to be used.

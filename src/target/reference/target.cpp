@@ -349,7 +349,10 @@ class ReferenceTarget : public Target {
     if (o.op == Op::kth && !o.get<SymInt>(Attr::k).is_constant()) return nullptr;
     return std::make_shared<InterpretedRoutine>(o);
   }
-  bool has_contractions(DType dtype) const override { return is_floating(dtype); }
+  const Capabilities& capabilities() const override {
+    static const Capabilities all = all_capabilities();
+    return all;
+  }
 
   Memory& memory() const override { return ProtectedMemory::get(); }
   void copy(void* to, const void* from, size_t bytes, bool to_host, const RunContext&) const override {

@@ -3,10 +3,10 @@
 // After functionalisation such a write makes a new value of all elements, which an output request copies back into the input.
 // If the write is an update or a scatter that starts from that input, it can happen in the input itself; the schedule then
 // runs it after all readers of the old elements.
+#include "passes/updates.h"
+
 #include <algorithm>
 #include <set>
-
-#include "schedule/schedule.h"
 
 namespace broach {
 

@@ -1,0 +1,59 @@
+#include "ir/capabilities.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace broach {
+
+namespace {
+
+constexpr Op kOps[] = {
+#define OP(name, kind, inputs, attrs, facts) Op::name,
+#include "ir/ops.def"
+#undef OP
+};
+constexpr DType kTypes[] = {
+#define TYPE(name, ...) DType::name,
+#include "ir/types.def"
+#undef TYPE
+};
+
+// What no routine has, whatever its element types.
+bool is_left_out(const Node& n) {
+  if (n.op == Op::kth) return !n.get<SymInt>(Attr::k).is_constant();
+  if (n.op == Op::update) return n.inputs[0].rank() == 0;
+  return writes_elements(n.op) && n.inputs[1].dtype() != DType::i64 && n.inputs[1].dtype() != DType::i32;
+}
+
+ContractionAbility usual_ability(Op op, DType dtype) {
+  std::set<Op> activations;
+  std::copy_if(std::begin(kOps), std::end(kOps), std::inserter(activations, activations.end()), is_activation);
+  std::set<Op> exact = activations;
+  exact.erase(Op::relu);  // makes 0 of NaN
+  return {activations, exact, {Op::add, Op::mul}, 6, true, dtype == DType::bf16, op == Op::conv};
+}
+
+}  // namespace
+
+const ContractionAbility* Capabilities::contraction(Op op, DType dtype) const {
+  auto it = contractions.find({op, dtype});
+  return it == contractions.end() ? nullptr : &it->second;
+}
+
+bool Capabilities::has(const Node& n) const {
+  if (kind_of(n.op) == OpKind::heavy) return contraction(n.op, n.results[0].dtype) != nullptr;
+  if (kind_of(n.op) == OpKind::routine) return routines.contains({n.op, n.inputs[0].dtype()}) && !is_left_out(n);
+  return true;
+}
+
+Capabilities all_capabilities() {
+  Capabilities all;
+  for (Op op : kOps)
+    for (DType t : kTypes) {
+      if (kind_of(op) == OpKind::heavy && is_floating(t)) all.contractions[{op, t}] = usual_ability(op, t);
+      if (kind_of(op) == OpKind::routine) all.routines.insert({op, t});
+    }
+  return all;
+}
+
+}  // namespace broach

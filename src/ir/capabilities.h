@@ -1,0 +1,42 @@
+// What a target computes by itself, as data. Shared code asks, and knows no library.
+#pragma once
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include "ir/graph.h"
+
+namespace broach {
+
+// Of one kind of contraction, with results of one element type.
+struct ContractionAbility {
+  std::set<Op> activations;        // computed behind it, before the result is stored
+  std::set<Op> exact_activations;  // of these, those that give what the primitive says for NaN as well
+  std::set<Op> binaries;           // likewise, with an operand as large as the result, or repeated along all but its channels
+  size_t most_epilogues = 0;
+  bool bias = true;            // one element a column, or output channel
+  bool through_casts = false;  // behind a cast to f32, if the result is cast back
+  bool channels_last = false;  // its tensors should lie so
+};
+
+struct Capabilities {
+  // By kind and element type. What is missing stays a call of the host's library.
+  std::map<std::pair<Op, DType>, ContractionAbility> contractions;
+  std::set<std::pair<Op, DType>> routines;  // by the element type of the first operand
+  // A reduction of so many elements into few results is worth cutting into parts.
+  struct Reductions {
+    int64_t smallest = int64_t{1} << 18;  // elements, of which one thread reduces fewer well enough
+    int64_t pieces = 32;                  // of work, so that threads of different speed end at the same time
+    int64_t columns = 2048;               // results that a kernel computes in one piece where its lanes are results
+  } reductions;
+
+  const ContractionAbility* contraction(Op op, DType dtype) const;
+  // Whether it computes this node, if that is a contraction or a routine.
+  bool has(const Node& node) const;
+};
+
+// Of a target that has all contractions and routines, and behind a contraction what libraries usually have.
+Capabilities all_capabilities();
+
+}  // namespace broach

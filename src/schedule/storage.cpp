@@ -1,0 +1,91 @@
+// Who must be in memory: outputs, and what is read by something that is no kernel.
+#include <algorithm>
+
+#include "schedule/decisions.h"
+
+namespace broach {
+
+namespace {
+
+class Storing {
+ public:
+  explicit Storing(Decisions& d) : d_(d), must_store_(d.storage.must_store) {}
+
+  void run() {
+    const size_t nodes = d_.graph.nodes().size();
+    must_store_.assign(nodes, false);
+    d_.must_split.assign(nodes, false);
+    for (const auto& [value, output] : d_.layouts.outputs) {
+      must_store_[value.first] = true;
+      if (d_.requests[static_cast<size_t>(output)].into_input >= 0) d_.must_split[value.first] = true;
+    }
+    for (const Node& n : d_.graph.nodes()) store_operands(n);
+    for (const auto& [id, c] : d_.epilogues.contractions) must_store_[c.last->id] = true;
+    d_.storage.absorbed = d_.epilogues.absorbed;
+    find_windows();
+  }
+
+ private:
+  void store_operands(const Node& n) {
+    const OpKind k = kind_of(n.op);
+    if (k == OpKind::external || k == OpKind::routine) {
+      for (const Value& v : n.inputs) store_window(v);
+    } else if (k == OpKind::heavy) {
+      const Contraction& c = d_.epilogues.contractions.at(n.id);
+      for (const Value& v : n.inputs) store_for_contraction(v);
+      if (c.bias) store_window(c.bias);
+      for (auto& [op, v] : c.epilogue)
+        if (v) store_window(v);
+    } else if (n.op == Op::take) {
+      store_window(n.inputs[0]);
+    }
+  }
+
+  // Where a value would lie in what it is a view of, if it needs no copy.
+  std::optional<MemoryWindow> window(const Value& v) const {
+    const Node& n = *v.node;
+    if (!is_window(n.op) || must_store_[n.id]) return MemoryWindow{&n, 0, d_.layouts.strides[n.id][v.index]};
+    auto inner = window(n.inputs[0]);
+    return inner ? window_of_view(n, *inner) : std::nullopt;
+  }
+
+  void store_window(const Value& v) {
+    const Node* n = v.node;
+    if (window(v))
+      while (is_window(n->op) && !must_store_[n->id]) n = n->inputs[0].node;
+    if (kind_of(n->op) == OpKind::source && n->op != Op::input) n = v.node;  // a constant: fill the whole value
+    if (n->op != Op::input) must_store_[n->id] = true;
+  }
+
+  // One dimension with stride 1 and none that repeats.
+  void store_for_contraction(const Value& v) {
+    auto w = window(v);
+    auto has = [&](int64_t stride) { return std::find(w->strides.begin(), w->strides.end(), SymInt(stride)) != w->strides.end(); };
+    if (w && (w->strides.empty() || has(1)) && !has(0)) store_window(v);
+    else must_store_[v.node->id] = true;
+  }
+
+  void find_windows() {
+    auto& windows = d_.storage.windows;
+    windows.resize(d_.graph.nodes().size());
+    for (const Node& n : d_.graph.nodes()) {
+      if (must_store_[n.id] || !is_fusible(n, d_.storage)) {
+        windows[n.id] = MemoryWindow{&n, 0, d_.layouts.strides[n.id][0]};
+      } else if (is_window(n.op)) {
+        const Value& x = n.inputs[0];
+        auto inner = windows[x.node->id];
+        if (inner && inner->base == x.node) inner->strides = d_.layouts.strides[x.node->id][x.index];
+        if (inner) windows[n.id] = window_of_view(n, *inner);
+      }
+    }
+  }
+
+  Decisions& d_;
+  std::vector<bool>& must_store_;
+};
+
+}  // namespace
+
+void decide_storage(Decisions& d) { Storing(d).run(); }
+
+}  // namespace broach

@@ -1,0 +1,181 @@
+// The decisions that lead to a schedule, each by itself: epilogues, layouts, what fits a kernel, writes into inputs, and the order.
+#include <doctest/doctest.h>
+
+#include "passes/layouts.h"
+#include "run_compiled.h"
+#include "schedule/decisions.h"
+#include "support/error.h"
+
+using namespace broach;
+
+namespace {
+
+Graph product_and_activation() {
+  return Graph::parse(R"(%0 = input(index=0) : f32[4, 8]
+%1 = input(index=1) : f32[8, 6]
+%2 = input(index=2) : f32[6]
+%3 = dot(%0, %1, batch=0) : f32[4, 6]
+%4 = reshape(%2, shape=[1, 6]) : f32[1, 6]
+%5 = expand(%4, shape=[4, 6]) : f32[4, 6]
+%6 = add(%3, %5) : f32[4, 6]
+%7 = relu(%6) : f32[4, 6]
+%8 = silu(%7) : f32[4, 6]
+return %8
+)");
+}
+
+// What is computed behind the one contraction.
+std::string epilogue_of(const Graph& g, const Capabilities& capabilities, bool strict) {
+  const Epilogues e = match_epilogues(g, capabilities, strict);
+  const Contraction& c = e.contractions.begin()->second;
+  std::string out = c.bias ? "bias" : "";
+  for (const auto& [op, v] : c.epilogue) out += cat(out.empty() ? "" : " ", name_of(op));
+  return out;
+}
+
+// One kernel that stores this value, and what of the values below it does not fit.
+struct Grown {
+  Fit fit;
+  std::vector<uint32_t> left;
+};
+Grown grow(const Graph& g, uint32_t root, const Storage& storage) {
+  Grown out{Fit(storage), {}};
+  CHECK(out.fit.add_root(g.nodes()[root]));
+  for (size_t i = root; i-- > 0;)
+    if (const Node& n = g.nodes()[i]; is_fusible(n, storage) && !out.fit.add(n)) out.left.push_back(n.id);
+  return out;
+}
+
+Storage nothing_stored(const Graph& g) {
+  Storage s{std::vector<bool>(g.nodes().size()), std::vector<bool>(g.nodes().size()), {}};
+  for (const Node& n : g.nodes())
+    s.windows.push_back(n.op == Op::input ? std::optional(MemoryWindow{&n, 0, contiguous_strides(n.results[0].shape)}) : std::nullopt);
+  return s;
+}
+
+// Runs a program whose outputs are written into inputs of the same number, and gives what is in these then.
+std::vector<std::vector<double>> written(const std::string& text, std::vector<std::vector<double>> values, int most_kernels) {
+  auto graph = std::make_shared<const Graph>(Graph::parse(text));
+  std::vector<Shape> strides;
+  std::vector<HostTensor> memory;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const Type& type = graph->inputs()[i].type();
+    strides.push_back(contiguous_strides(type.shape));
+    memory.push_back({type, std::vector<std::byte>(values[i].size() * 4)});
+    for (size_t j = 0; j < values[i].size(); ++j) memory[i].set(static_cast<int64_t>(j), Scalar(values[i][j]));
+  }
+  std::vector<OutputRequest> requests;
+  for (size_t i = 0; i < graph->outputs().size(); ++i) requests.push_back({{}, static_cast<int>(i)});
+  Executable executable(make_schedule(graph, strides, requests, {}), Targets(), {}, nullptr);
+  CHECK(executable.schedule().kernels <= most_kernels);
+  Frame frame;
+  SerialThreads threads;
+  frame.threads = &threads;
+  for (const Buffer& b : executable.schedule().buffers)
+    frame.data.push_back(b.kind == Buffer::Kind::input ? memory[static_cast<size_t>(b.index)].bytes.data() : nullptr);
+  executable.run(frame);
+  for (size_t i = 0; i < values.size(); ++i)
+    for (size_t j = 0; j < values[i].size(); ++j) values[i][j] = as_double(memory[i].at(static_cast<int64_t>(j)));
+  return values;
+}
+
+}  // namespace
+
+TEST_CASE("epilogues: what the target has, and no more") {
+  const Graph g = product_and_activation();
+  Capabilities c = all_capabilities();
+  CHECK(epilogue_of(g, c, false) == "bias relu silu");
+  CHECK(epilogue_of(g, c, true) == "bias");  // relu would make 0 of NaN
+  c.contractions.at({Op::dot, DType::f32}).most_epilogues = 1;
+  CHECK(epilogue_of(g, c, false) == "bias relu");
+  c.contractions.clear();
+  CHECK(epilogue_of(g, c, false).empty());
+}
+
+TEST_CASE("layouts: channels last around a convolution, where the target wants it") {
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[1, 2, 4, 4]
+%1 = input(index=1) : f32[3, 2, 1, 1]
+%2 = neg(%0) : f32[1, 2, 4, 4]
+%3 = conv(%2, %1, stride=[1, 1], padding=[0, 0], dilation=[1, 1], transposed=0, output_padding=[0, 0], groups=1) : f32[1, 3, 4, 4]
+%4 = exp(%3) : f32[1, 3, 4, 4]
+return %4
+)");
+  Capabilities c = all_capabilities();
+  const Epilogues e = match_epilogues(g, c, false);
+  CHECK(find_channels_last(g, e, c) == std::vector<bool>{true, false, true, true, false});
+  c.contractions.at({Op::conv, DType::f32}).channels_last = false;
+  CHECK(find_channels_last(g, e, c) == std::vector<bool>(5));
+  const Layouts l = choose_layouts(g, {contiguous_strides({1, 2, 4, 4}), contiguous_strides({3, 2, 1, 1})}, {{{}, -1}}, e,
+                                   std::vector<int>(5, -1), {true, false, true, true, false});
+  CHECK(l.strides[2][0] == channels_last_strides({1, 2, 4, 4}));
+  CHECK(l.strides[3][0] == channels_last_strides({1, 3, 4, 4}));
+}
+
+TEST_CASE("fit: a reduction over the axes that stay does not") {
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[4, 8]
+%1 = reduce_sum(%0, dims=[0]) : f32[8]
+%2 = reshape(%1, shape=[1, 8]) : f32[1, 8]
+%3 = expand(%2, shape=[4, 8]) : f32[4, 8]
+%4 = reduce_sum(%0, dims=[1]) : f32[4]
+%5 = reshape(%4, shape=[4, 1]) : f32[4, 1]
+%6 = expand(%5, shape=[4, 8]) : f32[4, 8]
+%7 = add(%3, %6) : f32[4, 8]
+return %7
+)");
+  const Storage storage = nothing_stored(g);
+  CHECK(grow(g, 7, storage).left == std::vector<uint32_t>{1});
+  CHECK(grow(g, 6, storage).left.empty());
+}
+
+TEST_CASE("fit: an axis is cut where a reduction depends on a part of it") {
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[8, 5]
+%1 = reshape(%0, shape=[2, 4, 5]) : f32[2, 4, 5]
+%2 = reduce_sum(%1, dims=[1, 2]) : f32[2]
+%3 = reshape(%2, shape=[2, 1]) : f32[2, 1]
+%4 = expand(%3, shape=[2, 4]) : f32[2, 4]
+%5 = reshape(%4, shape=[8, 1]) : f32[8, 1]
+%6 = expand(%5, shape=[8, 5]) : f32[8, 5]
+%7 = div(%0, %6) : f32[8, 5]
+return %7
+)");
+  const Storage storage = nothing_stored(g);
+  const Grown k = grow(g, 7, storage);
+  CHECK(k.left.empty());
+  CHECK(k.fit.space().axes().size() == 3);
+  CHECK(k.fit.space().splits().size() == 1);
+}
+
+TEST_CASE("fit: nothing is reduced under a condition") {
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[4, 8]
+%1 = reduce_sum(%0, dims=[1]) : f32[4]
+%2 = pad(%1, low=[1], high=[0], value=0.0) : f32[5]
+return %2
+)");
+  CHECK(grow(g, 2, nothing_stored(g)).left == std::vector<uint32_t>{1});
+}
+
+TEST_CASE("writes: inputs that are written from each other's old elements, or from others of their own") {
+  const std::string swap = R"(%0 = input(index=0) : f32[3]
+%1 = input(index=1) : f32[3]
+%2 = neg(%1) : f32[3]
+%3 = neg(%0) : f32[3]
+return %2, %3
+)";
+  CHECK(written(swap, {{1, 2, 3}, {4, 5, 6}}, 4) == std::vector<std::vector<double>>{{-4, -5, -6}, {-1, -2, -3}});
+  const std::string turn = R"(%0 = input(index=0) : f32[2, 2]
+%1 = permute(%0, dims=[1, 0]) : f32[2, 2]
+%2 = neg(%1) : f32[2, 2]
+return %2
+)";
+  CHECK(written(turn, {{1, 2, 3, 4}}, 2) == std::vector<std::vector<double>>{{-1, -3, -2, -4}});
+  const std::string same = R"(%0 = input(index=0) : f32[3]
+%1 = neg(%0) : f32[3]
+return %1
+)";
+  CHECK(written(same, {{1, 2, 3}}, 1) == std::vector<std::vector<double>>{{-1, -2, -3}});
+}
+
+TEST_CASE("order: what is named comes before, and a circle has none") {
+  CHECK(order_of({0, 1, 2}, {{2}, {}, {1}}) == std::vector<int>{1, 2, 0});
+  CHECK(!order_of({0, 1}, {{1}, {0}}));
+}
