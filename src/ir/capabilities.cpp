@@ -12,7 +12,7 @@ constexpr Op kOps[] = {
 #include "ir/ops.def"
 #undef OP
 };
-constexpr DType kTypes[] = {
+constexpr DType kElementTypes[] = {
 #define TYPE(name, ...) DType::name,
 #include "ir/types.def"
 #undef TYPE
@@ -49,7 +49,7 @@ bool Capabilities::has(const Node& n) const {
 Capabilities all_capabilities() {
   Capabilities all;
   for (Op op : kOps)
-    for (DType t : kTypes) {
+    for (DType t : kElementTypes) {
       if (kind_of(op) == OpKind::heavy && is_floating(t)) all.contractions[{op, t}] = usual_ability(op, t);
       if (kind_of(op) == OpKind::routine) all.routines.insert({op, t});
     }

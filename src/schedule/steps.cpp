@@ -106,7 +106,7 @@ class StepMaker {
       step.reads.push_back(r.operands.back().place.buffer);
     }
     for (uint32_t i = 0; i < n.results.size(); ++i) {
-      r.results.push_back({n.results[i], is_read({&n, i}) ? m_.places[n.id][i] : Place{-1, 0, d_.layouts.strides[n.id][i]}});
+      r.results.push_back({n.results[i], is_read({&n, i}) ? m_.places[n.id][i] : Place{-1, 0, contiguous_strides(n.results[i].shape)}});
       if (r.results.back().place.buffer >= 0) step.writes.push_back(r.results.back().place.buffer);
     }
     step.work = std::move(r);

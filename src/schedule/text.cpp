@@ -217,7 +217,7 @@ class ScheduleParser : TextParser {
 
   Operand operand() {
     Operand o{type(), {}};
-    if (c_.accept("none")) return o;
+    if (c_.accept("none")) return o.place.strides = contiguous_strides(o.type.shape), o;
     c_.expect_char('m');
     o.place.buffer = static_cast<int>(c_.digits());
     if (o.place.buffer < 0 || o.place.buffer >= count()) c_.fail_at(c_.at, "there is no buffer m", o.place.buffer);
