@@ -7,6 +7,8 @@ import broach
 from direct import Direct
 
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
+# Before torch 2.13 what is too large becomes NaN in a tensor's conversion: there the types are left to torch.
+SATURATES = not torch.tensor(1e4).to(torch.float8_e4m3fn).isnan().item()
 OTHERS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.bool]
 
 
@@ -22,7 +24,7 @@ def _check(function, *args, externs=(), **options):
             actual = compiled(*[a.clone() for a in args])
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(_bits(actual), _bits(expected), rtol=0, atol=0, equal_nan=True)
-    assert set(compiled.externs) == set(externs)
+    assert not SATURATES or set(compiled.externs) == set(externs)
 
 
 def _every_value(dtype):
