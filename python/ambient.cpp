@@ -12,6 +12,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "capture.h"
+#include "devices.h"
 
 namespace broach {
 
@@ -23,7 +24,7 @@ uint64_t ambient_settings() {
     word |= (value & ((uint64_t{1} << bits) - 1)) << at;
     at += bits;
   };
-  add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 8);
+  add(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()), 6);
   add(c10::GradMode::is_enabled(), 1);
   add(c10::InferenceMode::is_enabled(), 1);
   add(c.deterministicAlgorithms(), 1);
@@ -34,21 +35,21 @@ uint64_t ambient_settings() {
   add(c.userEnabledMathSDP(), 1);
   add(c.userEnabledCuDNNSDP(), 1);
   add(c.userEnabledMkldnn(), 1);
+  add(c.userEnabledCuDNN(), 1);
+  add(c.benchmarkCuDNN(), 1);
+  add(c.deterministicCuDNN(), 1);
   add(c.allowTF32CuDNN(), 1);
   uint64_t precision = 3;
   try {
     precision = static_cast<uint64_t>(c.float32MatmulPrecision());
   } catch (const c10::Error&) {  // mixed settings of torch's old and new interface
   }
-  add(precision, 3);
+  add(precision, 2);
   add(c.deterministicMkldnn(), 1);
-  for (auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN})
-    add(static_cast<uint64_t>(c.float32Precision(at::Float32Backend::MKLDNN, op)), 3);
-  for (auto device : {c10::kCPU, c10::kCUDA}) {
-    bool on = at::autocast::is_autocast_enabled(device);
-    add(on, 1);
-    add(on ? static_cast<uint64_t>(at::autocast::get_autocast_dtype(device)) : 0, 8);
-  }
+  for (auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA})
+    for (auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN})
+      add(static_cast<uint64_t>(c.float32Precision(backend, op)), 2);
+  for (c10::ScalarType type : Autocast::now().types) add(static_cast<uint64_t>(type), 6);
   add(at::autocast::is_autocast_cache_enabled(), 1);
   return word;
 }

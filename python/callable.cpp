@@ -67,6 +67,12 @@ PyObject* call_plainly(Callable& c, const Arguments& a) {
   return call(c.data->subject.program.get(), a);
 }
 
+// Whether a version that ran eagerly may be tried again, or else something runs from now on. False with a Python error.
+bool goes_on(Callable& c, const Version& v) {
+  Reason why = v.function.failure();
+  return why.empty() || give_up(c, why);
+}
+
 // What follows from a call that captured. False with a Python error.
 bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   auto& d = *c.data;
@@ -145,7 +151,7 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   if (!captured) v->state->stamp();
   if (d.versions.size() >= kMostVersions && d.guarded) d.versions.pop_back();
   d.versions.insert(d.versions.begin(), v);
-  if (captured && !after_capture(c, p, v)) return nullptr;
+  if (captured ? !after_capture(c, p, v) : !goes_on(c, *v)) return nullptr;
   return result.release();
 }
 
@@ -254,8 +260,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
     if (v->state && must_verify(d)) return run_verified(c, p, v);
     Ref result = Ref::steal(v->run(p));
     if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
-    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !d.fallback)
-      if (Reason why = v->function.failure(); !why.empty() && !give_up(c, why)) return nullptr;
+    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !d.fallback && !goes_on(c, *v)) return nullptr;
     return result.release();
   }
   return call_anew(c, a);

@@ -11,6 +11,7 @@
 #include "capture.h"
 #include "compat.h"
 #include "function.h"
+#include "keys.h"
 #include "passes/passes.h"
 #include "runtime/memory.h"
 #include "support/bug.h"
@@ -89,7 +90,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);
   m.def("reject_capture", [](std::string why) { Function::reject_capture({Outcome::rejected, std::move(why)}); });
-  m.def("capture_keys", [] { return std::vector<std::string>{c10::toString(kCaptureKey), c10::toString(kCompositeKey)}; });
+  m.def("capture_obstacle", [] { return capture_keys().obstacle; });
+  m.def("capture_keys", [] {  // none where something else has taken one
+    std::vector<std::string> names;
+    if (capture_keys().obstacle.empty()) names = {c10::toString(capture_keys().record), c10::toString(capture_keys().composite)};
+    return names;
+  });
   m.def("target_names", &target_names);
   m.def("has_cpu_target", [] { return cpu_target() != nullptr; });
   m.def("has_onednn", [] { return cpu_target() && cpu_target()->capabilities().contraction(Op::dot, DType::f32); });

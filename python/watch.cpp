@@ -5,9 +5,9 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "capture.h"
-#include "compat.h"
 #include "cpython.h"
 #include "function.h"
+#include "keys.h"
 #include "support/error.h"
 #include "while_capturing.h"
 
@@ -117,7 +117,7 @@ Watch::~Watch() {
 
 int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
-  if (c10::impl::tls_is_dispatch_key_excluded(kCaptureKey)) return 0;
+  if (c10::impl::tls_is_dispatch_key_excluded(capture_keys().record)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
   if (w->abandoned_) return 0;
   PyObject *type, *value, *trace;

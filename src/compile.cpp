@@ -69,6 +69,36 @@ void verify_form(const char* stage, const Form& form) {
   }
 }
 
+// A step runs where what it touches lies. Calls of the host's library find that out by themselves.
+void place(Schedule& schedule) {
+  for (Step& s : schedule.steps)
+    for (const auto* touched : {&s.reads, &s.writes})
+      for (int b : *touched)
+        if (const Device d = schedule.buffers[static_cast<size_t>(b)].type.device;
+            s.device == Device{} && !std::holds_alternative<ExternStep>(s.work))
+          s.device = d;
+}
+
+// What a device's steps read of the host's, such as a tensor without dimensions beside the device's, has to be copied where the host
+// cannot address its memory.
+Schedule with_copies(Schedule schedule, const Targets& targets) {
+  std::vector<Device> met{Device{}};
+  for (size_t i = 0; i < schedule.steps.size(); ++i) {
+    const Device d = schedule.steps[i].device;
+    if (std::find(met.begin(), met.end(), d) != met.end()) continue;
+    met.push_back(d);
+    if (!targets.has({}) || &targets.on(d) != &targets.on({})) schedule = bridge(std::move(schedule), d);
+  }
+  return schedule;
+}
+
+// What most of a program runs on: the device that its tensors lie on, if that is not the host.
+const Target& main_target(const Trace& trace, const Targets& targets) {
+  for (const TraceTensor& t : trace.tensors)
+    if (t.type.device != Device{} && targets.has(t.type.device)) return targets.on(t.type.device);
+  return targets.on(targets.host_runs_on());
+}
+
 std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
   std::vector<OutputRequest> requests;
   for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
@@ -83,7 +113,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   Stopwatch watch(out.seconds);
   dump("trace", "trace", [&] { return trace.str(); });
   verify_form("trace", trace);
-  Capabilities capabilities = targets.on(targets.host_runs_on()).capabilities();
+  Capabilities capabilities = main_target(trace, targets).capabilities();
   if (!options.settings.contractions.library) capabilities.contractions.clear();
   out.program = functionalize(trace, {capabilities, options.lower});
   watch.lap("functionalise");
@@ -110,7 +140,9 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
       write_at_the_end(early, out.program, requests);
       schedule = scheduled();
     }
+    place(schedule);
     if (const Device d = targets.host_runs_on(); d != Device{}) schedule = offload(std::move(schedule), d);
+    else schedule = with_copies(std::move(schedule), targets);
     watch.lap("schedule");
     out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });

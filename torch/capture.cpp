@@ -1,6 +1,5 @@
 #include "capture.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -16,6 +15,7 @@
 
 #include "compat.h"
 #include "composites.h"
+#include "keys.h"
 #include "operations.h"
 #include "ops/lower.h"
 #include "support/error.h"
@@ -58,13 +58,6 @@ bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
 
-// Not every version of torch has names of dimensions.
-template <class T>
-bool is_named(const T& t) {
-  if constexpr (requires { t.has_names(); }) return t.has_names();
-  else return false;
-}
-
 std::string full_name(const c10::OperatorHandle& op) {
   const auto& n = op.operator_name();
   return n.overload_name.empty() ? n.name : n.name + "." + n.overload_name;
@@ -73,11 +66,19 @@ std::string full_name(const c10::OperatorHandle& op) {
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Capture* c = Capture::current();
   if (c && !c->is_abandoned()) return c->record(op, stack);
-  c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
   op.callBoxed(stack);
 }
 
-TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+// Registered as the library is loaded; nothing where there is no key for it.
+std::optional<torch::Library> registered() {
+  if (!capture_keys().obstacle.empty()) return std::nullopt;
+  std::optional<torch::Library> library(std::in_place, torch::Library::IMPL, "_", capture_keys().record, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  return library;
+}
+
+const std::optional<torch::Library> kRegistered = registered();
 
 }  // namespace
 
@@ -92,6 +93,12 @@ Capture::Capture(const std::vector<at::Tensor>& inputs, const SymbolicSizes* siz
       symbolic_(sizes != nullptr),
       speculative_(speculative),
       stand_ins_(symbolic_ && speculative && stand_ins) {
+  meet(c10::kCPU);
+  if (const std::string& why = capture_keys().obstacle; !why.empty()) {
+    if (symbolic_) unsupported(why);      // stand-ins bear no operation that is not recorded
+    fail_with({why, Fallback::nothing});  // no graph that Dynamo would find can be recorded either
+    abandoned_ = true;
+  }
   for (const at::Tensor& t : inputs) {
     bool known = t.defined() && tensors_.contains(t.unsafeGetTensorImpl());
     // A tensor given twice is one input whose second position only has to be the same tensor again; the guards check it.
@@ -112,9 +119,6 @@ void Capture::add_symbols(const SymbolicSizes& sizes) {
     t.strides = sizes.strides[i];
     inputs_[i] = seen_by_program(given_[i]);
   }
-  auto generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard lock(generator.mutex());
-  random_state_ = generator.get_state();
 }
 
 Capture::~Capture() = default;
@@ -126,7 +130,7 @@ namespace {
 class WithoutAutocastCache {
  public:
   WithoutAutocastCache() : enabled_(at::autocast::is_autocast_cache_enabled()) {
-    if (at::autocast::is_autocast_enabled(c10::kCPU)) at::autocast::clear_cache();  // for blocks that ask for a cache
+    if (Autocast::now().is_on()) at::autocast::clear_cache();  // for blocks that ask for a cache
     at::autocast::set_autocast_cache_enabled(false);
   }
   ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(enabled_); }
@@ -142,9 +146,10 @@ class WithoutAutocastCache {
 void Capture::run(const std::function<void()>& program) {
   WithoutAutocastCache fresh;
   OperationsUnderWay operations;
-  keep_generator();
+  if (abandoned_) return program();
+  random_.renew();
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
-  c10::impl::IncludeDispatchKeyGuard keys(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
+  c10::impl::IncludeDispatchKeyGuard keys(capture_keys().both());
   program();
 }
 
@@ -152,7 +157,9 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   for (at::Tensor& t : outputs) trace_.outputs.push_back(id_of_output(t));
   for (const at::Tensor& t : unplaced_)
     if (!has_place(t)) fail_with("the program reads a tensor that is in none of the places where a later call would look for it");
-  if (draws_) check_generator();
+  if (draws_) check_generators();
+  for (c10::Device d : current_)
+    if (current_device(d.type()) != d) fail_with("the program changes the current device");
   for (HostFloats::Id n : numbers) trace_.outputs.push_back(tensor_of(n));
   add_decisions();
   for (auto [number, tensor] : numbers_) {
@@ -252,12 +259,10 @@ bool Capture::has_written() const {
 }
 
 void Capture::roll_back() {
-  c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
   at::NoGradGuard no_grad;
   for (auto& [real, before] : saved_) real.copy_(before);
-  auto generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard lock(generator.mutex());
-  generator.set_state(random_state_);
+  random_before_.put_back();
 }
 
 bool Capture::has_escaped() {
@@ -354,7 +359,7 @@ void Capture::abandon(Verdict why) {
   reject(std::move(why));
   abandoned_ = true;
   if (symbolic_) return;
-  for (c10::DispatchKey key : {kCaptureKey, kCompositeKey}) c10::impl::tls_set_dispatch_key_included(key, false);
+  for (c10::DispatchKey key : capture_keys().both()) c10::impl::tls_set_dispatch_key_included(key, false);
 }
 
 void Capture::set_line(std::string line) {
@@ -368,6 +373,8 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
   tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
+  if (is_compiled_for(t.device())) meet(t.device());
+  else fail_with(cat("a tensor on ", t.device().str(), ": this build has no target for that device"));
   bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() &&
                !t.unsafeGetTensorImpl()->is_python_dispatch() && !is_named(t);
   if (!plain) {
@@ -378,7 +385,6 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
     trace_.tensors.push_back(std::move(info));
     return id;
   }
-  if (!t.device().is_cpu()) fail_with(cat("a tensor on ", t.device().str(), ": this build compiles for the CPU"));
   info.type = {dtype_of(t.scalar_type()), shape_of(t.sizes()), device_of(t.device())};
   info.strides = shape_of(t.strides());
   info.offset = t.storage_offset();
@@ -450,7 +456,6 @@ static Arg plain_arg(const c10::IValue& v) {
   if (v.isDouble()) return {Scalar(v.toDouble())};
   if (v.isComplexDouble()) return {scalar_of(v.toScalar())};
   if (v.isString()) return {v.toStringRef()};
-  if (v.isDevice()) return {v.toDevice().str()};
   if (v.isIntList()) return {shape_of(v.toIntVector())};
   if (v.isDoubleList()) {
     auto list = v.toDoubleVector();
@@ -515,6 +520,12 @@ Arg Capture::arg_of(c10::IValue& v) {
     Arg number = id ? host_number(*id) : Arg{Scalar(v.toSymFloat().expect_float())};
     v = id ? trace_.symbols->floats.hint(*id) : v.toSymFloat().expect_float();
     return number;
+  }
+  if (v.isDevice()) {  // one without an index is the current one, which a guard keeps
+    c10::Device d = v.toDevice();
+    if (!d.has_index()) d = current_device(d.type()).value_or(d);
+    if (d.has_index()) v = d;
+    return meet(d), Arg{d.str()};
   }
   if (v.isSymBool()) v = v.toSymBool().guard_bool(__FILE__, __LINE__);
   auto sizes = v.isIntList() ? std::nullopt : sizes_in(v);
@@ -644,7 +655,7 @@ bool Capture::same_sizes(const Shape& a, const Shape& b) {
 
 bool Capture::read_elements(const at::Tensor& t) {
   constexpr int64_t kMost = 64;
-  c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
   std::lock_guard lock(mutex_);
   if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) ||
       t.layout() != c10::kStrided)
@@ -688,12 +699,26 @@ static void add_hidden_mutations(TraceOp& out) {
   }
 }
 
+// The dispatch key of the backend that the operation's tensors, or its argument, choose: the CPU's where none is elsewhere.
+static c10::DispatchKey backend_of(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  c10::Device found = c10::kCPU;
+  auto look = [&](c10::Device d) { found = d.is_cpu() ? found : d; };
+  auto look_at = [&](const c10::IValue& v) {
+    if (v.isTensor() && v.toTensor().defined()) look(v.toTensor().device());
+    if (v.isDevice()) look(v.toDevice());
+  };
+  for (const c10::IValue& v : c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - op.schema().arguments().size()))
+    if (v.isTensorList() || v.isOptionalTensorList()) std::for_each(v.toListRef().begin(), v.toListRef().end(), look_at);
+    else look_at(v);
+  return c10::computeDispatchKey(std::nullopt, std::nullopt, found);
+}
+
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
   // those that composites.cpp sends here whole.
   if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_whole_layer(op, *stack)) {
+      !op.hasKernelForDispatchKey(backend_of(op, *stack)) && !is_whole_layer(op, *stack)) {
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
     return;
   }
@@ -702,7 +727,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   if (takes_masks_apart(op, *stack)) return;
   if (name == "aten::lift_fresh" && add_constant(stack->back().toTensor())) return;
-  c10::impl::ExcludeDispatchKeyGuard below(kCaptureKey);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
   const auto& schema = op.schema();
   size_t n = schema.arguments().size(), base = stack->size() - n;
   TraceOp out;
@@ -712,7 +737,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
-    if (draws) check_generator();
+    if (draws) check_generators();
     draws_ |= draws;
     for (size_t i = 0; i < n; ++i) {
       const auto& argument = schema.arguments()[i];
@@ -741,7 +766,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     throw;
   }
   std::lock_guard lock(mutex_);
-  if (out.effect) keep_generator();
+  if (out.effect) random_.renew();
   if (!out.is_view) check_sizes(written, name);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attempts.h"
+#include "devices.h"
 #include "trace/generalize.h"
 #include "trace/trace.h"
 
@@ -127,8 +128,8 @@ class Capture {
   bool is_constant(TensorId id) const;
   bool is_written(int32_t storage) const;
   void fix_offset(int32_t storage);
-  void check_generator();
-  void keep_generator();
+  void meet(c10::Device d);
+  void check_generators();
   void check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name);
   void count_versions();
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
@@ -180,7 +181,9 @@ class Capture {
       made_for_;  // by what stands for it: it, and an alias among the results
   FindPlace find_;
   bool (*in_hand_)(const at::Tensor&) = nullptr;
-  at::Tensor generator_state_;  // of the default generator, where the program's operations left it; undefined before they draw
+  RandomStates random_, random_before_;  // where the program's operations left them, and, with symbols, where they were at first
+  std::optional<c10::Device> without_generator_;
+  std::vector<c10::Device> current_;  // of each kind that has several, when the program met the first
   Verdict verdict_;
   int32_t line_ = -1;
   std::vector<bool> needed_gradients_;  // by input, before the program ran
@@ -204,7 +207,6 @@ class Capture {
   std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;   // tensors that the program writes, with their elements before
-  at::Tensor random_state_;
 };
 
 }  // namespace broach

@@ -188,10 +188,12 @@ bool Capture::give_fraction(c10::IValue& result, const TraceOp& op) {
   Type type = trace_.tensors[static_cast<size_t>(read.id)].type;
   type.shape.clear();
   TensorId element = add_element(add_contiguous(read.id), 0);
-  if (type.dtype != DType::f64) {
+  const Type number{DType::f64, {}, {}};
+  if (type != number) {
+    Arg device = type.device == number.device ? Arg{} : Arg{c10::Device(c10::kCPU).str()};
     auto wide = static_cast<int64_t>(c10::kDouble);
-    type.dtype = DType::f64;
-    element = add_computed("aten::_to_copy", {{Arg::Tensor{element}}, {SymInt(wide)}, {}, {}, {}, {Scalar(false)}, {}}, type);
+    element =
+        add_computed("aten::_to_copy", {{Arg::Tensor{element}}, {SymInt(wide)}, {}, std::move(device), {}, {Scalar(false)}, {}}, number);
   }
   HostFloats::Id id = trace_.symbols->floats.element(result.toDouble());
   deferred_[id] = element;

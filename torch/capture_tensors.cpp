@@ -2,15 +2,15 @@
 //
 // An unseen tensor in memory that is known is an alias of what lies there, or a window of it. In memory that nobody knows it is
 // an input behind those given, if a later call finds it where this one did.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "capture.h"
 #include "compat.h"
+#include "devices.h"
+#include "keys.h"
 #include "support/error.h"
 #include "symbolic.h"
 
@@ -29,12 +29,6 @@ bool show_the_same(const Symbols& s, const TraceTensor& a, const TraceTensor& b)
   return a.storage == b.storage && a.type.dtype == b.type.dtype && a.conj == b.conj && a.neg == b.neg &&
          s.hint(a.offset) == s.hint(b.offset) && hints(s, a.type.shape) == hints(s, b.type.shape) &&
          hints(s, a.strides) == hints(s, b.strides);
-}
-
-at::Tensor default_generator_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard lock(generator.mutex());
-  return generator.get_state();
 }
 
 int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
@@ -126,7 +120,7 @@ bool Capture::add_constant(const at::Tensor& t) {
     return false;
   at::Tensor kept;
   {
-    c10::impl::ExcludeDispatchKeyGuard below(c10::DispatchKeySet({kCaptureKey, kCompositeKey}));
+    c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
     at::NoGradGuard no_grad;
     kept = t.clone();
   }
@@ -175,14 +169,23 @@ void Capture::fix_offset(int32_t storage) {
       facts_[i].storage_offset = (i < given_.size() ? given_[i] : lifted_[i - given_.size()]).storage_offset();
 }
 
-// Between two operations that draw, and before the first, nobody else moves the generator on or sets it back.
-void Capture::check_generator() {
-  at::Tensor now = default_generator_state();
-  if (generator_state_.defined() && std::memcmp(now.const_data_ptr(), generator_state_.const_data_ptr(), now.nbytes()) != 0)
-    fail_with("the program sets the state of random numbers");
+// ---- random numbers ----
+
+// A device's generator is known before the program's first operation on the device.
+void Capture::meet(c10::Device d) {
+  if (!is_compiled_for(d)) return;
+  if (symbolic_) random_before_.add(d);
+  if (!random_.add(d)) without_generator_ = d;
+  auto is_like = [&](c10::Device known) { return known.type() == d.type(); };
+  if (std::none_of(current_.begin(), current_.end(), is_like))
+    if (auto current = current_device(d.type())) current_.push_back(*current);
 }
 
-void Capture::keep_generator() { generator_state_ = default_generator_state(); }
+// Between two operations that draw, and before the first, nobody else moves a generator on or sets it back.
+void Capture::check_generators() {
+  if (without_generator_) fail_with(cat("random numbers beside ", without_generator_->str(), ", which has no default generator"));
+  if (!random_.are_kept()) fail_with("the program sets the state of random numbers");
+}
 
 void Capture::check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name) {
   for (const auto& [t, id] : written) {

@@ -15,13 +15,13 @@
 
 namespace broach {
 
-// Capture's dispatch key: below autograd, autocast and Python, above the backends, without a fallback of torch's own in these
-// versions. It is included by thread-local state for the time of a capture, never set on tensors (from 2.15 on it means
-// "FakeTensor" there).
-constexpr c10::DispatchKey kCaptureKey = c10::DispatchKey::Fake;
+// What may be capture's dispatch key: below autograd, autocast and Python, above the choice of a backend, without a fallback of
+// torch's own in these versions. It is included by thread-local state for the time of a capture, never set on tensors (from 2.15 on
+// it means "FakeTensor" there). No other key lies there that torch leaves free.
+constexpr c10::DispatchKey kCaptureKeys[] = {c10::DispatchKey::Fake};
 // Included together with it, above autograd and autocast: where composite operations arrive before they are taken apart.
-// Only torch's own tests use it.
-constexpr c10::DispatchKey kCompositeKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// Only torch's own tests use these.
+constexpr c10::DispatchKey kCompositeKeys[] = {c10::DispatchKey::TESTING_ONLY_GenericMode, c10::DispatchKey::TESTING_ONLY_GenericWrapper};
 // Up to 2.12 a matrix product of stacks asks for its sizes as plain numbers.
 constexpr bool kMatmulFixesSizes = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13;
 // The slot of the thread-local state that carries a capture to the autograd engine's threads.
@@ -60,25 +60,32 @@ inline DType dtype_of(c10::ScalarType t) {
 inline c10::ScalarType scalar_type(DType t) { return static_cast<c10::ScalarType>(static_cast<int8_t>(t)); }
 
 inline Device device_of(c10::Device d) {
-  DeviceKind kind = d.is_cpu() ? DeviceKind::cpu : d.is_cuda() ? DeviceKind::cuda : d.is_meta() ? DeviceKind::meta : DeviceKind::other;
-  return {kind, d.is_cpu() ? int8_t{-1} : static_cast<int8_t>(d.index())};
+  auto kind = static_cast<DeviceKind>(d.type());
+  bool known = kind == DeviceKind::cpu || kind == DeviceKind::cuda || kind == DeviceKind::xpu || kind == DeviceKind::meta ||
+               kind == DeviceKind::privateuse1;
+  return {known ? kind : DeviceKind::other, d.is_cpu() ? int8_t{-1} : static_cast<int8_t>(d.index())};
 }
+// Whether it is one of torch's besides the CPU: a target may have another for itself.
+inline bool is_accelerator(Device d) { return d.kind != DeviceKind::cpu && d.kind != DeviceKind::other; }
+// Of a device of torch's.
+inline c10::Device device_of(Device d) { return {static_cast<c10::DeviceType>(d.kind), d.index}; }
 
 inline Shape shape_of(c10::IntArrayRef s) { return Shape(s.begin(), s.end()); }
 
-// torch.set_float32_matmul_precision, torch.backends.mkldnn and torch.use_deterministic_algorithms, as eager reads them for
-// products and convolutions on the CPU.
-inline ContractionRules contraction_rules() {
+// torch.set_float32_matmul_precision, the fp32_precision and other flags of torch.backends.mkldnn, or of cuDNN and cuBLAS, and
+// torch.use_deterministic_algorithms, as eager reads them for products and convolutions on such a device.
+inline ContractionRules contraction_rules(DeviceKind kind = DeviceKind::cpu) {
   const auto& c = at::globalContext();
+  const bool cuda = kind == DeviceKind::cuda;
   auto math = [&](at::Float32Op op) {
-    switch (c.float32Precision(at::Float32Backend::MKLDNN, op)) {
+    switch (c.float32Precision(cuda ? at::Float32Backend::CUDA : at::Float32Backend::MKLDNN, op)) {
       case at::Float32Precision::TF32: return ContractionRules::Math::tf32;
       case at::Float32Precision::BF16: return ContractionRules::Math::bf16;
       default: return ContractionRules::Math::exact;
     }
   };
-  return {math(at::Float32Op::MATMUL), math(at::Float32Op::CONV), c.userEnabledMkldnn(),
-          c.deterministicAlgorithms() || c.deterministicMkldnn()};
+  return {math(at::Float32Op::MATMUL), math(at::Float32Op::CONV), cuda ? c.userEnabledCuDNN() : c.userEnabledMkldnn(),
+          c.deterministicAlgorithms() || (cuda ? c.deterministicCuDNN() : c.deterministicMkldnn())};
 }
 
 }  // namespace broach

@@ -1,7 +1,6 @@
 // Composite operations whose parts do not tell a capture what they do. They arrive here, above autograd, while a capture is
 // under way, and go on as something that it can record.
 #include <ATen/ExpandUtils.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_unsafe_view.h>
@@ -13,9 +12,12 @@
 #include <cmath>
 #include <numeric>
 #include <optional>
+#include <vector>
 
 #include "compat.h"
 #include "composites.h"
+#include "devices.h"
+#include "keys.h"
 #include "symbolic.h"
 
 namespace broach {
@@ -26,7 +28,7 @@ namespace {
 // written: it is recorded as one operation.
 at::Tensor max_pool1d(const at::Tensor& x, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding,
                       at::IntArrayRef dilation, bool ceil) {
-  c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
   bool differentiable = (x.requires_grad() && at::GradMode::is_enabled()) || x._fw_grad(0).defined();
   std::optional<at::AutoDispatchBelowAutograd> below;
   if (!differentiable) below.emplace();
@@ -61,7 +63,7 @@ std::optional<at::Tensor> symbolic_matmul(const at::Tensor& a, const at::Tensor&
 }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
-  c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
   if (real_tensor(a) || real_tensor(b))
     if (auto product = symbolic_matmul(a, b)) return *product;
   return at::matmul(a, b);
@@ -85,7 +87,7 @@ c10::SymInt scaled(const c10::SymInt& n, double scale) {
 
 // (input, sizes, [align_corners,] scales) asks for plain sizes: with symbols it goes on as the operation that is told the sizes.
 void resample(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
   size_t n = op.schema().arguments().size(), base = stack->size() - n;
   const c10::IValue &sizes = (*stack)[base + 1], scales = stack->back();
   at::Tensor x = (*stack)[base].toTensor();
@@ -150,14 +152,19 @@ class LayerCall {
 
 // Where a layer is one operation it goes on below autograd, which would take it apart.
 void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  c10::impl::ExcludeDispatchKeyGuard again(kCompositeKey);
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
   std::optional<at::AutoDispatchBelowAutograd> below;
   if (is_whole_layer(op, *stack)) below.emplace();
   op.callBoxed(stack);
 }
 
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
+// Registered as the library is loaded; nothing where there is no key for it.
+std::vector<torch::Library> registered() {
+  std::vector<torch::Library> all;
+  if (!capture_keys().obstacle.empty()) return all;
+  for (const char* space : {"_", "aten"}) all.emplace_back(torch::Library::IMPL, space, capture_keys().composite, __FILE__, __LINE__);
+  all[0].fallback(torch::CppFunction::makeFallthrough());
+  torch::Library& m = all[1];
   m.impl("max_pool1d", &max_pool1d);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);
   for (const char* name :
@@ -166,15 +173,17 @@ TORCH_LIBRARY_IMPL(aten, TESTING_ONLY_GenericMode, m) {
         "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
   for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
+  return all;
 }
+
+const std::vector<torch::Library> kRegistered = registered();
 
 }  // namespace
 
 bool is_whole_layer(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& [name, overload] = op.operator_name();
   auto is_named = [&](const char* layer) { return name + "." + overload == std::string("aten::") + layer; };
-  if (std::none_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), is_named) || at::autocast::is_autocast_enabled(c10::kCPU))
-    return false;
+  if (std::none_of(std::begin(kRecurrentLayers), std::end(kRecurrentLayers), is_named) || Autocast::now().is_on()) return false;
   const LayerCall layer(op, stack);
   return !layer.draws() && !layer.is_differentiable() && layer.is_long();
 }

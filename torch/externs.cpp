@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "compat.h"
 #include "join.h"
@@ -19,7 +20,12 @@ c10::SmallVector<int64_t, 6> evaluate(const Shape& s, std::span<const int64_t> s
 
 at::Tensor tensor_over(void* data, const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
   auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
-  return at::from_blob(data, sizes, steps, at::TensorOptions().dtype(scalar_type(type.dtype)));
+  const c10::Device device = device_of(type.device);
+  return at::for_blob(data, sizes)
+      .strides(steps)
+      .options(at::TensorOptions().dtype(scalar_type(type.dtype)).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 namespace {
@@ -144,10 +150,14 @@ void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands,
 
 class AtenCall : public ExternRunner {
  public:
-  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.operation.call()), op_(call_) {}
+  AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.operation.call()), op_(call_) {
+    for (const Operand& o : step.operands)
+      if (!device_ && is_accelerator(o.type.device)) device_ = device_of(o.type.device);
+  }
 
   void run(Frame& frame) const override {
     auto& host = *static_cast<HostState*>(frame.host);
+    const c10::OptionalDeviceGuard on(device_);
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
     arrange(call_, operands, frame.symbols);
@@ -196,6 +206,7 @@ class AtenCall : public ExternRunner {
   const Schedule& schedule_;
   const ExternCall& call_;
   ExternOp op_;
+  std::optional<c10::Device> device_;  // of the operands, if one of them does not lie on the CPU
 };
 
 }  // namespace

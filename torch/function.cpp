@@ -1,8 +1,6 @@
 #include "function.h"
 
 #include <ATen/Context.h>
-#include <ATen/EmptyTensor.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -25,33 +23,9 @@ Function::Modes Function::Modes::now() {
   m.inference = c10::InferenceMode::is_enabled();
   m.deterministic = at::globalContext().deterministicAlgorithms();
   m.contractions = contraction_rules();
-  m.autocast = at::autocast::is_autocast_enabled(c10::kCPU);
-  if (m.autocast) m.autocast_dtype = at::autocast::get_autocast_dtype(c10::kCPU);
+  if (target_for(DeviceKind::cuda)) m.on_cuda = contraction_rules(DeviceKind::cuda);
+  m.autocast = Autocast::now();
   return m;
-}
-
-// Strided tensors of the CPU with nothing special about them: as they are made outside of inference mode, and within.
-static std::array<c10::DispatchKeySet, 2> plain_keys() {
-  std::array<c10::DispatchKeySet, 2> keys;
-  for (bool inference : {false, true}) {
-    c10::InferenceMode mode(inference);
-    keys[inference] = at::detail::empty_cpu({0}, c10::kFloat).key_set();
-  }
-  return keys;
-}
-
-// Not every version of torch has names of dimensions.
-template <class T>
-static bool is_named(const T& t) {
-  if constexpr (requires { t.has_names(); }) return t.has_names();
-  else return false;
-}
-
-// No lazy conjugate, sparse or nested tensor, subclass that dispatches, batch of a transformation, or one of another device.
-static bool is_plain(const at::Tensor& t) {
-  static const auto keys = plain_keys();
-  if (!t.defined()) return false;
-  return !is_named(t) && (t.key_set() == keys[0] || t.key_set() == keys[1]);
 }
 
 constexpr const char* kForwardMode = "forward-mode differentiation is under way";
@@ -69,9 +43,7 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
 Function::Results Function::operator()(const CallInputs& call) {
   ++calls_;
   for (const at::Tensor& t : call.tensors)
-    if (!is_plain(t))
-      return run_eager(
-          call, cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one"));
+    if (!is_plain(t)) return run_eager(call, why_not_compiled(t));
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
   Modes modes = Modes::now();
   if (modes.grad && need_gradients(call.tensors)) return run_eager(call, kNeedsGradients);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "attempts.h"
+#include "devices.h"
 #include "host_state.h"
 #include "program.h"
 
@@ -48,8 +49,8 @@ class Function {
   struct Modes {
     bool grad = false, inference = false, deterministic = false;
     ContractionRules contractions;
-    bool autocast = false;
-    c10::ScalarType autocast_dtype = c10::kFloat;
+    ContractionRules on_cuda;  // where this build has a target for it
+    Autocast autocast;
     friend bool operator==(const Modes&, const Modes&) = default;
     static Modes now();
   };

@@ -90,6 +90,7 @@ std::unique_ptr<ExternRunner> make_join(const ExternStep& step, const Schedule& 
   const auto* dim = std::get_if<SymInt>(&call.args.at(1).value);
   const Buffer& result = schedule.buffers[static_cast<size_t>(step.results[0])];
   const auto sizes = known(result.type.shape);
+  if (result.type.device.kind != DeviceKind::cpu) return nullptr;
   if (!listed || listed->optional_elements || !dim || !dim->is_constant() || !sizes || result.type.dtype == DType::opaque ||
       !(result.strides == contiguous_strides(result.type.shape)))
     return nullptr;
@@ -101,9 +102,10 @@ std::unique_ptr<ExternRunner> make_join(const ExternStep& step, const Schedule& 
   size_t sum = 0;
   for (int64_t i : listed->indices) {
     const Operand& o = step.operands[static_cast<size_t>(i)];
-    auto piece = static_cast<int64_t>(o.type.shape.size()) == rank && o.type.dtype == result.type.dtype
-                     ? piece_of(o, static_cast<size_t>(along))
-                     : std::nullopt;
+    auto piece =
+        static_cast<int64_t>(o.type.shape.size()) == rank && o.type.dtype == result.type.dtype && o.type.device == result.type.device
+            ? piece_of(o, static_cast<size_t>(along))
+            : std::nullopt;
     if (!piece) return nullptr;
     if (piece->bytes) sum += piece->bytes, pieces.push_back(*piece);
   }

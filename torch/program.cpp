@@ -1,6 +1,5 @@
 #include "program.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided.h>
@@ -12,6 +11,7 @@
 
 #include "capture.h"
 #include "compat.h"
+#include "devices.h"
 #include "externs.h"
 #include "ir/text.h"
 #include "schedule/failures.h"
@@ -46,6 +46,40 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
   return r.neg ? t._neg_view() : t;
 }
 
+// Off the CPU other settings hold, and ATen's contractions are not given the memory: they take the host's.
+PipelineOptions options_for(const Trace& trace, PipelineOptions options) {
+  auto off_the_cpu = [](const TraceTensor& t) { return t.type.device.kind != DeviceKind::cpu; };
+  auto found = std::find_if(trace.tensors.begin(), trace.tensors.end(), off_the_cpu);
+  if (found == trace.tensors.end()) return options;
+  const bool pinned = options.settings.contractions.deterministic;
+  options.settings.contractions = contraction_rules(found->type.device.kind);
+  options.settings.contractions.deterministic |= pinned;
+  options.settings.host_contraction = nullptr;
+  return options;
+}
+
+// By input. Lifted tensors, which are those from `given` to `held`, stay the same; whether memory that the host cannot look at was
+// written is not known.
+std::vector<bool> constants(const Trace& trace, std::vector<bool> constant, size_t given, size_t held) {
+  constant.resize(given, false);
+  constant.resize(held, true);
+  constant.resize(trace.inputs.size(), false);
+  for (size_t i = 0; i < constant.size(); ++i)
+    if (trace.tensors[static_cast<size_t>(trace.inputs[i])].type.device.kind != DeviceKind::cpu) constant[i] = false;
+  return constant;
+}
+
+// A pass may leave constants of what an operation computes, and those name no device.
+void check_devices(const CompiledTrace& compiled) {
+  for (const ResultSpec& r : compiled.program.results) {
+    if (r.kind != ResultSpec::Kind::fresh && r.kind != ResultSpec::Kind::view_of_fresh) continue;
+    const auto i = static_cast<size_t>(r.index);
+    const Type& made =
+        compiled.segments ? compiled.segments->slots[compiled.segments->outputs[i]].type : compiled.program.graph->outputs()[i].type();
+    if (made.device != r.type.device) unsupported("a result on ", r.type.device.str(), " is made of constants alone");
+  }
+}
+
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
@@ -54,11 +88,10 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
   for (const at::Tensor& t : lifted_) held_.push_back(&t);
   size_t inputs = trace.inputs.size();
-  std::vector<bool> constant = constant_inputs;
-  constant.resize(given_, false);
-  constant.resize(given_ + lifted_.size(), true);  // lifted tensors stay the same
-  constant.resize(inputs, false);
-  CompiledTrace compiled = compile_trace(trace, constant, Targets(options.target), make_extern, options);
+  std::vector<bool> constant = constants(trace, constant_inputs, given_, given_ + lifted_.size());
+  CompiledTrace compiled = compile_trace(trace, constant, targets_for(trace, options), make_extern, options_for(trace, options));
+  check_devices(compiled);
+  add_devices(trace);
   program_ = std::move(compiled.program);
   stats_.seconds = std::move(compiled.seconds);
   stats_.graph_text = std::move(compiled.graph_text);
@@ -166,6 +199,35 @@ bool CompiledProgram::was_asked_the_same(at::TensorList inputs, std::string* why
   return true;
 }
 
+void CompiledProgram::add_devices(const Trace& trace) {
+  devices_.emplace_back(c10::kCPU);
+  for (const TraceTensor& t : trace.tensors) {
+    const c10::Device d = device_of(t.type.device);
+    auto is_like = [&](c10::Device known) { return known.type() == d.type(); };
+    if (std::none_of(devices_.begin(), devices_.end(), is_like))
+      if (auto current = current_device(d.type())) current_.push_back(*current);
+    if (std::find(devices_.begin(), devices_.end(), d) == devices_.end()) devices_.push_back(d);
+  }
+  for (size_t i = 0; i < given_ + lifted_.size(); ++i)
+    if (const c10::Device d = device_of(trace.tensors[static_cast<size_t>(trace.inputs[i])].type.device); !d.is_cpu())
+      off_the_cpu_.emplace_back(i, d);
+}
+
+// Which of several devices of a kind it is.
+bool CompiledProgram::lies_the_same(at::TensorList inputs, std::string* why) const {
+  for (c10::Device d : current_)
+    if (auto now = current_device(d.type()); now != d) {
+      if (why) *why = cat("the current device was ", d.str(), ", is ", now ? now->str() : "none");
+      return false;
+    }
+  for (auto [i, d] : off_the_cpu_)
+    if (const c10::Device now = (i < given_ ? inputs[i] : lifted_[i - given_]).device(); now != d) {
+      if (why) *why = cat("input ", i, ": its device was ", d.str(), ", is ", now.str());
+      return false;
+    }
+  return true;
+}
+
 bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::string* why) const {
   at::TensorList inputs = call.tensors;
   auto differs = [&](size_t i, const auto&... what) {
@@ -189,6 +251,8 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
       !holds_the_same(binding.held, why))
     return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
+  if (!off_the_cpu_.empty() || !current_.empty())
+    if (!lies_the_same(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);
@@ -274,34 +338,17 @@ bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vecto
   return false;
 }
 
-namespace {
-
 // Where random numbers were, if the run may have to be forgotten.
-class RandomState {
- public:
-  explicit RandomState(bool kept) {
-    if (kept) state_ = with_lock([](at::Generator& g) { return g.get_state(); });
-  }
-  void put_back() const {
-    if (state_.defined()) with_lock([this](at::Generator& g) { return g.set_state(state_), at::Tensor(); });
-  }
-
- private:
-  template <class F>
-  static at::Tensor with_lock(const F& f) {
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    std::lock_guard lock(generator.mutex());
-    return f(generator);
-  }
-  at::Tensor state_;
-};
-
-}  // namespace
+RandomStates CompiledProgram::random_states(bool kept) const {
+  RandomStates states;
+  if (kept) std::for_each(devices_.begin(), devices_.end(), [&](c10::Device d) { states.add(d); });
+  return states;
+}
 
 // Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
 std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols,
                                                                           std::vector<Scalar>& observed) const {
-  RandomState random(draws_);
+  const RandomStates random = random_states(draws_);
   std::optional<std::vector<at::Tensor>> fresh;
   try {
     fresh = execute(inputs, symbols);
@@ -319,7 +366,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInp
 
 // An error of any step, also one that an operation of the program's own raises, is eager's to raise.
 std::vector<at::Tensor> CompiledProgram::run_directly(RunInputs& inputs, SymbolValues& symbols) const {
-  RandomState random(draws_ && can_fail_);
+  const RandomStates random = random_states(draws_ && can_fail_);
   std::optional<std::vector<at::Tensor>> fresh;
   try {
     fresh = execute(inputs, symbols);

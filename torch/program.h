@@ -32,6 +32,7 @@ struct ProgramStats {
 };
 
 class Weights;
+class RandomStates;
 class SegmentedRun;
 struct InputFacts;
 
@@ -87,9 +88,12 @@ class CompiledProgram {
   std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
   std::optional<std::vector<at::Tensor>> run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> run_directly(RunInputs& inputs, SymbolValues& symbols) const;
+  RandomStates random_states(bool kept) const;
   void commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const;
   std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
   bool was_asked_the_same(at::TensorList inputs, std::string* why) const;
+  void add_devices(const Trace& trace);
+  bool lies_the_same(at::TensorList inputs, std::string* why) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
   void add_later_stats();
@@ -123,7 +127,10 @@ class CompiledProgram {
   std::vector<InputGuard> guards_;
   std::vector<HeldGuard> held_guards_;
   std::vector<Asked> asked_;
-  std::vector<std::pair<size_t, int64_t>> version_steps_;  // of inputs that eager writes
+  std::vector<c10::Device> devices_;                         // of all tensors
+  std::vector<c10::Device> current_;                         // of each kind of them that has several
+  std::vector<std::pair<size_t, c10::Device>> off_the_cpu_;  // inputs
+  std::vector<std::pair<size_t, int64_t>> version_steps_;    // of inputs that eager writes
   std::vector<int> written_in_place_;
   std::vector<int64_t> held_sizes_;  // sizes and strides of each of the lifted ones
   SizeGuards sizes_;

@@ -3,6 +3,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 
@@ -23,7 +25,9 @@ class AtenThreads : public Threads {
 const AtenThreads kThreads;
 
 at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
-  return at::detail::empty_strided_cpu(evaluate(type.shape, symbols), evaluate(strides, symbols), scalar_type(type.dtype));
+  auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
+  if (type.device.kind == DeviceKind::cpu) return at::detail::empty_strided_cpu(sizes, steps, scalar_type(type.dtype));
+  return at::empty_strided(sizes, steps, at::TensorOptions().dtype(scalar_type(type.dtype)).device(device_of(type.device)));
 }
 
 }  // namespace
@@ -34,6 +38,8 @@ Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs)
   for (size_t b = 0; b < buffers.size(); ++b)
     if (buffers[b].kind == Buffer::Kind::input && buffers[b].version == 0)
       input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
+  for (const Buffer& b : buffers)
+    if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   for (size_t i = 0; i < inputs; ++i)
     if (input_buffers_[i] >= 0) touched_.emplace_back(static_cast<uint32_t>(i), static_cast<uint32_t>(input_buffers_[i]));
 }
@@ -50,6 +56,7 @@ bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
 std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs,
                                     const std::vector<int>& mutated) const {
   const Schedule& schedule = executable_->schedule();
+  const c10::OptionalDeviceGuard on(device_);
   HostState host;
   bool externs = !executable_->stats().externs.empty();
   if (externs) host.tensors.resize(schedule.buffers.size());  // otherwise nobody asks for them

@@ -5,6 +5,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -52,6 +53,7 @@ class Runner {
 
  private:
   std::shared_ptr<const Executable> executable_;
+  std::optional<c10::Device> device_;                   // of the values that do not lie on the CPU
   std::vector<int> input_buffers_;                      // by graph input; -1 if nothing touches it
   std::vector<std::pair<uint32_t, uint32_t>> touched_;  // inputs and their buffers
 };

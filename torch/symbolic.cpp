@@ -287,10 +287,9 @@ class CaptureTensor : public c10::TensorImpl {
  private:
   // Autograd and autocast see it as a tensor of its device; no backend does, so that nothing computes with it unrecorded.
   static c10::DispatchKeySet keys_of(const at::Tensor& real) {
-    auto above = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
-    auto backend = real.key_set() & above;
-    if (real.is_inference()) return backend.add(c10::DispatchKey::AutocastCPU);
-    return backend.add(c10::DispatchKey::ADInplaceOrView).add(c10::DispatchKey::AutocastCPU).add(c10::DispatchKey::AutogradCPU);
+    const auto backend = real.key_set().highestBackendKey();
+    auto above = c10::getAutocastRelatedKeySetFromBackend(backend);
+    return real.is_inference() ? above : above | c10::getAutogradRelatedKeySetFromBackend(backend);
   }
   c10::IntArrayRef fixed(c10::SymIntArrayRef symbolic, c10::IntArrayRef plain) const {
     for (const c10::SymInt& s : symbolic) s.guard_int(__FILE__, __LINE__);

@@ -1,8 +1,6 @@
 #include "verify.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -25,7 +23,7 @@ at::Tensor duplicate(const at::Tensor& t, std::map<const void*, at::Tensor>& cop
   at::Tensor& whole = copied[memory_of(t)];
   if (!whole.defined()) {
     auto bytes = static_cast<int64_t>(t.storage().nbytes());
-    whole = at::empty({0}, at::kByte).set_(t.storage(), 0, {bytes}, {1}).clone();
+    whole = at::empty({0}, t.options().dtype(at::kByte)).set_(t.storage(), 0, {bytes}, {1}).clone();
   }
   return at::empty({0}, t.options()).set_(whole.storage(), t.storage_offset(), t.sizes(), t.strides());
 }
@@ -82,9 +80,10 @@ Trial::Trial(const std::vector<at::Tensor>& given, size_t own, const std::vector
     if (i >= own && shared) saved_.push_back({t, t.detach().clone(), {}});
     inputs_.push_back(i < own || shared ? t : duplicate(t, copied));
   }
-  auto generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard lock(generator.mutex());
-  random_ = generator.get_state();
+  random_.add(c10::kCPU);
+  for (const auto* list : {&given, &held})
+    for (const at::Tensor& t : *list)
+      if (t.defined()) random_.add(t.device());
 }
 
 void Trial::rewind() {
@@ -95,13 +94,11 @@ void Trial::rewind() {
   }
   for (Saved& s : saved_)
     if (s.after_trial.defined()) s.tensor.detach().copy_(s.before);
-  auto generator = at::detail::getDefaultCPUGenerator();
-  std::lock_guard lock(generator.mutex());
-  generator.set_state(random_);
+  random_.put_back();
 }
 
 double Trial::limit(const Function::Results& want) const {
-  double rough = at::autocast::is_autocast_enabled(c10::kCPU) ? limit_of(c10::kBFloat16) : 0;
+  double rough = Autocast::now().is_on() ? limit_of(c10::kBFloat16) : 0;
   for (const auto* list : {&given_, &want.tensors})
     for (const at::Tensor& t : *list)
       if (t.defined()) rough = std::max(rough, limit_of(t.scalar_type()));

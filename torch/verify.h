@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "devices.h"
 #include "function.h"
 
 namespace broach {
@@ -33,7 +34,7 @@ class Trial {
   std::vector<at::Tensor> given_, inputs_;
   size_t own_;
   std::vector<Saved> saved_;
-  at::Tensor random_;
+  RandomStates random_;
 };
 
 }  // namespace broach

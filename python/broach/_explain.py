@@ -77,6 +77,8 @@ class Explanation:
             self.front = "eager"
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
+        if self.front == "eager":
+            self.eager_reasons += [why for why in self.capture_reasons if why not in self.eager_reasons]
         # What each capture was tried with, what came of it, why, and what that led to; the native ones first.
         tried = [native] if native and native not in self.modules else []
         self.attempts: list[tuple[str, str, str, str]] = [a for m in [*tried, *self.modules] for a in m["attempts"]]
@@ -144,7 +146,8 @@ class Explanation:
         out += [("tried with " + tried, outcome + (f": {why}" if why else "") + (f" ({then})" if then else "")) for tried, outcome, why, then in self.attempts]
         out += [("recompiled", why) for why in self.recompilations]
         out += [("runs eagerly", why) for why in self.eager_reasons]
-        out += [("not captured natively" if self.front != "native" else "not captured", why) for why in self.capture_reasons]
+        unsaid = [why for why in self.capture_reasons if why not in self.eager_reasons]
+        out += [("not captured natively" if self.front != "native" else "not captured", why) for why in unsaid]
         out += [("verified", f"{self.verified} calls against eager")] if self.verified else []
         out += [("written back", where) for where in self.places]
         out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []

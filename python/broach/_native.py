@@ -4,6 +4,7 @@ import glob
 import os
 import sys
 import sysconfig
+import warnings
 
 import torch
 
@@ -37,5 +38,8 @@ def _describe_libraries() -> None:
 
 
 _describe_libraries()
+
+if _C.capture_obstacle():
+    warnings.warn("broach: " + _C.capture_obstacle(), RuntimeWarning, stacklevel=2)
 
 __all__ = ["_C"]

@@ -2,8 +2,8 @@
 
 #include <charconv>
 #include <cmath>
-#include <iterator>
 #include <limits>
+#include <utility>
 
 #include "ir/element.h"
 #include "support/error.h"
@@ -59,18 +59,31 @@ double rounded(double x, DType t) {
 
 namespace {
 
-constexpr const char* kDeviceKinds[] = {"cpu", "cuda", "meta", "other"};
+constexpr std::pair<DeviceKind, const char*> kDeviceKinds[] = {
+    {DeviceKind::cpu, "cpu"},
+    {DeviceKind::cuda, "cuda"},
+    {DeviceKind::xpu, "xpu"},
+    {DeviceKind::meta, "meta"},
+    {DeviceKind::privateuse1, "privateuse1"},
+    {DeviceKind::other, "other"},
+};
 
 }  // namespace
 
+const char* name_of(DeviceKind kind) {
+  for (auto [known, name] : kDeviceKinds)
+    if (known == kind) return name;
+  fail("device kind ", static_cast<int>(kind), " is not known");
+}
+
 std::string Device::str() const {
-  const char* name = kDeviceKinds[static_cast<size_t>(kind)];
+  const char* name = name_of(kind);
   return index < 0 ? name : cat(name, ":", int{index});
 }
 
 DeviceKind parse_device_kind(std::string_view name) {
-  for (size_t i = 0; i < std::size(kDeviceKinds); ++i)
-    if (kDeviceKinds[i] == name) return static_cast<DeviceKind>(i);
+  for (auto [kind, known] : kDeviceKinds)
+    if (known == name) return kind;
   fail("unknown device \"", name, "\"");
 }
 

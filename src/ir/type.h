@@ -78,13 +78,15 @@ bool holds_all(DType wide, DType narrow);
 double largest(DType t);            // finite number of a floating type
 double rounded(double x, DType t);  // as a floating type holds it: half to even, by way of f32 to what is computed there
 
-enum class DeviceKind : int8_t { cpu = 0, cuda = 1, meta = 2, other = 3 };
+// The numbers are those of c10::DeviceType, likewise.
+enum class DeviceKind : int8_t { cpu = 0, cuda = 1, xpu = 12, meta = 14, privateuse1 = 20, other = 127 };
 struct Device {
   DeviceKind kind = DeviceKind::cpu;
   int8_t index = -1;
   friend bool operator==(const Device&, const Device&) = default;
   std::string str() const;  // cpu, cuda:0
 };
+const char* name_of(DeviceKind kind);
 DeviceKind parse_device_kind(std::string_view name);
 
 using Shape = std::vector<SymInt>;

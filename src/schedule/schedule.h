@@ -153,6 +153,8 @@ void pass_numbers(Schedule& schedule, const std::vector<int>& inputs);
 // Moves the host's work to a device whose memory the host cannot address: all steps but calls of the host's library run there, on
 // buffers of its own, with copies in between where the other side wrote last.
 Schedule offload(Schedule schedule, Device device);
+// The same for steps that were placed on the device, which touch buffers there and of the host's.
+Schedule bridge(Schedule schedule, Device device);
 
 // The kernel that stores the roots of a group, reading whatever `place` knows.
 KernelStep build_kernel(const Group& group, const std::function<const Place*(const Value&)>& place,

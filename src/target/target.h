@@ -158,6 +158,11 @@ class Target {
 // Where a target finds a library that it opens at run time ("onednn"), before its first use.
 void set_library_path(const std::string& library, std::string path);
 
+// The target of a kind of device; null if this build has none. A device whose library comes later brings its own (`set_target`,
+// before anything is compiled for it).
+const Target* target_for(DeviceKind kind);
+void set_target(DeviceKind kind, const Target* target);
+
 // The target for the machine's CPU; null in a build without LLVM.
 const Target* cpu_target();
 // The target that interprets: very slow, for tests that hold every target against it. Its memory is its own, as a GPU's is.

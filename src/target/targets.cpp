@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <string_view>
 
 #include "support/error.h"
@@ -16,7 +18,18 @@ struct Row {
 };
 constexpr Row kTargets[] = {{"cpu", DeviceKind::cpu, cpu_target}, {"reference", DeviceKind::other, reference_target}};
 
+std::array<std::atomic<const Target*>, 128> brought;  // by kind of device
+
 }  // namespace
+
+const Target* target_for(DeviceKind kind) {
+  if (const Target* t = brought[static_cast<size_t>(kind)].load(std::memory_order_acquire)) return t;
+  for (const Row& row : kTargets)
+    if (row.kind == kind && kind != DeviceKind::other) return row.get();
+  return nullptr;
+}
+
+void set_target(DeviceKind kind, const Target* target) { brought[static_cast<size_t>(kind)].store(target, std::memory_order_release); }
 
 std::vector<std::string> target_names() {
   std::vector<std::string> out;
@@ -28,6 +41,8 @@ Targets::Targets(const std::string& name) {
   const auto* named = std::find_if(std::begin(kTargets), std::end(kTargets), [&](const Row& row) { return row.name == name; });
   if (named == std::end(kTargets)) fail("'", name, "' is no target");
   if (!named->get()) unsupported("this build has no target '", name, "'");
+  for (size_t kind = 0; kind < brought.size(); ++kind)
+    if (const Target* target = brought[kind].load(std::memory_order_acquire)) by_kind_.emplace_back(static_cast<DeviceKind>(kind), target);
   for (const Row& row : kTargets)
     if (row.kind != DeviceKind::other || &row == named)
       if (const Target* target = row.get()) by_kind_.emplace_back(row.kind, target);

@@ -97,9 +97,7 @@ std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::str
   });
   if (!out || out->size() < op.results.size()) return std::nullopt;
   for (size_t i = 0; i < op.results.size(); ++i)
-    if (op.results[i] != kNoTensor &&
-        (!(*out)[i] || !((*out)[i].dtype() == expected[i].dtype) || !((*out)[i].shape() == expected[i].shape)))
-      return std::nullopt;
+    if (op.results[i] != kNoTensor && (!(*out)[i] || (*out)[i].type() != expected[i])) return std::nullopt;
   return supported_since(before) ? out : std::nullopt;
 }
 
@@ -121,7 +119,9 @@ std::optional<Value> Calls::lower_as(const std::string& schema, const std::vecto
   return where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
     OpCall call(b_, schema, std::move(own), std::move(tensors), {info(target).type});
     auto out = entry->lower(call);
-    if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape)) return std::nullopt;
+    if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape) ||
+        (*out)[0].type().device != info(target).type.device)
+      return std::nullopt;
     Value v = b_.cast((*out)[0], info(target).type.dtype);
     return supported_since(before) ? std::optional(v) : std::nullopt;
   });

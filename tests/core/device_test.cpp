@@ -1,0 +1,49 @@
+// Programs over a device whose memory the host cannot address, beside what lies with the host.
+#include <doctest/doctest.h>
+
+#include "compile.h"
+
+namespace broach {
+
+namespace {
+
+const char* kProgram =
+    "input t0: f32[4]@cuda:0 strides [1] offset 0 storage 0\n"
+    "input t1: f32[] strides [] offset 0 storage 1\n"
+    "t2: f32[4]@cuda:0 strides [1] offset 0 storage 2 = aten::mul.Tensor(t0, t1)\n"
+    "t3: f32[] strides [] offset 0 storage 3 = aten::neg(t1)\n"
+    "return t2, t3\n";
+
+}  // namespace
+
+TEST_CASE("devices: a number of the host's is copied to a device that cannot read it") {
+  const Target& other = *reference_target();
+  set_target(DeviceKind::cuda, &other);
+  const CompiledTrace compiled = compile_trace(Trace::parse(kProgram), {false, false}, Targets(), nullptr, {});
+  set_target(DeviceKind::cuda, nullptr);
+  const Schedule& s = compiled.main->schedule();
+  s.verify();
+
+  const Device cuda{DeviceKind::cuda, 0};
+  ErrorFlag errors;
+  const SerialThreads threads;
+  const RunContext run{.device = cuda, .memory = &other.memory(), .errors = &errors, .threads = &threads};
+  const MemoryLease x(other.memory(), 64, nullptr), y(other.memory(), 64, nullptr);
+  const float values[4] = {1, 2, 3, 4};
+  float number = 3, negative = 0, result[4] = {};
+  other.copy(x.data(), values, sizeof values, false, run);
+  Frame frame;
+  frame.threads = &threads;
+  frame.data.assign(s.buffers.size(), nullptr);
+  for (size_t b = 0; b < s.buffers.size(); ++b)
+    if (s.buffers[b].kind == Buffer::Kind::input) frame.data[b] = s.buffers[b].index == 0 ? static_cast<void*>(x.data()) : &number;
+  frame.data[static_cast<size_t>(s.output_buffers[0])] = y.data();
+  frame.data[static_cast<size_t>(s.output_buffers[1])] = &negative;
+  compiled.main->run(frame);
+  other.copy(result, y.data(), sizeof result, true, run);
+  for (int i = 0; i < 4; ++i) CHECK(result[i] == 3 * values[i]);
+  CHECK(negative == -3);
+  CHECK(s.copies > 0);
+}
+
+}  // namespace broach
