@@ -132,7 +132,6 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   for (size_t i = trace.inputs.size() - trace.numbers.size(); i < trace.inputs.size(); ++i) numbers.push_back(static_cast<int>(i));
   auto build = [&](std::shared_ptr<const Graph> g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
     auto strides = input_strides(*g, out.program.input_strides, carried);
-    out.graph_text += g->str();
     watch.skip();
     auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse, numbers, capabilities}); };
     Schedule schedule = scheduled();
@@ -144,13 +143,13 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     if (const Device d = targets.host_runs_on(); d != Device{}) schedule = offload(std::move(schedule), d);
     else schedule = with_copies(std::move(schedule), targets);
     watch.lap("schedule");
-    out.schedule_text += schedule.str();
     dump("schedule", "schedule", [&] { return schedule.str(); });
     verify_form("graph", *g);
     verify_form("schedule", schedule);
     watch.skip();
     auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");
+    out.stages.emplace_back(std::move(g), executable);
     return executable;
   };
   if (module.prologue) out.prologue = build(module.prologue, contiguous_outputs(*module.prologue));

@@ -36,7 +36,8 @@ struct CompiledTrace {
   // Computes, from the same inputs, the inputs that `main` has behind them. Null if there are none.
   std::shared_ptr<const Executable> prologue;
   std::vector<std::pair<std::string, double>> seconds;  // by stage, in order
-  std::string graph_text, schedule_text;
+  // What was built, in the order in which it runs, for showing.
+  std::vector<std::pair<std::shared_ptr<const Graph>, std::shared_ptr<const Executable>>> stages;
 };
 
 // `constant`, by input: its elements are the same from call to call, or a change is noticed and answered by a new prologue.

@@ -156,7 +156,7 @@ class AtenCall : public ExternRunner {
   }
 
   void run(Frame& frame) const override {
-    auto& host = *static_cast<HostState*>(frame.host);
+    auto& host = *static_cast<ExternState*>(frame.host);
     const c10::OptionalDeviceGuard on(device_);
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
@@ -174,7 +174,7 @@ class AtenCall : public ExternRunner {
   }
 
  private:
-  at::Tensor operand(size_t i, Frame& frame, const HostState& host) const {
+  at::Tensor operand(size_t i, Frame& frame, const ExternState& host) const {
     const Operand& o = step_.operands[i];
     auto buffer = static_cast<size_t>(o.place.buffer);
     const at::Tensor& owner = host.tensors[buffer];
@@ -185,7 +185,7 @@ class AtenCall : public ExternRunner {
   }
 
   // Holds a result in the layout that the following steps were compiled for.
-  void keep(size_t i, const at::Tensor& t, Frame& frame, HostState& host) const {
+  void keep(size_t i, const at::Tensor& t, Frame& frame, ExternState& host) const {
     int buffer = i < step_.results.size() ? step_.results[i] : -1;
     if (buffer < 0 || !t.defined()) return;
     const Buffer& b = schedule_.buffers[static_cast<size_t>(buffer)];
@@ -217,7 +217,7 @@ std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule
 }
 
 void release_extern_result(Frame& frame, int buffer) {
-  static_cast<HostState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor();
+  static_cast<ExternState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = at::Tensor();
 }
 
 }  // namespace broach

@@ -13,7 +13,7 @@
 namespace broach {
 
 // The front's state of one call: the tensors that own the memory of buffers.
-struct HostState {
+struct ExternState {
   std::vector<at::Tensor> tensors;  // by buffer; undefined for those in the arena
 };
 

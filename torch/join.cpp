@@ -67,7 +67,7 @@ class Join : public ExternRunner {
       }
     const auto buffer = static_cast<size_t>(result_);
     frame.data[buffer] = result.data_ptr();
-    static_cast<HostState*>(frame.host)->tensors[buffer] = std::move(result);
+    static_cast<ExternState*>(frame.host)->tensors[buffer] = std::move(result);
   }
 
   int64_t positions() const { return positions_; }

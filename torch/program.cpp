@@ -94,8 +94,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   add_devices(trace);
   program_ = std::move(compiled.program);
   stats_.seconds = std::move(compiled.seconds);
-  stats_.graph_text = std::move(compiled.graph_text);
-  stats_.schedule_text = std::move(compiled.schedule_text);
+  stages_ = std::move(compiled.stages);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options);
@@ -243,7 +242,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf)
       return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
   }
-  c10::SmallVector<Window, 16> windows;
+  c10::SmallVector<GivenTensor, 16> windows;
   auto add_window = [&](const at::Tensor& t) { windows.push_back({t.sizes().data(), t.strides().data(), t.sizes().size()}); };
   std::for_each(inputs.begin(), inputs.end(), add_window);
   if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()},
@@ -407,6 +406,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
 
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
+  for (const auto& [graph, executable] : stages_) s.graph_text += graph->str(), s.schedule_text += executable->schedule().str();
   if (weights_) s.packed = weights_->bytes();
   if (later_) s.packed.merge(later_->packed());
   s.picks = main_->executable().picks(sizes_.hints());

@@ -142,6 +142,7 @@ class CompiledProgram {
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<const SegmentedRun> later_;  // where sizes depend on data: what follows the first segment
+  std::vector<std::pair<std::shared_ptr<const Graph>, std::shared_ptr<const Executable>>> stages_;
   ProgramStats stats_;
 };
 

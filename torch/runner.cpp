@@ -57,7 +57,7 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
                                     const std::vector<int>& mutated) const {
   const Schedule& schedule = executable_->schedule();
   const c10::OptionalDeviceGuard on(device_);
-  HostState host;
+  ExternState host;
   bool externs = !executable_->stats().externs.empty();
   if (externs) host.tensors.resize(schedule.buffers.size());  // otherwise nobody asks for them
   Frame frame;

@@ -92,7 +92,7 @@ bool SizeGuards::differs(std::string* why, const Number& expected, int64_t value
   return false;
 }
 
-bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols,
+bool SizeGuards::bind(std::span<const GivenTensor> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols,
                       std::string* why) const {
   symbols.resize(infos_.size());
   for (size_t i = 0; i < infos_.size(); ++i) {
@@ -111,8 +111,8 @@ bool SizeGuards::bind(std::span<const Window> inputs, std::span<const int64_t> i
   return true;
 }
 
-bool SizeGuards::match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values,
-                       std::string* why) const {
+bool SizeGuards::match(std::span<const GivenTensor> inputs, std::span<const int64_t> ints, std::span<const double> floats,
+                       SymbolValues& values, std::string* why) const {
   std::vector<int64_t>& symbols = values.sizes;
   for (size_t i = 0; i < ranks_.size(); ++i)
     if (inputs[i].rank != ranks_[i]) {

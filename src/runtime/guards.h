@@ -12,7 +12,7 @@
 namespace broach {
 
 // One input of a call: `rank` sizes and strides, in elements.
-struct Window {
+struct GivenTensor {
   const int64_t* sizes;
   const int64_t* strides;
   size_t rank;
@@ -34,7 +34,7 @@ class SizeGuards {
 
   // Whether the program holds for a call. Writes the values of its symbols and host numbers (none for a program without).
   // `why`, if not null: what differs, if something does.
-  bool match(std::span<const Window> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values,
+  bool match(std::span<const GivenTensor> inputs, std::span<const int64_t> ints, std::span<const double> floats, SymbolValues& values,
              std::string* why) const;
   bool has_symbols() const { return !infos_.empty(); }
   // What `match` leaves open, for symbols that become known while the program runs: whether the program still holds now that those
@@ -50,7 +50,7 @@ class SizeGuards {
     int expression = -1;  // into expressions_, if it is not constant
   };
   Number number(const SymInt& e);
-  bool bind(std::span<const Window> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const;
+  bool bind(std::span<const GivenTensor> inputs, std::span<const int64_t> ints, std::vector<int64_t>& symbols, std::string* why) const;
   bool fits(const Number& n, int64_t value, const std::vector<int64_t>& symbols) const {
     return value == (n.expression < 0 ? n.constant : expressions_[static_cast<size_t>(n.expression)].eval(symbols));
   }

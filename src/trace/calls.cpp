@@ -48,7 +48,7 @@ CallArgs with_values(std::vector<Arg> args, const std::function<Value(TensorId)>
   return out;
 }
 
-std::vector<Type> result_types(const Memory& memory, const TraceOp& op) {
+std::vector<Type> result_types(const StorageValues& memory, const TraceOp& op) {
   std::vector<Type> types;
   for (TensorId r : op.results) types.push_back(r == kNoTensor ? Type{DType::opaque, {SymInt(0)}, {}} : memory.info(r).type);
   return types;

@@ -18,11 +18,11 @@ struct CallArgs {
   std::vector<Value> tensors;
 };
 CallArgs with_values(std::vector<Arg> args, const std::function<Value(TensorId)>& value_of);
-std::vector<Type> result_types(const Memory& memory, const TraceOp& op);
+std::vector<Type> result_types(const StorageValues& memory, const TraceOp& op);
 
 class Calls {
  public:
-  Calls(const Trace& trace, const FunctionalizeOptions& options, GraphBuilder& b, Memory& memory)
+  Calls(const Trace& trace, const FunctionalizeOptions& options, GraphBuilder& b, StorageValues& memory)
       : t_(trace), options_(options), b_(b), memory_(memory) {}
 
   // The results of an operation as if it had no effect on its operands.
@@ -44,7 +44,7 @@ class Calls {
   const Trace& t_;
   const FunctionalizeOptions& options_;
   GraphBuilder& b_;
-  Memory& memory_;
+  StorageValues& memory_;
 };
 
 }  // namespace broach

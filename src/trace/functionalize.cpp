@@ -253,7 +253,7 @@ class Functionalizer {
 
   const Trace& t_;
   GraphBuilder b_;
-  Memory memory_;
+  StorageValues memory_;
   Calls calls_;
   bool lowers_;
   std::map<int32_t, int> output_of_;

@@ -6,7 +6,7 @@
 
 namespace broach {
 
-void Memory::add_input(int index, TensorId id) {
+void StorageValues::add_input(int index, TensorId id) {
   StorageState& s = storage(id);
   position_of_input_.emplace(id, index);
   state(id).value = b_.input(info(id).type);
@@ -20,7 +20,7 @@ void Memory::add_input(int index, TensorId id) {
   state(id).version = 0;
 }
 
-Value Memory::value(TensorId id) {
+Value StorageValues::value(TensorId id) {
   TensorState& s = state(id);
   int now = storage(id).version;
   check(storage(id).root != kNoTensor, "functionalise: tensor ", id, " is read before it exists");
@@ -30,7 +30,7 @@ Value Memory::value(TensorId id) {
   return s.value;
 }
 
-Value Memory::joined(TensorId root) {
+Value StorageValues::joined(TensorId root) {
   auto& pieces = storage(root).pieces;
   check(pieces.has_value(), "functionalise: a root is out of date");
   Value whole = pieces->joined(b_);
@@ -38,7 +38,7 @@ Value Memory::joined(TensorId root) {
   return whole;
 }
 
-Value Memory::shown(TensorId id) {
+Value StorageValues::shown(TensorId id) {
   const TensorState& s = state(id);
   const auto& pieces = storage(id).pieces;
   auto slab = pieces ? slab_of(id) : std::nullopt;
@@ -49,7 +49,7 @@ Value Memory::shown(TensorId id) {
 }
 
 // The elements of its root that a tensor shows, if these are some of one dimension, perhaps in another shape.
-std::optional<Slab> Memory::slab_of(TensorId id) const {
+std::optional<Slab> StorageValues::slab_of(TensorId id) const {
   const TensorState& s = tensors_[static_cast<size_t>(id)];
   if (s.parent == kNoTensor || tensors_[static_cast<size_t>(s.parent)].parent != kNoTensor || s.steps.empty()) return std::nullopt;
   auto is_reshape = [](const ViewStep& step) { return !step.view && step.op == Op::reshape; };
@@ -66,7 +66,7 @@ std::optional<Slab> Memory::slab_of(TensorId id) const {
   return slab;
 }
 
-void Memory::write(TensorId id, Value v) {
+void StorageValues::write(TensorId id, Value v) {
   if (is_aliased(id)) unsupported("an input that shares its memory with another is written");
   TensorState& s = state(id);
   if (auto slab = storage(id).input < 0 ? slab_of(id) : std::nullopt) {
@@ -85,14 +85,14 @@ void Memory::write(TensorId id, Value v) {
   s.version = storage(id).version;
 }
 
-void Memory::write_slab(TensorId id, const Slab& slab, Value v) {
+void StorageValues::write_slab(TensorId id, const Slab& slab, Value v) {
   StorageState& memory = storage(id);
   if (!memory.pieces || memory.pieces->dim() != slab.dim) memory.pieces.emplace(value(memory.root), slab.dim);
   memory.pieces->replace(slab.start, b_.reshape(v, std::get<Shape>(state(id).steps[0].attrs.at(Attr::shape))));
   ++memory.version;
 }
 
-void Memory::define(TensorId id, Value v) {
+void StorageValues::define(TensorId id, Value v) {
   StorageState& s = storage(id);
   check(s.root == kNoTensor, "functionalise: tensor ", id, " is made in memory that another has");
   s.root = id;
@@ -100,12 +100,12 @@ void Memory::define(TensorId id, Value v) {
   state(id).version = s.version;
 }
 
-int Memory::position_of_input(TensorId id) const {
+int StorageValues::position_of_input(TensorId id) const {
   auto it = position_of_input_.find(id);
   return it == position_of_input_.end() ? -1 : it->second;
 }
 
-void Memory::must_be_written(TensorId id) {
+void StorageValues::must_be_written(TensorId id) {
   bool none = std::any_of(info(id).type.shape.begin(), info(id).type.shape.end(), [](const SymInt& n) { return n == SymInt(0); });
   if (!none && storage(id).version == 0 && unwritten_.contains(info(id).storage))
     unsupported("memory is read that no recorded operation has written");

@@ -25,9 +25,9 @@ struct StorageState {
   std::optional<Pieces> pieces = {};  // the root's elements, while its value is out of date
 };
 
-class Memory {
+class StorageValues {
  public:
-  Memory(const Trace& trace, GraphBuilder& b) : t_(trace), b_(b), tensors_(trace.tensors.size()) {}
+  StorageValues(const Trace& trace, GraphBuilder& b) : t_(trace), b_(b), tensors_(trace.tensors.size()) {}
 
   const TraceTensor& info(TensorId id) const { return t_.tensors[static_cast<size_t>(id)]; }
   TensorState& state(TensorId id) { return tensors_[static_cast<size_t>(id)]; }
