@@ -79,6 +79,7 @@ def test_moves(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.skipif(not SATURATES, reason="the types are left to torch there, and writes into windows of them to eager")
 def test_writes(dtype):
     def program(x, y):
         cache = torch.zeros(8, 6, dtype=dtype)

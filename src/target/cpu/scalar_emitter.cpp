@@ -33,7 +33,7 @@ V complex_bits(llvm::IRBuilderBase& b, const Scalar& s, DType t) {
 }  // namespace
 
 Type* ScalarEmitter::scalar_type(DType t) {
-  check(t != DType::opaque, "cpu: no code for element type ", name_of(t));
+  if (t == DType::opaque) unsupported("cpu: an element type that only the host's library knows");
   if (t == DType::b1) return b_.getInt1Ty();
   // Carried as they are: complex numbers, which arithmetic takes apart before, and types that nothing is computed in.
   if (!is_floating(t) || is_stored_only(t)) return b_.getIntNTy(static_cast<unsigned>(8 * size_of(t)));
