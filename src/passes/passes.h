@@ -1,4 +1,4 @@
-// The passes over a program, one list of them. Everything that changes a graph is a row.
+// The passes over a program, one list of them. What the schedule asks for itself (copies of outputs, updates in place) is no row.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-"""What is kept for sizes is bounded: memory stays where it is, however many calls of however many shapes there are."""
+"""What is kept for sizes that became symbols is bounded: memory stays where it is. Versions for sizes as numbers are not tried here."""
 
 import os
 import subprocess
