@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 
 #include "passes/passes.h"
 #include "schedule/failures.h"
@@ -99,44 +100,36 @@ const Target& main_target(const Trace& trace, const Targets& targets) {
   return targets.on(targets.host_runs_on());
 }
 
+Device device_of(const Graph& graph) {
+  for (const Node& n : graph.nodes())
+    for (const Type& t : n.results)
+      if (t.device != Device{}) return t.device;
+  return {};
+}
+
 std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
   std::vector<OutputRequest> requests;
   for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
   return requests;
 }
 
-}  // namespace
+// A graph of a program on its way to something that runs.
+struct StageCompiler {
+  const Targets& targets;
+  const ExternFactory& externs;
+  const PipelineOptions& options;
+  Capabilities capabilities;
+  std::vector<int> numbers = {};  // inputs that are numbers of the host's
 
-CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Targets& targets, const ExternFactory& externs,
-                            const PipelineOptions& options) {
-  CompiledTrace out;
-  Stopwatch watch(out.seconds);
-  dump("trace", "trace", [&] { return trace.str(); });
-  verify_form("trace", trace);
-  Capabilities capabilities = main_target(trace, targets).capabilities();
-  if (!options.settings.contractions.library) capabilities.contractions.clear();
-  out.program = functionalize(trace, {capabilities, options.lower});
-  watch.lap("functionalise");
-  dump("graph", "graph", [&] { return out.program.graph->str(); });
-  verify_form("graph", *out.program.graph);
-
-  for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  Module module{out.program.graph, out.program.requests, nullptr, nullptr};
-  auto observe = [](const char* pass, const Module& m) { dump("passes", cat("after ", pass), [&] { return m.str(); }); };
-  run_passes(module, {std::move(constant), options.freeze, options.settings.strict, capabilities.reductions}, options.disabled_passes,
-             &out.seconds, observe);
-  out.program.graph = module.graph;
-  out.segments = module.segments;
-
-  std::vector<int> numbers;
-  for (size_t i = trace.inputs.size() - trace.numbers.size(); i < trace.inputs.size(); ++i) numbers.push_back(static_cast<int>(i));
-  auto build = [&](std::shared_ptr<const Graph> g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
-    auto strides = input_strides(*g, out.program.input_strides, carried);
-    watch.skip();
+  // `program`, if it is the whole one's main graph, is told what has to be written at the end.
+  std::shared_ptr<const Executable> compile(const std::shared_ptr<const Graph>& g, const std::vector<Shape>& strides,
+                                            std::vector<OutputRequest> requests, Program* program,
+                                            std::vector<std::pair<std::string, double>>& seconds) const {
+    Stopwatch watch(seconds);
     auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse, numbers, capabilities}); };
     Schedule schedule = scheduled();
-    if (auto early = written_too_early(schedule, requests); !early.empty()) {
-      write_at_the_end(early, out.program, requests);
+    if (auto early = program ? written_too_early(schedule, requests) : std::vector<int>(); !early.empty()) {
+      write_at_the_end(early, *program, requests);
       schedule = scheduled();
     }
     place(schedule);
@@ -149,7 +142,134 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     watch.skip();
     auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");
-    out.stages.emplace_back(std::move(g), executable);
+    return executable;
+  }
+};
+
+Capabilities capabilities_of(const Target& target, const PipelineOptions& options) {
+  Capabilities out = target.capabilities();
+  if (!options.settings.contractions.library) out.contractions.clear();
+  return out;
+}
+
+// ---- gradients ----
+
+bool is_made(const ResultSpec& r) { return r.kind == ResultSpec::Kind::fresh || r.kind == ResultSpec::Kind::view_of_fresh; }
+bool is_given(const ResultSpec& r) { return r.kind == ResultSpec::Kind::input || r.kind == ResultSpec::Kind::view_of_input; }
+
+// Storages whose elements eager reads for gradients: it holds a tensor there for them, and would notice a write to it.
+std::vector<bool> read_for_gradients(const Trace& trace, size_t first_op) {
+  std::map<int32_t, bool> read;
+  for (size_t i = first_op; i < trace.ops.size(); ++i)
+    for_each_tensor(trace.ops[i].args, [&](TensorId id) { read[trace.tensors[static_cast<size_t>(id)].storage] = true; });
+  std::vector<bool> out;
+  for (const TraceTensor& t : trace.tensors) out.push_back(read.contains(t.storage));
+  return out;
+}
+
+Joint joint_of(const Trace& trace, const Program& program, const TracedGradients& traced) {
+  Joint joint;
+  joint.tangents = traced.tangents;
+  const size_t first = program.results.size() - program.reads - traced.gradients, outputs = program.graph->outputs().size();
+  joint.is_gradient.resize(outputs);
+  joint.output_kept.resize(outputs);
+  const std::vector<bool> read = read_for_gradients(trace, traced.first_op);
+  std::vector<bool> is_result(outputs);
+  for (size_t i = 0; i < program.results.size(); ++i) {
+    const ResultSpec& r = program.results[i];
+    if (!is_made(r)) continue;
+    const auto at = static_cast<size_t>(r.index);
+    const bool gradient = i >= first && i < first + traced.gradients;
+    if (gradient) joint.is_gradient[at] = true;
+    else is_result[at] = true;
+    if (joint.is_gradient[at] && is_result[at]) unsupported("a gradient lies in the memory of a result");
+    if (!gradient && r.kind == ResultSpec::Kind::fresh) joint.output_kept[at] = read[static_cast<size_t>(trace.outputs[i])];
+  }
+  for (size_t i = 0; i < trace.inputs.size(); ++i) {
+    const bool written =
+        std::find(program.mutated_inputs.begin(), program.mutated_inputs.end(), static_cast<int>(i)) != program.mutated_inputs.end();
+    if (written && i + traced.tangents >= trace.inputs.size()) unsupported("the gradient of a result is written");
+    joint.input_kept.push_back(!written && read[static_cast<size_t>(trace.inputs[i])]);
+  }
+  return joint;
+}
+
+// The part of the program that is computed at once stays in `module` and `program`.
+std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, Program& program, Module& module) {
+  if (program.speculative) unsupported("gradients of a program that goes by what it computes");
+  const Joint joint = joint_of(trace, program, traced);
+  Partition parts = partition(*module.graph, joint);
+  auto out = std::make_shared<BackwardStage>();
+  out->graph = std::move(parts.backward);
+  out->inputs = std::move(parts.inputs);
+  out->saved = std::move(parts.saved);
+  out->tangents = traced.tangents;
+  std::vector<int> position(joint.is_gradient.size());  // of each output in its own graph
+  std::vector<OutputRequest> requests;
+  for (size_t i = 0; i < joint.is_gradient.size(); ++i) {
+    auto& list = joint.is_gradient[i] ? out->requests : requests;
+    position[i] = static_cast<int>(list.size());
+    list.push_back(module.requests[i]);
+  }
+  for (size_t i = requests.size(); i < parts.forward->outputs().size(); ++i)
+    requests.push_back({contiguous_strides(parts.forward->outputs()[i].shape()), -1});
+  module.graph = std::move(parts.forward);
+  module.requests = std::move(requests);
+  for (int i : out->inputs) out->input_strides.push_back(program.input_strides[static_cast<size_t>(i)]);
+  for (int s : out->saved) out->input_strides.push_back(module.requests[static_cast<size_t>(s)].strides);
+  const size_t tangent = program.input_strides.size() - traced.tangents, first_tangent = out->input_strides.size();
+  out->input_strides.insert(out->input_strides.end(), program.input_strides.begin() + static_cast<std::ptrdiff_t>(tangent),
+                            program.input_strides.end());
+  program.input_strides.resize(tangent);
+  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(traced.gradients);
+  out->results.assign(first, program.results.end());
+  program.results.erase(first, program.results.end());
+  for (auto* results : {&out->results, &program.results})
+    for (ResultSpec& r : *results)
+      if (is_made(r)) r.index = position[static_cast<size_t>(r.index)];
+  for (ResultSpec& r : out->results) {
+    if (!is_given(r)) continue;
+    if (static_cast<size_t>(r.index) < tangent) unsupported("a gradient is one of the program's inputs");
+    r.index += static_cast<int>(first_tangent) - static_cast<int>(tangent);
+  }
+  return out;
+}
+
+}  // namespace
+
+CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Targets& targets, const ExternFactory& externs,
+                            const PipelineOptions& options, const TracedGradients& gradients) {
+  CompiledTrace out;
+  Stopwatch watch(out.seconds);
+  dump("trace", "trace", [&] { return trace.str(); });
+  verify_form("trace", trace);
+  StageCompiler compiler{targets, externs, options, capabilities_of(main_target(trace, targets), options)};
+  out.program = functionalize(trace, {compiler.capabilities, options.lower});
+  watch.lap("functionalise");
+  dump("graph", "graph", [&] { return out.program.graph->str(); });
+  verify_form("graph", *out.program.graph);
+
+  for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
+  Module module{out.program.graph, out.program.requests, nullptr, nullptr};
+  auto observe = [](const char* pass, const Module& m) { dump("passes", cat("after ", pass), [&] { return m.str(); }); };
+  run_passes(module, {std::move(constant), options.freeze, options.settings.strict, compiler.capabilities.reductions},
+             options.disabled_passes, &out.seconds, observe);
+  watch.skip();
+  if (gradients.gradients > 0) {
+    out.backward = split_gradients(trace, gradients, out.program, module);
+    watch.lap("partition");
+    dump("passes", "forward", [&] { return module.graph->str(); });
+    dump("passes", "backward", [&] { return out.backward->graph->str(); });
+  }
+  out.program.graph = module.graph;
+  out.segments = module.segments;
+
+  for (size_t i = trace.inputs.size() - gradients.tangents - trace.numbers.size(); i + gradients.tangents < trace.inputs.size(); ++i)
+    compiler.numbers.push_back(static_cast<int>(i));
+  auto build = [&](const std::shared_ptr<const Graph>& g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
+    auto executable =
+        compiler.compile(g, input_strides(*g, out.program.input_strides, carried), std::move(requests), &out.program, out.seconds);
+    out.stages.emplace_back(g, executable);
     return executable;
   };
   if (module.prologue) out.prologue = build(module.prologue, contiguous_outputs(*module.prologue));
@@ -164,6 +284,25 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
     if (!out.main) out.main = std::move(executable);
     else out.later.push_back(std::move(executable));
   }
+  return out;
+}
+
+CompiledBackward compile_backward(const BackwardStage& stage, const std::vector<bool>& wanted, const std::vector<bool>& given,
+                                  const Targets& targets, const ExternFactory& externs, const PipelineOptions& options) {
+  std::vector<bool> outputs(stage.requests.size());
+  for (size_t i = 0; i < wanted.size(); ++i)
+    if (wanted[i] && is_made(stage.results[i])) outputs[static_cast<size_t>(stage.results[i].index)] = true;
+  CompiledBackward out;
+  std::vector<OutputRequest> requests;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    out.outputs.push_back(outputs[i] ? static_cast<int>(requests.size()) : -1);
+    if (outputs[i]) requests.push_back(stage.requests[i]);
+  }
+  out.graph = std::make_shared<const Graph>(simplify_graph(part_of(*stage.graph, outputs, given)));
+  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*out.graph) : targets.host_runs_on());
+  const StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
+  std::vector<std::pair<std::string, double>> seconds;
+  out.executable = compiler.compile(out.graph, stage.input_strides, std::move(requests), nullptr, seconds);
   return out;
 }
 

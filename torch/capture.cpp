@@ -1,5 +1,6 @@
 #include "capture.h"
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -166,6 +167,8 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
     trace_.numbers.push_back(number);
     trace_.inputs.push_back(tensor);
   }
+  for (const at::Tensor& t : gradients_) trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
+  trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
   trace_.resolve();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
@@ -737,6 +740,8 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
+    if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
+      fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);
     if (draws) check_generators();
     draws_ |= draws;
     for (size_t i = 0; i < n; ++i) {

@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "attempts.h"
+#include "compile.h"
 #include "devices.h"
+#include "differentiable.h"
 #include "trace/generalize.h"
 #include "trace/trace.h"
 
@@ -69,6 +71,12 @@ class Capture {
   std::string kept(const std::vector<at::Tensor>& outputs) const;
   // Whether it writes to what it was given or reads by itself.
   bool writes_inputs() const;
+  // ---- gradients (capture_gradients.cpp) ----
+  // The program has given these, with autograd on: runs eager's engine for the gradients of all that it was given or holds, and records
+  // it behind the program. To be called from within `run`. Where that cannot be the verdict says why.
+  void differentiate(const std::vector<at::Tensor>& results);
+  const Differentiable& differentiable() const { return differentiable_; }
+  TracedGradients traced_gradients() const { return {first_gradient_op_, tangents_.size(), gradients_.size()}; }
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
   bool differentiates() const { return differentiates_; }
 
@@ -159,6 +167,8 @@ class Capture {
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
   bool refuses_read() const;
+  std::string find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves);
+  std::string record_gradients(const std::vector<at::Tensor>& results);
   bool same_sizes(const Shape& a, const Shape& b);  // guards keep the answer
   void add_read(ValueRead r);
   void add_decisions();
@@ -199,6 +209,10 @@ class Capture {
   };
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
+  Differentiable differentiable_;
+  size_t first_gradient_op_ = 0;
+  std::vector<TensorId> tangents_;
+  std::vector<at::Tensor> gradients_;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;
   bool differentiates_ = false, draws_ = false;

@@ -1,6 +1,7 @@
 #include "function.h"
 
 #include <ATen/Context.h>
+#include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -28,6 +29,9 @@ Function::Modes Function::Modes::now() {
   return m;
 }
 
+// torch.autograd.graph.saved_tensors_hooks, save_on_cpu, checkpoints.
+static bool saves_through_hooks() { return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty(); }
+
 constexpr const char* kForwardMode = "forward-mode differentiation is under way";
 
 Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, size_t limit, Rules rules,
@@ -46,9 +50,9 @@ Function::Results Function::operator()(const CallInputs& call) {
     if (!is_plain(t)) return run_eager(call, why_not_compiled(t));
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
   Modes modes = Modes::now();
-  if (modes.grad && need_gradients(call.tensors)) return run_eager(call, kNeedsGradients);
   const Closed closed = closed_;
-  if (modes.grad && closed == Closed::with_gradients) return run_eager(call, kNeedsGradients);
+  if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");
+  if (modes.grad && saves_through_hooks()) return run_eager(call, "what is saved for gradients goes through hooks", false);
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   auto entries = entries_.load(std::memory_order_acquire);
   if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
@@ -76,8 +80,7 @@ Function::Results Function::run_failed(const CallInputs& call, const FailedRun& 
 std::optional<Function::Results> Function::run_compiled(const CallInputs& call) {
   Modes modes = Modes::now();
   const Closed closed = closed_;
-  if (closed == Closed::yes || Capture::current() || (modes.grad && (closed == Closed::with_gradients || need_gradients(call.tensors))))
-    return std::nullopt;
+  if (closed == Closed::yes || Capture::current() || (modes.grad && (closed == Closed::with_gradients || saves_through_hooks()))) return std::nullopt;
   auto results = run_compiled(*entries_.load(std::memory_order_acquire), call, modes);
   if (results) ++calls_;
   return results;

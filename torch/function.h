@@ -162,7 +162,7 @@ class Function {
   static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
 
-  static constexpr const char* kNeedsGradients = "gradients are needed: the program runs eagerly until training is compiled";
+  static constexpr const char* kNeedsGradients = "gradients are needed by tensors whose sizes are symbols, or within the program";
   Eager eager_;
   std::vector<bool> constant_inputs_;
   ProgramOptions options_;

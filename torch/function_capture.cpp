@@ -9,6 +9,7 @@
 
 #include "capture.h"
 #include "function.h"
+#include "gradients.h"
 #include "products.h"
 #include "support/bug.h"
 #include "support/error.h"
@@ -171,7 +172,11 @@ SymbolicSizes Function::symbols_for(const Plan& plan) const {
 }
 
 void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
-  out.capture = std::make_unique<Capture>(call.tensors.vec(), sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
+  std::vector<at::Tensor> tensors = call.tensors.vec();
+  std::vector<InputWithHistory> with_history;
+  for (at::Tensor& t : tensors)
+    if (!sizes && at::GradMode::is_enabled() && t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
+  out.capture = std::make_unique<Capture>(tensors, sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
   Capture& capture = *out.capture;
   if (options_.whole) capture.refuse_reads_of_the_program();
   std::vector<c10::SymInt> given;
@@ -187,7 +192,10 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     floats.push_back(constant ? c10::SymFloat(value) : program_float(sizes->symbols->floats.given(k, value), sizes->symbols));
   }
   try {
-    capture.run([&] { out.results = eager_(capture.inputs(), given, floats); });
+    capture.run([&] {
+      out.results = eager_(capture.inputs(), given, floats);
+      if (!sizes && at::GradMode::is_enabled() && need_gradients(out.results.tensors)) capture.differentiate(out.results.tensors);
+    });
     // The error that was to end the program was caught there.
     if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
     // Stand-ins know it, what they stand for does not.
@@ -197,6 +205,10 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     throw;
   }
   describe_results(out);
+  for (InputWithHistory& input : with_history) {
+    input.connect();
+    for (at::Tensor& t : out.results.tensors) t = input.outside(t);
+  }
 }
 
 // In numbers for the caller, in symbols for the program that is compiled.
@@ -221,8 +233,8 @@ void Function::describe_results(Recorded& out) const {
 // Whether what was recorded stands for the program.
 Verdict Function::judge(const CallInputs& call, const Modes& modes, const Recorded& recorded) {
   const Capture& capture = *recorded.capture;
-  if (modes.grad && (need_gradients(recorded.results.tensors) || trains(capture))) return {Outcome::needs_gradients, kNeedsGradients};
   if (!capture.verdict().is_good()) return capture.verdict();
+  if (modes.grad && capture.differentiable().empty() && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
   if (!rules_.unwatched_state) return {};
   return host_state_.judge(capture, capture.is_symbolic() ? "" : capture.kept(recorded.results.tensors), sizes_of(call));
@@ -233,7 +245,8 @@ Verdict Function::compile(const Modes& modes, Recorded& recorded) const {
   Stopwatch watch(recorded.attempt.compile_seconds);
   try {
     recorded.program = std::make_shared<const CompiledProgram>(capture.trace(), recorded.ints, recorded.floats, capture.lifted(),
-                                                               capture.facts(), constant_inputs_, options_under(options_, modes));
+                                                               capture.facts(), constant_inputs_, options_under(options_, modes),
+                                                               capture.differentiable(), capture.traced_gradients());
     return {};
   } catch (const Unsupported& e) {
     return {Outcome::unsupported, e.what()};

@@ -1,8 +1,6 @@
 #include "program.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/_neg_view.h>
-#include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -13,6 +11,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "externs.h"
+#include "gradients.h"
 #include "ir/text.h"
 #include "schedule/failures.h"
 #include "segments.h"
@@ -27,23 +26,6 @@ namespace {
 std::string value_text(const at::Tensor& t) {
   c10::Scalar s = t.item();
   return s.isBoolean() ? str(Scalar(s.toBool())) : s.isIntegral(false) ? str(Scalar(s.toLong())) : str(Scalar(s.toDouble()));
-}
-
-// The storage from the tensor's first element on, as elements of another type.
-at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
-  auto bytes = static_cast<int64_t>(t.storage().nbytes()), own = t.storage_offset() * static_cast<int64_t>(t.itemsize());
-  auto size = static_cast<int64_t>(c10::elementSize(type)), n = (bytes - own) / size * size / static_cast<int64_t>(t.itemsize());
-  return t.as_strided({n}, {1}, t.storage_offset()).view(type);
-}
-
-// The window of `base` that a result is.
-at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
-  bool other = scalar_type(r.type.dtype) != base.scalar_type();
-  at::Tensor whole = other ? with_elements(base, scalar_type(r.type.dtype)) : base;
-  at::Tensor t =
-      whole.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), whole.storage_offset() + r.offset.eval(symbols));
-  if (r.conj) t = t.conj();
-  return r.neg ? t._neg_view() : t;
 }
 
 // Off the CPU other settings hold, and ATen's contractions are not given the memory: they take the host's.
@@ -84,12 +66,25 @@ void check_devices(const CompiledTrace& compiled) {
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
                                  std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts,
-                                 const std::vector<bool>& constant_inputs, const ProgramOptions& options)
-    : lifted_(std::move(lifted)), given_(trace.inputs.size() - lifted_.size() - trace.numbers.size()), numbers_(trace.numbers) {
+                                 const std::vector<bool>& constant_inputs, const ProgramOptions& asked,
+                                 const Differentiable& differentiable, const TracedGradients& gradients)
+    : lifted_(std::move(lifted)),
+      given_(trace.inputs.size() - lifted_.size() - trace.numbers.size() - gradients.tangents),
+      numbers_(trace.numbers) {
+  ProgramOptions options = asked;
+  options.freeze = options.freeze && differentiable.empty();  // weights change with every step
   for (const at::Tensor& t : lifted_) held_.push_back(&t);
   size_t inputs = trace.inputs.size();
   std::vector<bool> constant = constants(trace, constant_inputs, given_, given_ + lifted_.size());
-  CompiledTrace compiled = compile_trace(trace, constant, targets_for(trace, options), make_extern, options_for(trace, options));
+  const Targets targets = targets_for(trace, options);
+  options = options_for(trace, std::move(options));
+  CompiledTrace compiled = compile_trace(trace, constant, targets, make_extern, options, gradients);
+  if (compiled.backward) {
+    backward_ = std::make_shared<const Backward>(std::move(compiled.backward), differentiable, targets, options);
+    required_grad_.assign(given_, false);
+    for (size_t i : differentiable.inputs)
+      if (i < given_) required_grad_[i] = true;
+  }
   check_devices(compiled);
   add_devices(trace);
   program_ = std::move(compiled.program);
@@ -145,17 +140,20 @@ CompiledProgram::~CompiledProgram() {
   for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, -1);
 }
 
+static void add_stats(const ExecutableStats& more, ExecutableStats& to) {
+  to.kernels += more.kernels;
+  to.distinct_kernels += more.distinct_kernels;
+  to.contractions += more.contractions;
+  to.routines += more.routines;
+  to.code_bytes += more.code_bytes;
+  for (const auto& [schema, count] : more.externs) to.externs[schema] += count;
+}
+
 void CompiledProgram::add_later_stats() {
   if (!later_) return;
   for (const std::string& schema : later_->calls()) ++stats_.code.externs[schema];
   for (const Executable* e : later_->executables()) {
-    const ExecutableStats& more = e->stats();
-    stats_.code.kernels += more.kernels;
-    stats_.code.distinct_kernels += more.distinct_kernels;
-    stats_.code.contractions += more.contractions;
-    stats_.code.routines += more.routines;
-    stats_.code.code_bytes += more.code_bytes;
-    for (const auto& [schema, count] : more.externs) stats_.code.externs[schema] += count;
+    add_stats(e->stats(), stats_.code);
     stats_.arena_bytes = std::max(stats_.arena_bytes, e->arena_bytes(sizes_.hints()));
   }
 }
@@ -171,11 +169,11 @@ bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::s
     c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
     bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank;
     for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
-    if (!same || (grad && t.requires_grad() && !g.required_grad)) {
+    if (!same || (grad && t.requires_grad() != g.required_grad && (backward_ || !g.required_grad))) {
       if (why)
-        *why = cat(
-            "input ", given_ + i,
-            same ? ": a tensor that the program holds needs gradients now" : ": a tensor that the program holds changed its type or sizes");
+        *why = cat("input ", given_ + i,
+                   same ? ": whether a tensor that the program holds needs gradients has changed"
+                        : ": a tensor that the program holds changed its type or sizes");
       return false;
     }
     expected += 2 * g.rank;
@@ -239,6 +237,8 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     const InputGuard& g = guards_[i];
     if (t.key_set() != g.keys) return differs(i, inputs[i].is_inference() ? " is an inference tensor now" : ": was another kind of tensor");
     if (t.dtype() != g.dtype) return differs(i, ": element type was ", g.dtype.name(), ", is ", t.dtype().name());
+    if (!required_grad_.empty() && t.requires_grad() != required_grad_[i]) return differs(i, ": whether it needs gradients has changed");
+    if (required_grad_.empty() && t.requires_grad() && c10::GradMode::is_enabled()) return differs(i, " needs gradients now");
     if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf)
       return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
   }
@@ -310,17 +310,9 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& input
 
 std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh,
                                                  const SymbolValues& symbols) const {
-  std::vector<at::Tensor> out;
-  out.reserve(program_.results.size());
-  for (const ResultSpec& r : program_.results) {
-    using K = ResultSpec::Kind;
-    if (r.kind == K::none) out.emplace_back();
-    else if (r.kind == K::input) out.push_back(*inputs.tensors[static_cast<size_t>(r.index)]);
-    else if (r.kind == K::view_of_input) out.push_back(window(*inputs.tensors[static_cast<size_t>(r.index)], r, symbols.sizes));
-    else if (r.kind == K::fresh) out.push_back(fresh[static_cast<size_t>(r.index)]);
-    else out.push_back(window(fresh[static_cast<size_t>(r.index)], r, symbols.sizes));
-  }
-  return out;
+  return tensors_of(
+      program_.results, [&](size_t i) -> const at::Tensor& { return *inputs.tensors[i]; },
+      [&](size_t i) -> const at::Tensor& { return fresh[i]; }, symbols.sizes);
 }
 
 // Takes the values read on the host off the results' end.
@@ -374,7 +366,9 @@ std::vector<at::Tensor> CompiledProgram::run_directly(RunInputs& inputs, SymbolV
     throw FailedRun(e.what());
   }
   commit(inputs, *fresh);
-  return results(inputs, *fresh, symbols);
+  std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
+  if (backward_) backward_->connect(out, inputs, *fresh, symbols.sizes);
+  return out;
 }
 
 void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const {
@@ -407,6 +401,12 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
   for (const auto& [graph, executable] : stages_) s.graph_text += graph->str(), s.schedule_text += executable->schedule().str();
+  for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
+    s.graph_text += "# gradients\n" + b.graph->str();
+    s.schedule_text += "# gradients\n" + b.executable->schedule().str();
+    add_stats(b.executable->stats(), s.code);
+    for (StepProfile& step : b.executable->profile()) s.steps.push_back(std::move(step));
+  }
   if (weights_) s.packed = weights_->bytes();
   if (later_) s.packed.merge(later_->packed());
   s.picks = main_->executable().picks(sizes_.hints());

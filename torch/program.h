@@ -31,9 +31,11 @@ struct ProgramStats {
   std::vector<StepProfile> steps;  // if profiling was on while it ran
 };
 
+class Backward;
 class Weights;
 class RandomStates;
 class SegmentedRun;
+struct Differentiable;
 struct InputFacts;
 
 // A step of a run found that the call is an error. Nothing was written but what the program itself, run on the same inputs, writes
@@ -60,9 +62,11 @@ class CompiledProgram {
  public:
   // `trace` must stand for a program without failures, `ints` and `floats` are the numbers it was given (a float that is no constant
   // is absent). `lifted` are the tensors behind the trace's own inputs, `facts` is about all of them; `constant_inputs` says which
-  // inputs the caller passes unchanged call after call (parameters and buffers).
+  // inputs the caller passes unchanged call after call (parameters and buffers). `differentiable` and `gradients`: of a program whose
+  // results have a history.
   CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted,
-                  const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options);
+                  const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options,
+                  const Differentiable& differentiable, const TracedGradients& gradients);
   ~CompiledProgram();
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
@@ -139,6 +143,8 @@ class CompiledProgram {
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
+  std::vector<bool> required_grad_;  // by input that the caller gives; empty unless the program has gradients
+  std::shared_ptr<const Backward> backward_;
   std::shared_ptr<const Runner> main_;
   std::unique_ptr<Weights> weights_;
   std::unique_ptr<const SegmentedRun> later_;  // where sizes depend on data: what follows the first segment

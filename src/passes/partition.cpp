@@ -1,0 +1,262 @@
+#include "passes/partition.h"
+
+#include <algorithm>
+#include <map>
+
+#include "support/error.h"
+#include "support/min_cut.h"
+
+namespace broach {
+
+namespace {
+
+// Values of a graph by a dense number.
+class ValueNumbers {
+ public:
+  explicit ValueNumbers(const Graph& g) {
+    for (const Node& n : g.nodes()) first_.push_back(count_), count_ += n.results.size();
+  }
+  size_t of(const Value& v) const { return first_[v.node->id] + v.index; }
+  size_t count() const { return count_; }
+
+ private:
+  std::vector<size_t> first_;
+  size_t count_ = 0;
+};
+
+// Nodes of one graph in another.
+struct Emission {
+  explicit Emission(const Graph& g) : b(g), now(g.nodes().size()) {}
+  GraphBuilder b;
+  std::vector<std::vector<Value>> now;  // by node id
+
+  Value of(const Value& v) const { return now[v.node->id].at(v.index); }
+  void emit(const Node& n) {
+    std::vector<Value> inputs;
+    for (const Value& v : n.inputs) inputs.push_back(of(v));
+    b.set_line_index(n.line);
+    now[n.id] = b.emit_all(n.op, std::move(inputs), n.attrs);
+  }
+};
+
+class Partitioner {
+ public:
+  Partitioner(const Graph& g, const Joint& joint)
+      : g_(g), joint_(joint), numbers_(g), late_(g.nodes().size()), needed_later_(g.nodes().size()), is_saved_(numbers_.count()) {}
+
+  Partition run() {
+    find_late();
+    find_needed_later();
+    choose();
+    Partition out;
+    out.forward = forward(out);
+    out.backward = backward(out);
+    return out;
+  }
+
+ private:
+  bool is_tangent(const Node& n) const {
+    return n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + joint_.tangents >= g_.inputs().size();
+  }
+
+  // What depends on a tangent is computed later.
+  void find_late() {
+    for (const Node& n : g_.nodes()) {
+      late_[n.id] = is_tangent(n) || std::any_of(n.inputs.begin(), n.inputs.end(), [&](const Value& v) { return late_[v.node->id]; });
+      if (late_[n.id] && n.has_effect())
+        unsupported("a gradient is computed by ", n.call().schema, ", which has effects beside its results");
+    }
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      check(joint_.is_gradient[i] || !late_[g_.outputs()[i].node->id], "partition: output ", i, " depends on a tangent");
+  }
+
+  void find_needed_later() {
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (joint_.is_gradient[i]) needed_later_[g_.outputs()[i].node->id] = true;
+    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n)
+      if (needed_later_[n->id])
+        for (const Value& v : n->inputs) needed_later_[v.node->id] = true;
+  }
+
+  // ---- what is saved ----
+  static bool may_be_repeated(const Node& n) {
+    switch (kind_of(n.op)) {
+      case OpKind::source: return n.op != Op::input;
+      case OpKind::unary:
+      case OpKind::binary:
+      case OpKind::compare:
+      case OpKind::ternary:
+      case OpKind::cast: return n.op != Op::copy;
+      case OpKind::view:
+      case OpKind::heavy_view: return true;
+      default: return false;
+    }
+  }
+
+  int64_t bytes(const Value& v) const {
+    constexpr int64_t kMost = int64_t{1} << 50;
+    int64_t n = size_of(v.dtype());
+    for (const SymInt& e : v.shape()) n *= std::clamp<int64_t>(g_.symbols()->hint(e), 1, kMost / n);
+    return n;
+  }
+
+  // Something is held in any case where a tensor is kept: of several such, the smallest.
+  int64_t cost(const Value& v, const std::vector<bool>& kept) const {
+    const int64_t n = bytes(v);
+    return kept[numbers_.of(v)] ? n / 1024 + 1 : 2 * n + 16;
+  }
+
+  std::vector<bool> kept_values() const {
+    std::vector<bool> kept(numbers_.count());
+    for (size_t i = 0; i < g_.inputs().size(); ++i) kept[numbers_.of(g_.inputs()[i])] = joint_.input_kept[i];
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (joint_.output_kept[i] && g_.outputs()[i].node->op != Op::input) kept[numbers_.of(g_.outputs()[i])] = true;
+    return kept;
+  }
+
+  // Each value is an edge that costs what it takes to save it; between those that can be computed of one another there is no end.
+  void choose() {
+    const std::vector<bool> kept = kept_values();
+    FlowNetwork net(2 * numbers_.count() + 2);
+    const size_t source = 2 * numbers_.count(), sink = source + 1;
+    auto in = [&](const Value& v) { return 2 * numbers_.of(v); };
+    auto read_later = [&](const Value& v) {
+      if (!late_[v.node->id]) net.connect(in(v) + 1, sink, FlowNetwork::kUnlimited);
+    };
+    for (const Node& n : g_.nodes()) {
+      if (!needed_later_[n.id]) continue;
+      if (late_[n.id]) {
+        std::for_each(n.inputs.begin(), n.inputs.end(), read_later);
+        continue;
+      }
+      for (uint32_t r = 0; r < n.results.size(); ++r) {
+        const Value v{&n, r};
+        net.connect(in(v), in(v) + 1, cost(v, kept));
+        if (!may_be_repeated(n)) net.connect(source, in(v), FlowNetwork::kUnlimited);
+        else
+          for (const Value& from : n.inputs) net.connect(in(from) + 1, in(v), FlowNetwork::kUnlimited);
+      }
+    }
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (joint_.is_gradient[i]) read_later(g_.outputs()[i]);
+    const std::vector<bool> before = net.source_side(source, sink);
+    for (const Node& n : g_.nodes())
+      for (uint32_t r = 0; r < n.results.size(); ++r) {
+        const Value v{&n, r};
+        is_saved_[numbers_.of(v)] = !late_[n.id] && before[in(v)] && !before[in(v) + 1];
+      }
+  }
+
+  // ---- the two graphs ----
+  bool saves(const Node& n) const {
+    for (uint32_t r = 0; r < n.results.size(); ++r)
+      if (is_saved_[numbers_.of({&n, r})]) return true;
+    return false;
+  }
+
+  // Whether a value is given to the later graph: as the input that it is, or saved.
+  bool is_kept_input(const Value& v) const {
+    return v.node->op == Op::input && joint_.input_kept[static_cast<size_t>(v.node->integer(Attr::index))];
+  }
+
+  std::shared_ptr<const Graph> forward(Partition& out) const {
+    std::vector<bool> needed(g_.nodes().size());
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (!joint_.is_gradient[i]) needed[g_.outputs()[i].node->id] = true;
+    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
+      if (late_[n->id]) continue;
+      if (saves(*n) || n->has_effect()) needed[n->id] = true;
+      if (needed[n->id])
+        for (const Value& v : n->inputs) needed[v.node->id] = true;
+    }
+    Emission e(g_);
+    for (const Value& v : g_.inputs())
+      if (!is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type())};
+    for (const Node& n : g_.nodes())
+      if (n.op != Op::input && needed[n.id]) e.emit(n);
+    std::vector<Value> outputs;
+    std::map<size_t, int> results;  // values that are results and may be held as they are
+    for (size_t i = 0; i < g_.outputs().size(); ++i) {
+      if (joint_.is_gradient[i]) continue;
+      if (joint_.output_kept[i]) results.emplace(numbers_.of(g_.outputs()[i]), static_cast<int>(outputs.size()));
+      outputs.push_back(e.of(g_.outputs()[i]));
+    }
+    for (const Value& v : saved_values()) {
+      auto [it, fresh] = results.emplace(numbers_.of(v), static_cast<int>(outputs.size()));
+      if (fresh) outputs.push_back(e.of(v));
+      out.saved.push_back(it->second);
+    }
+    return std::make_shared<const Graph>(e.b.finish(std::move(outputs)));
+  }
+
+  std::vector<Value> saved_values() const {
+    std::vector<Value> out;
+    for (const Node& n : g_.nodes())
+      for (uint32_t r = 0; r < n.results.size(); ++r)
+        if (const Value v{&n, r}; is_saved_[numbers_.of(v)] && !is_kept_input(v)) out.push_back(v);
+    return out;
+  }
+
+  std::shared_ptr<const Graph> backward(Partition& out) const {
+    Emission e(g_);
+    for (const Value& v : g_.inputs())
+      if (is_saved_[numbers_.of(v)] && is_kept_input(v)) {
+        out.inputs.push_back(static_cast<int>(v.node->integer(Attr::index)));
+        e.now[v.node->id] = {e.b.input(v.type())};
+      }
+    for (const Value& v : saved_values()) {
+      e.now[v.node->id].resize(v.node->results.size());
+      e.now[v.node->id][v.index] = e.b.input(v.type());
+    }
+    for (const Value& v : g_.inputs())
+      if (is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type())};
+    const std::vector<bool> computed = computed_later();
+    for (const Node& n : g_.nodes())
+      if (computed[n.id]) e.emit(n);
+    std::vector<Value> outputs;
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (joint_.is_gradient[i]) outputs.push_back(e.of(g_.outputs()[i]));
+    return std::make_shared<const Graph>(e.b.finish(std::move(outputs)));
+  }
+
+  // By node: what is neither given nor saved, and that gradients need.
+  std::vector<bool> computed_later() const {
+    std::vector<bool> computed(g_.nodes().size());
+    auto need = [&](const Value& v) {
+      if (v.node->op != Op::input && !is_saved_[numbers_.of(v)]) computed[v.node->id] = true;
+    };
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (joint_.is_gradient[i]) need(g_.outputs()[i]);
+    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n)
+      if (computed[n->id]) std::for_each(n->inputs.begin(), n->inputs.end(), need);
+    return computed;
+  }
+
+  const Graph& g_;
+  const Joint& joint_;
+  ValueNumbers numbers_;
+  std::vector<bool> late_, needed_later_;  // by node
+  std::vector<bool> is_saved_;             // by value
+};
+
+}  // namespace
+
+Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given) {
+  Emission e(backward);
+  const size_t first = backward.inputs().size() - given.size();
+  for (size_t i = 0; i < backward.inputs().size(); ++i) {
+    const Value& v = backward.inputs()[i];
+    e.now[v.node->id] = {e.b.input(v.type())};
+    if (i >= first && !given[i - first]) e.now[v.node->id] = {e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device)};
+  }
+  for (const Node& n : backward.nodes())
+    if (n.op != Op::input) e.emit(n);
+  std::vector<Value> wanted;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i]) wanted.push_back(e.of(backward.outputs()[i]));
+  return rewrite(e.b.finish(std::move(wanted)), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
+}
+
+Partition partition(const Graph& graph, const Joint& joint) { return Partitioner(graph, joint).run(); }
+
+}  // namespace broach

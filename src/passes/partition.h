@@ -1,0 +1,34 @@
+// A program and its gradients, recorded as one graph, become two: what a call computes, and what is computed once the gradients are
+// asked for. In between lie the values that the call saves.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace broach {
+
+// How a graph that computes gradients too is cut.
+struct Joint {
+  size_t tangents = 0;            // its last inputs: the gradients of results, known only later
+  std::vector<bool> is_gradient;  // by output: asked for later, with the tangents
+  std::vector<bool> input_kept;   // by input: its tensor is held as it is until then, for nothing
+  std::vector<bool> output_kept;  // by output: likewise
+};
+
+struct Partition {
+  std::shared_ptr<const Graph> forward;   // the same inputs without tangents; outputs: those that are no gradients, then the saved values
+  std::vector<int> saved;                 // outputs of `forward`; some are results as well
+  std::shared_ptr<const Graph> backward;  // inputs: `inputs`, the saved values, the tangents; outputs: the gradients
+  std::vector<int> inputs;                // positions among the inputs of the whole
+};
+
+// Saves what takes the fewest bytes, computing anew what is pointwise or a view; never contractions, routines, reductions or calls.
+// Throws Unsupported where an effect depends on a tangent.
+Partition partition(const Graph& graph, const Joint& joint);
+
+// The later graph with only some of its outputs, and zeros for those of its last inputs that are not given.
+Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given);
+
+}  // namespace broach

@@ -1,0 +1,193 @@
+#include "gradients.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_neg_view.h>
+#include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "compat.h"
+#include "externs.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+class Identity : public ag::Node {
+ public:
+  using ag::Node::Node;
+  std::string name() const override { return "BroachInput"; }
+  ag::variable_list apply(ag::variable_list&& gradients) override { return std::move(gradients); }
+};
+
+// One call of a compiled program in autograd's graph.
+class CompiledCall : public ag::Node {
+ public:
+  CompiledCall(std::shared_ptr<const Backward> backward, std::vector<int64_t> symbols)
+      : backward_(std::move(backward)), symbols_(std::move(symbols)) {}
+
+  std::string name() const override { return "BroachBackward"; }
+
+  // Tensors that others may write to, which would be noticed.
+  void save(const at::Tensor& t, bool is_result) { saved_.emplace_back(ag::SavedVariable(t, is_result), at::Tensor()); }
+  void save_own(at::Tensor t) { saved_.emplace_back(ag::SavedVariable(), std::move(t)); }
+
+  ag::variable_list apply(ag::variable_list&& tangents) override {
+    std::lock_guard lock(mutex_);
+    TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
+    TORCH_CHECK(
+        !c10::GradMode::is_enabled(),
+        "broach: gradients of gradients (create_graph=True) of a compiled program are not compiled yet. Call the program itself, or "
+        "under torch.compiler.set_stance(\"force_eager\"), where they are needed.");
+    std::vector<at::Tensor> inputs;
+    for (auto& [variable, own] : saved_) inputs.push_back(own.defined() ? own : variable.unpack(getptr()));
+    std::vector<bool> wanted;
+    for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
+    return backward_->run(inputs, tangents, std::move(wanted), symbols_);
+  }
+
+  void release_variables() override {
+    std::lock_guard lock(mutex_);
+    saved_.clear();
+    released_ = true;
+  }
+
+ private:
+  std::shared_ptr<const Backward> backward_;
+  std::vector<int64_t> symbols_;
+  std::vector<std::pair<ag::SavedVariable, at::Tensor>> saved_;
+  bool released_ = false;
+};
+
+// The storage from the tensor's first element on, as elements of another type.
+at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
+  auto bytes = static_cast<int64_t>(t.storage().nbytes()), own = t.storage_offset() * static_cast<int64_t>(t.itemsize());
+  auto size = static_cast<int64_t>(c10::elementSize(type)), n = (bytes - own) / size * size / static_cast<int64_t>(t.itemsize());
+  return t.as_strided({n}, {1}, t.storage_offset()).view(type);
+}
+
+// The window of `base` that a result is.
+at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
+  bool other = scalar_type(r.type.dtype) != base.scalar_type();
+  at::Tensor whole = other ? with_elements(base, scalar_type(r.type.dtype)) : base;
+  at::Tensor t =
+      whole.as_strided(evaluate(r.type.shape, symbols), evaluate(r.strides, symbols), whole.storage_offset() + r.offset.eval(symbols));
+  if (r.conj) t = t.conj();
+  return r.neg ? t._neg_view() : t;
+}
+
+// The gradient of a result as the stage was compiled for it.
+at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
+  auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
+  if (t.numel() == 0 || t.strides() == c10::IntArrayRef(steps)) return t;
+  return at::empty_strided(sizes, steps, t.options()).copy_(t);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const std::function<const at::Tensor&(size_t)>& input,
+                                   const std::function<const at::Tensor&(size_t)>& fresh, std::span<const int64_t> symbols) {
+  std::vector<at::Tensor> out;
+  out.reserve(specs.size());
+  for (const ResultSpec& r : specs) {
+    using K = ResultSpec::Kind;
+    const auto i = static_cast<size_t>(r.index);
+    if (r.kind == K::none) out.emplace_back();
+    else if (r.kind == K::input) out.push_back(input(i));
+    else if (r.kind == K::view_of_input) out.push_back(window(input(i), r, symbols));
+    else if (r.kind == K::fresh) out.push_back(fresh(i));
+    else out.push_back(fresh(i).defined() ? window(fresh(i), r, symbols) : at::Tensor());
+  }
+  return out;
+}
+
+// ---- inputs with a history ----
+
+InputWithHistory::InputWithHistory(at::Tensor given) : given_(std::move(given)), inside_(given_.detach()) {
+  node_ = new_node<Identity>(ag::edge_list{ag::impl::gradient_edge(given_)});
+  ag::set_history(inside_, node_);
+  node_->next_edges()[0] = {};
+}
+
+void InputWithHistory::connect() { node_->next_edges()[0] = ag::impl::gradient_edge(given_); }
+
+at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
+  if (!result.defined() || result.is_same(inside_)) return result.defined() ? given_ : result;
+  const bool window = result.has_storage() && result.storage().unsafeGetStorageImpl() == given_.storage().unsafeGetStorageImpl() &&
+                      result.scalar_type() == given_.scalar_type() && !result.is_conj() && !result.is_neg();
+  return window && result.requires_grad() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
+}
+
+// ---- compiled calls ----
+
+void Backward::connect(const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
+                       const std::vector<int64_t>& symbols) const {
+  ag::edge_list edges;
+  for (size_t i : differentiable_.inputs) edges.push_back(ag::impl::gradient_edge(*inputs.tensors[i]));
+  NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols);
+  node->set_next_edges(std::move(edges));
+  for (size_t r : differentiable_.results) ag::set_history(results[r], node);
+  auto& call = static_cast<CompiledCall&>(*node);
+  for (int i : stage_->inputs) call.save(*inputs.tensors[static_cast<size_t>(i)], false);
+  for (int s : stage_->saved) {
+    const at::Tensor& t = made[static_cast<size_t>(s)];
+    auto is_result = [&](const at::Tensor& r) { return r.is_same(t); };
+    if (std::any_of(results.begin(), results.end(), is_result)) call.save(t, t.grad_fn() == node);
+    else call.save_own(t);
+  }
+}
+
+std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents,
+                                      std::vector<bool> wanted, const std::vector<int64_t>& symbols) const {
+  // As eager's, a gradient is undefined unless a result that it depends on has one.
+  std::vector<bool> given, reached(wanted.size());
+  for (size_t t = 0; t < tangents.size(); ++t) {
+    given.push_back(tangents[t].defined());
+    for (size_t g = 0; given[t] && g < wanted.size(); ++g) reached[g] = reached[g] || differentiable_.reaches[t][g];
+  }
+  for (size_t g = 0; g < wanted.size(); ++g) wanted[g] = wanted[g] && reached[g];
+  const Variant& v = variant({wanted, given});
+  std::vector<at::Tensor> all = inputs;
+  for (size_t t = 0; t < tangents.size(); ++t) {
+    const size_t position = inputs.size() + t;
+    const Type& type = stage_->graph->inputs()[position].type();
+    all.push_back(given[t] ? laid_out(tangents[t], type, stage_->input_strides[position], symbols) : at::Tensor());
+  }
+  RunInputs run;
+  for (const at::Tensor& t : all) run.add(t);
+  std::vector<at::Tensor> made = v.runner->run(run, symbols, nullptr, {});
+  const at::Tensor none;
+  auto fresh = [&](size_t i) -> const at::Tensor& { return v.code.outputs[i] < 0 ? none : made[static_cast<size_t>(v.code.outputs[i])]; };
+  std::vector<ResultSpec> specs = stage_->results;
+  for (size_t g = 0; g < specs.size(); ++g)
+    if (!wanted[g]) specs[g] = {};
+  return tensors_of(specs, [&](size_t i) -> const at::Tensor& { return all[i]; }, fresh, symbols);
+}
+
+const Backward::Variant& Backward::variant(const Key& key) const {
+  std::lock_guard lock(mutex_);
+  auto& v = variants_[key];
+  if (v) return *v;
+  CompiledBackward code = compile_backward(*stage_, key.first, key.second, targets_, make_extern, options_);
+  auto runner = std::make_shared<const Runner>(code.executable, code.graph->inputs().size());
+  v.reset(new Variant{std::move(code), std::move(runner)});
+  return *v;
+}
+
+std::vector<CompiledBackward> Backward::compiled() const {
+  std::lock_guard lock(mutex_);
+  std::vector<CompiledBackward> out;
+  for (const auto& [key, v] : variants_)
+    if (v) out.push_back(v->code);
+  return out;
+}
+
+}  // namespace broach

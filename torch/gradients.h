@@ -1,0 +1,79 @@
+// Gradients of compiled programs: a node of torch's autograd that computes them by compiled code.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compile.h"
+#include "differentiable.h"
+#include "runner.h"
+
+namespace broach {
+
+using NodePointer = decltype(torch::autograd::Edge::function);
+template <class N, class... Args>
+NodePointer new_node(Args&&... args) {
+  if constexpr (requires { NodePointer::unsafe_reclaim_from_nonowning(nullptr); })
+    return c10::make_intrusive<N>(std::forward<Args>(args)...);
+  else return NodePointer(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
+}
+
+// Stands in a capture for an input with a history of its own, at which the engine's walk for the recording must end.
+class InputWithHistory {
+ public:
+  explicit InputWithHistory(at::Tensor given);
+  const at::Tensor& given() const { return given_; }
+  const at::Tensor& inside() const { return inside_; }
+  // What the program made of it goes on with the history.
+  void connect();
+  // The program's result as it is outside: the given tensor, or a window of it, for the same of what stands for it.
+  at::Tensor outside(const at::Tensor& result) const;
+
+ private:
+  at::Tensor given_, inside_;
+  NodePointer node_;
+};
+
+// The tensors that a graph's outputs and inputs are the memory of.
+std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const std::function<const at::Tensor&(size_t)>& input,
+                                   const std::function<const at::Tensor&(size_t)>& fresh, std::span<const int64_t> symbols);
+
+class Backward : public std::enable_shared_from_this<Backward> {
+ public:
+  Backward(std::shared_ptr<const BackwardStage> stage, Differentiable differentiable, Targets targets, PipelineOptions options)
+      : stage_(std::move(stage)), differentiable_(std::move(differentiable)), targets_(std::move(targets)), options_(std::move(options)) {}
+
+  // Gives the results of a call a history. `made`: all that the main graph computed.
+  void connect(const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
+               const std::vector<int64_t>& symbols) const;
+  // By gradient. `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed.
+  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+                              const std::vector<int64_t>& symbols) const;
+
+  // What was compiled so far.
+  std::vector<CompiledBackward> compiled() const;
+
+ private:
+  struct Variant {
+    CompiledBackward code;
+    std::shared_ptr<const Runner> runner;
+  };
+  using Key = std::pair<std::vector<bool>, std::vector<bool>>;  // gradients, tangents
+  const Variant& variant(const Key& key) const;
+
+  std::shared_ptr<const BackwardStage> stage_;
+  Differentiable differentiable_;
+  Targets targets_;
+  PipelineOptions options_;
+  mutable std::mutex mutex_;
+  mutable std::map<Key, std::unique_ptr<const Variant>> variants_;
+};
+
+}  // namespace broach
