@@ -26,9 +26,11 @@ import suite_memory
 import suite_models
 import suite_overhead
 import suite_settle
+import suite_training
 
 SUITES = {
     "models": suite_models,
+    "training": suite_training,
     "settle": suite_settle,
     "overhead": suite_overhead,
     "kernels": suite_kernels,

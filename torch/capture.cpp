@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <utility>
 
 #include "compat.h"
 #include "composites.h"
@@ -119,6 +120,7 @@ void Capture::add_symbols(const SymbolicSizes& sizes) {
     t.type.shape = sizes.sizes[i];
     t.strides = sizes.strides[i];
     inputs_[i] = seen_by_program(given_[i]);
+    if (at::GradMode::is_enabled() && !inputs_[i].is_same(given_[i]) && given_[i].requires_grad()) inputs_[i].set_requires_grad(true);
   }
 }
 
@@ -167,7 +169,11 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
     trace_.numbers.push_back(number);
     trace_.inputs.push_back(tensor);
   }
-  for (const at::Tensor& t : gradients_) trace_.outputs.push_back(t.defined() ? id_of(t) : kNoTensor);
+  for (const at::Tensor& t : std::exchange(gradients_, {})) {
+    const at::Tensor* real = real_tensor(t);
+    trace_.outputs.push_back(t.defined() ? id_of(real ? *real : t) : kNoTensor);
+    ++gradient_count_;
+  }
   trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
   trace_.resolve();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");

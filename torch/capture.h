@@ -76,7 +76,7 @@ class Capture {
   // it behind the program. To be called from within `run`. Where that cannot be the verdict says why.
   void differentiate(const std::vector<at::Tensor>& results);
   const Differentiable& differentiable() const { return differentiable_; }
-  TracedGradients traced_gradients() const { return {first_gradient_op_, tangents_.size(), gradients_.size()}; }
+  TracedGradients traced_gradients() const { return {first_gradient_op_, tangents_.size(), gradient_count_}; }
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
   bool differentiates() const { return differentiates_; }
 
@@ -168,6 +168,8 @@ class Capture {
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
   bool refuses_read() const;
   std::string find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves);
+  int32_t storage_of(const at::Tensor& t) const;
+  at::Tensor add_tangent(const at::Tensor& result);
   std::string record_gradients(const std::vector<at::Tensor>& results);
   bool same_sizes(const Shape& a, const Shape& b);  // guards keep the answer
   void add_read(ValueRead r);
@@ -212,7 +214,8 @@ class Capture {
   Differentiable differentiable_;
   size_t first_gradient_op_ = 0;
   std::vector<TensorId> tangents_;
-  std::vector<at::Tensor> gradients_;
+  std::vector<at::Tensor> gradients_, real_tangents_;
+  size_t gradient_count_ = 0;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;
   bool differentiates_ = false, draws_ = false;

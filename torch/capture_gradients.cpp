@@ -1,6 +1,7 @@
 // What a captured program's results depend on for autograd, and the recording of eager's own gradients behind the program.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -17,6 +18,7 @@
 #include "capture.h"
 #include "keys.h"
 #include "support/error.h"
+#include "symbolic.h"
 
 namespace broach {
 
@@ -70,8 +72,7 @@ class Walk {
     if (auto leaf = leaf_of_.find(&n); leaf != leaf_of_.end()) return reached[leaf->second] = true;
     if (dynamic_cast<ag::AccumulateGrad*>(&n))
       obstacle_ = "a tensor that needs gradients is made within the program, or kept where it is not looked for";
-    else if (!is_torchs(n))
-      obstacle_ = cat("gradients by ", n.name(), ", whose code is not torch's own");
+    else if (!is_torchs(n)) obstacle_ = cat("gradients by ", n.name(), ", whose code is not torch's own");
     else if (!n.pre_hooks().empty() || !n.post_hooks().empty()) obstacle_ = cat(n.name(), " has a hook");
     return !obstacle_.empty();
   }
@@ -92,22 +93,41 @@ class Walk {
   std::string obstacle_;
 };
 
-bool share_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.defined() && b.defined() && a.has_storage() && b.has_storage() &&
-         a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
-}
-
-// Ones, laid out as the result is: what eager's formulas do does not depend on the elements.
-at::Tensor placeholder(const at::Tensor& result) {
-  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
-  at::NoGradGuard no_grad;
-  const bool dense = result.is_non_overlapping_and_dense();
-  at::Tensor t =
-      dense ? at::empty_strided(result.sizes(), result.strides(), result.options()) : at::empty(result.sizes(), result.options());
-  return t.fill_(1);
-}
-
 }  // namespace
+
+// The memory that a tensor of the program's lies in; -1 for one that the capture has not met.
+int32_t Capture::storage_of(const at::Tensor& t) const {
+  const at::Tensor* inside = real_tensor(t);
+  const at::Tensor& real = inside ? *inside : t;
+  if (!real.has_storage()) return -1;
+  auto it = storages_.find(real.storage().unsafeGetStorageImpl());
+  return it == storages_.end() ? -1 : it->second.id;
+}
+
+// The gradient of a result: ones, laid out as the result is. What eager's formulas do does not depend on the elements.
+at::Tensor Capture::add_tangent(const at::Tensor& result) {
+  const at::Tensor* inside = real_tensor(result);
+  const at::Tensor& real = inside ? *inside : result;
+  std::lock_guard lock(mutex_);
+  const TensorId of = id_of(real);
+  const bool dense = real.is_non_overlapping_and_dense();
+  at::Tensor t;
+  {
+    c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
+    at::NoGradGuard no_grad;
+    t = dense ? at::empty_strided(real.sizes(), real.strides(), real.options()) : at::empty(real.sizes(), real.options());
+    t.fill_(1);
+  }
+  const TensorId id = add_tensor(t);
+  tangents_.push_back(id);
+  if (!symbolic_) return t;
+  const TraceTensor& like = trace_.tensors[static_cast<size_t>(of)];
+  TraceTensor& info = trace_.tensors[static_cast<size_t>(id)];
+  info.type.shape = like.type.shape;
+  info.strides = dense ? like.strides : contiguous_strides(like.type.shape);
+  real_tangents_.push_back(t);
+  return seen_by_program(t);
+}
 
 std::string Capture::find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
@@ -123,7 +143,7 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     if (!t.defined() || !t.requires_grad()) continue;
     auto is_it = [&](const at::Tensor& other) { return other.is_same(t); };
     if (std::any_of(results.begin(), results.begin() + static_cast<std::ptrdiff_t>(r), is_it)) continue;
-    auto shares = [&](const at::Tensor& other) { return share_memory(other, t); };
+    auto shares = [&](const at::Tensor& other) { return other.defined() && storage_of(other) == storage_of(t); };
     // A window of an input is made of it anew, and gets its history from there.
     if (std::any_of(inputs_.begin(), inputs_.end(), shares) || std::any_of(lifted_.begin(), lifted_.end(), shares)) continue;
     if (t.is_leaf()) return "a result is a leaf that the program makes";
@@ -144,9 +164,7 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results) {
     roots.push_back(ag::impl::gradient_edge(results[r]));
     differentiable_.reaches.push_back(walk.from(roots.back().function.get()));
     if (!walk.obstacle().empty()) return walk.obstacle();
-    tangents.push_back(placeholder(results[r]));
-    std::lock_guard lock(mutex_);
-    tangents_.push_back(add_tensor(tangents.back()));
+    tangents.push_back(add_tangent(results[r]));
   }
   if (roots.empty()) return "";
   first_gradient_op_ = trace_.ops.size();
@@ -172,6 +190,7 @@ void Capture::differentiate(const std::vector<at::Tensor>& results) {
   differentiable_ = {};
   gradients_.clear();
   tangents_.clear();
+  real_tangents_.clear();
   std::lock_guard lock(mutex_);
   fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
 }

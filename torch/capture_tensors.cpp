@@ -95,7 +95,8 @@ TensorId Capture::id_of_output(at::Tensor& t) {
   if (t._fw_grad(0).defined()) fail_with("a result has a tangent of forward-mode differentiation");
   const at::Tensor* real = real_tensor(t);
   if (!real) return id_of(t);
-  if (t.requires_grad() != real->requires_grad()) fail_with("the program sets requires_grad of a tensor that outlives it");
+  if (t.requires_grad() != real->requires_grad() && (differentiable_.empty() || !t.requires_grad()))
+    fail_with("the program sets requires_grad of a tensor that outlives it");
   const TensorId of = id_of(*real);
   auto it = seen_as_.find(real->unsafeGetTensorImpl());
   if (it == seen_as_.end() || it->second._unsafe_get_target() == t.unsafeGetTensorImpl()) return t = at::Tensor(*real), of;

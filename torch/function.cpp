@@ -80,7 +80,8 @@ Function::Results Function::run_failed(const CallInputs& call, const FailedRun& 
 std::optional<Function::Results> Function::run_compiled(const CallInputs& call) {
   Modes modes = Modes::now();
   const Closed closed = closed_;
-  if (closed == Closed::yes || Capture::current() || (modes.grad && (closed == Closed::with_gradients || saves_through_hooks()))) return std::nullopt;
+  if (closed == Closed::yes || Capture::current() || (modes.grad && (closed == Closed::with_gradients || saves_through_hooks())))
+    return std::nullopt;
   auto results = run_compiled(*entries_.load(std::memory_order_acquire), call, modes);
   if (results) ++calls_;
   return results;

@@ -121,6 +121,7 @@ class Function {
   struct Recorded {
     Attempt attempt;
     Results results;
+    bool has_history = false;  // for autograd
     std::unique_ptr<Capture> capture;
     std::vector<SymInt> ints, int_results;
     std::vector<std::optional<double>> floats;  // absent where they are no constants
@@ -148,6 +149,7 @@ class Function {
   SymbolicSizes symbols_for(const Plan& plan) const;
   Recorded attempt(const CallInputs& call, const Modes& modes, const Plan& plan);
   void record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const;
+  static void run_again(const CallInputs& call, Recorded& recorded);
   void describe_results(Recorded& out) const;
   Verdict judge(const CallInputs& call, const Modes& modes, const Recorded& recorded);
   Verdict compile(const Modes& modes, Recorded& recorded) const;
@@ -162,7 +164,7 @@ class Function {
   static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
 
-  static constexpr const char* kNeedsGradients = "gradients are needed by tensors whose sizes are symbols, or within the program";
+  static constexpr const char* kNeedsGradients = "gradients are computed within the program";
   Eager eager_;
   std::vector<bool> constant_inputs_;
   ProgramOptions options_;

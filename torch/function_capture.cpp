@@ -149,7 +149,23 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   if (symbolic) note_fixed_sizes(*out.capture);
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
+  if (symbolic && out.has_history) run_again(call, out);
   return out;
+}
+
+// What stands for the program's tensors has a history, which the tensors themselves have not: compiled code gives those that have it.
+void Function::run_again(const CallInputs& call, Recorded& recorded) {
+  recorded.capture->roll_back();
+  Verdict& verdict = recorded.attempt.verdict;
+  Binding binding;
+  std::vector<Scalar> observed;
+  if (verdict.is_good() && recorded.program->accepts(call, binding, &verdict.reason.text))
+    if (auto results = recorded.program->run(call.tensors, binding, observed)) {
+      recorded.results.tensors = std::move(*results);
+      return;
+    }
+  recorded.program = nullptr;
+  verdict.outcome = Outcome::refuses_symbols;
 }
 
 // As the calls that were captured show, of which the last is the one under way.
@@ -175,7 +191,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   std::vector<at::Tensor> tensors = call.tensors.vec();
   std::vector<InputWithHistory> with_history;
   for (at::Tensor& t : tensors)
-    if (!sizes && at::GradMode::is_enabled() && t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
+    if (at::GradMode::is_enabled() && t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
   out.capture = std::make_unique<Capture>(tensors, sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
   Capture& capture = *out.capture;
   if (options_.whole) capture.refuse_reads_of_the_program();
@@ -194,17 +210,17 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   try {
     capture.run([&] {
       out.results = eager_(capture.inputs(), given, floats);
-      if (!sizes && at::GradMode::is_enabled() && need_gradients(out.results.tensors)) capture.differentiate(out.results.tensors);
+      out.has_history = at::GradMode::is_enabled() && need_gradients(out.results.tensors);
+      if (out.has_history) capture.differentiate(out.results.tensors);
     });
     // The error that was to end the program was caught there.
     if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
-    // Stand-ins know it, what they stand for does not.
-    if (sizes && at::GradMode::is_enabled() && need_gradients(out.results.tensors)) unsupported(kNeedsGradients);
   } catch (...) {
     if (sizes) capture.roll_back();
     throw;
   }
   describe_results(out);
+  if (sizes) return;
   for (InputWithHistory& input : with_history) {
     input.connect();
     for (at::Tensor& t : out.results.tensors) t = input.outside(t);
@@ -237,7 +253,9 @@ Verdict Function::judge(const CallInputs& call, const Modes& modes, const Record
   if (modes.grad && capture.differentiable().empty() && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
   if (!rules_.unwatched_state) return {};
-  return host_state_.judge(capture, capture.is_symbolic() ? "" : capture.kept(recorded.results.tensors), sizes_of(call));
+  // What autograd saves of a program that gives results with a history is kept, too.
+  const bool tells_kept = !capture.is_symbolic() && !recorded.has_history;
+  return host_state_.judge(capture, tells_kept ? capture.kept(recorded.results.tensors) : "", sizes_of(call));
 }
 
 Verdict Function::compile(const Modes& modes, Recorded& recorded) const {

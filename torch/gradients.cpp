@@ -84,6 +84,12 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
   return r.neg ? t._neg_view() : t;
 }
 
+// Nobody else has the base: for autograd the window is no view, and gets a history of its own.
+at::Tensor window_of_fresh(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  return window(base, r, symbols);
+}
+
 // The gradient of a result as the stage was compiled for it.
 at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
   auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
@@ -104,7 +110,7 @@ std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const s
     else if (r.kind == K::input) out.push_back(input(i));
     else if (r.kind == K::view_of_input) out.push_back(window(input(i), r, symbols));
     else if (r.kind == K::fresh) out.push_back(fresh(i));
-    else out.push_back(fresh(i).defined() ? window(fresh(i), r, symbols) : at::Tensor());
+    else out.push_back(fresh(i).defined() ? window_of_fresh(fresh(i), r, symbols) : at::Tensor());
   }
   return out;
 }

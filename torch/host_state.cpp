@@ -23,7 +23,8 @@ Verdict HostState::judge(const Capture& capture, const std::string& kept, CallSi
   // What it keeps the first time may be a cache that it finds filled from then on.
   if (!kept.empty()) return unclear(2, cat("the program keeps ", kept, ": a replay would leave there what the first run found"));
   if (!writes_alike_ && capture.writes_inputs()) {
-    if (trains(capture)) return {Outcome::unsupported, "the program trains: it writes to tensors that it holds and computes gradients"};
+    if (capture.differentiable().empty() && trains(capture))
+      return {Outcome::unsupported, "the program trains: it writes to tensors that it holds and computes gradients"};
     Run run{capture.trace().str(), std::move(sizes)};
     for (const at::Tensor& t : capture.lifted()) run.text += cat("\n", static_cast<const void*>(t.unsafeGetTensorImpl()));
     auto before = std::exchange(before_, std::move(run));

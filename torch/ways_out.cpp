@@ -29,7 +29,7 @@ constexpr Row kRows[] = {
     {"in two runs: it depends on state", "Pass that state as an argument: a tensor, or a number."},
     {"sizes of its inputs change all the time", "Return the new values instead of writing them in place."},
     {"the program trains", "Compile the model's forward pass alone."},
-    {"gradients are needed", "For inference, call it under torch::NoGradGuard or torch::InferenceMode."},
+    {"gradients are", "For inference, call it under torch::NoGradGuard or torch::InferenceMode."},
     {"plain number by host code", "x.sym_size(i) and x.view_symint(...) leave sizes open where x.size(i) and x.view(...) fix them."},
     {"sets requires_grad", "Set it outside of the compiled program."},
     {"in place", "Use the operation that gives a new tensor."},

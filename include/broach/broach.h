@@ -13,8 +13,9 @@
 //
 // The first call with inputs of some element types, sizes and strides runs the program as it is, records the operations
 // that libtorch executes and compiles them; it returns what eager returns. Later calls with such inputs run what was
-// compiled, and the program's own host code does not run. A call that needs gradients runs the program eagerly: inference
-// belongs under torch::NoGradGuard or torch::InferenceMode, and of a training step the forward pass is what to compile.
+// compiled, and the program's own host code does not run. With autograd on, results have a history, and backward() runs compiled
+// code too: of a training step the forward pass, with the loss if you like, is what to compile. Inference belongs under
+// torch::NoGradGuard or torch::InferenceMode, which saves nothing and packs weights.
 //
 // Arguments and results are tensors, numbers, and the standard containers and structs of these: broach/values.h lists them.
 // nn::LSTM takes its state: fast(x, std::make_tuple(h, c)).

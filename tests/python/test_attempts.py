@@ -43,7 +43,9 @@ def test_numbers_are_given_up_in_the_same_call():
 def test_gradients_and_the_programs_errors_are_outcomes():
     weight = torch.ones(3, requires_grad=True)
     with torch.enable_grad():
-        assert attempts(lambda x: x * weight, [torch.ones(3)], [torch.ones(3)])[1] == [("plain", "needs gradients")]
+        assert attempts(lambda x: x * weight, [torch.ones(3)], [torch.ones(3)])[1] == [("plain", "compiled")]
+        checkpointed = lambda x: torch.utils.checkpoint.checkpoint(lambda y: y * weight, x, use_reentrant=False)  # noqa: E731
+        assert set(attempts(checkpointed, [torch.ones(3)], [torch.ones(3)])[1]) == {("plain", "needs gradients")}
 
     def fails(x):
         raise KeyError("asked for")

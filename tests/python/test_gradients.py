@@ -1,5 +1,6 @@
 """Gradients of compiled programs: equal to eager's, by compiled code, and with autograd's contract for whoever uses them."""
 
+import copy
 import gc
 import threading
 
@@ -277,6 +278,16 @@ def test_a_result_that_eager_does_not_save_may_be_written():
         torch.testing.assert_close(a.grad, torch.full((3,), 2.0))
 
 
+def test_a_transposed_result_may_be_written():
+    f = broach.compile(lambda a: (a * 3).t())
+    for _ in range(3):
+        a = torch.randn(3, 4, requires_grad=True)
+        out = f(a)
+        out.mul_(2)
+        out.sum().backward()
+        torch.testing.assert_close(a.grad, torch.full((3, 4), 6.0))
+
+
 def test_a_saved_result_written_in_place_is_an_error():
     f = broach.compile(lambda a: a.exp())
     for _ in range(3):
@@ -539,12 +550,33 @@ def test_shared_parameters():
     is_compiled(run, 2)
 
 
-def test_batches_of_changing_sizes():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+@pytest.mark.parametrize("own", [False, True])
+def test_batches_of_changing_sizes(own):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 2))
     f = broach.compile(model)
     for n in (4, 6, 4, 9, 6, 3, 11):
-        x = torch.randn(n, 8)
+        x = torch.randn(n, 8, requires_grad=own)
         got = torch.autograd.grad(f(x).square().sum(), list(model.parameters()))
         want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
         for g, w in zip(got, want, strict=True):
             torch.testing.assert_close(g, w, atol=1e-4, rtol=1e-4)
+    s = stats_of(f)
+    assert s["compiled_calls"] >= 4 and len(s["programs"]) <= 2, (s["attempts"], s["recompilations"])
+
+
+def test_symbols_with_dropout_and_batch_statistics():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    twin = copy.deepcopy(model)
+    f = broach.compile(model)
+    for n in (4, 6, 9, 5, 7):
+        x = torch.randn(n, 4)
+        grads = []
+        for run, module in ((twin, twin), (f, model)):
+            torch.manual_seed(n)
+            grads.append(torch.autograd.grad(run(x).square().sum(), list(module.parameters())))
+        for want, got in zip(*grads, strict=True):
+            torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        for a, b in zip(model.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(a, b)
+    s = stats_of(f)
+    assert s["compiled_calls"] >= 2 and len(s["programs"]) <= 2, (s["attempts"], s["recompilations"])

@@ -1,0 +1,112 @@
+"""Time of forward and backward of each model: eager, Inductor and Broach by turns, each model in a process of its own.
+
+The loss is the mean square of the floating point results, summed. In fp32 there is no dropout; "bf16" is autocast to bfloat16 with
+the models in training mode, dropout as their configurations have it. Each variant has weights of its own, made from one seed; a
+variant's answer is its gradients, compared with eager's where nothing is drawn at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from typing import Any
+
+from measure import NAMES, Table, attempt, cell, geomean, median, race, ratio, variant
+
+DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default=",".join(DEFAULT))
+    parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or both (default %(default)s)")
+    parser.add_argument("--variants", default="eager,inductor,broach", help="(default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of timing for each model (default %(default)s)")
+
+
+def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    return [
+        {"model": model, "dtype": dtype, "variants": chosen.variants.split(","), "seconds": chosen.seconds}
+        for dtype in chosen.dtype.split(",")
+        for model in chosen.models.split(",")
+    ]
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    import models
+    import torch
+    import torch._dynamo  # its import is no variant's own
+
+    mixed = job["dtype"] == "bf16"
+    programs = {name: models.build(job["model"]) for name in job["variants"]}
+    steps, first, errors, failed, gradients = {}, {}, {}, {}, {}
+
+    def step(program: Any, call: Any) -> None:
+        program.call.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
+            result = call(*program.args, **program.kwargs)
+            loss = sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
+        loss.backward()
+
+    for name, program in programs.items():
+        program.call.requires_grad_(True).train(mixed)
+        call = attempt(lambda: variant(name, program.call), failed, name)
+        if call is None:
+            continue
+        start = time.perf_counter()
+        attempt(lambda: step(program, call), failed, name)
+        if name in failed:
+            continue
+        first[name] = time.perf_counter() - start
+        for _ in range(2):
+            attempt(lambda: step(program, call), failed, name)
+        gradients[name] = [p.grad for p in program.call.parameters() if p.grad is not None]
+        if not mixed and "eager" in gradients:
+            errors[name] = attempt(lambda: _worst(gradients["eager"], gradients[name]), failed, name + " answer")
+        steps[name] = lambda program=program, call=call: step(program, call)
+    gradients.clear()
+    for each in steps.values():
+        for _ in range(3):
+            each()
+    samples = race(steps, job["seconds"])
+    return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed, "gflops": _product_rate()}
+
+
+# A gradient that is zero but for rounding (of a bias that a softmax cancels) has no relative error.
+def _worst(want: list, have: list) -> float:
+    scale = max(w.abs().max().item() for w in want)
+    return max(((w - h).abs().max() / max(w.abs().max().item(), 1e-6 * scale)).item() for w, h in zip(want, have, strict=True))
+
+
+def _product_rate(n: int = 1024) -> float:
+    """GFLOP/s of eager's products of two n x n matrices in this process."""
+    import torch
+
+    a, b = torch.randn(n, n), torch.randn(n, n)
+    samples = race({"mm": lambda: a @ b}, 0.5)["mm"]
+    return 2 * n**3 / min(samples) / 1e9
+
+
+def tables(results: list[dict[str, Any]]) -> list[Table]:
+    return [_table(dtype, [r for r in results if r["dtype"] == dtype]) for dtype in dict.fromkeys(r["dtype"] for r in results)]
+
+
+def _table(dtype: str, results: list[dict[str, Any]]) -> Table:
+    import models
+
+    names = list(results[0]["variants"])
+    others = [name for name in names if name != "eager"]
+    headings = ["model", *(f"{NAMES[name]} ms" for name in names), *(f"{NAMES[name]} over eager" for name in others)]
+    headings += ["Broach over Inductor", *(f"{NAMES[name]} first step s" for name in others), "Broach error", "GFLOP/s"]
+    rows, gains = [], []
+    for result in results:
+        ms = {name: median(result.get("samples", {}).get(name), 1e3) for name in names}
+        speed = [ratio(ms.get("eager"), ms[name]) for name in others] + [ratio(ms.get("inductor"), ms.get("broach"))]
+        gains.append(speed)
+        first = [cell(result.get("first_s", {}).get(name)) for name in others]
+        error = cell(result.get("relative_error", {}).get("broach"), "{:.1e}")
+        rows.append([models.TITLES[result["model"]], *(cell(ms[name]) for name in names), *map(cell, speed), *first, error,
+                     cell(result.get("gflops"), "{:.0f}")])  # fmt: skip
+    means = [cell(geomean(list(column))) for column in zip(*gains)]
+    rows.append([f"geomean of {len(gains)}", *("" for _ in names), *means, *("" for _ in others), "", ""])
+    return Table(f"Time of forward and backward, {dtype}", headings, rows)

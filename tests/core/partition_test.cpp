@@ -1,0 +1,151 @@
+// Graphs that compute gradients too, cut into what a call computes and what is computed later.
+#include "passes/partition.h"
+
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "random_graph.h"
+#include "support/error.h"
+#include "support/min_cut.h"
+
+using namespace broach;
+
+namespace {
+
+// tanh(x * w), and the gradient of x for the tangent that is its last input.
+const char* kProgram = R"(%0 = input(index=0) : f32[64]
+%1 = input(index=1) : f32[64]
+%2 = input(index=2) : f32[64]
+%3 = mul(%0, %1) : f32[64]
+%4 = tanh(%3) : f32[64]
+%5 = mul(%4, %4) : f32[64]
+%6 = neg(%5) : f32[64]
+%7 = mul(%6, %2) : f32[64]
+%8 = add(%7, %2) : f32[64]
+%9 = mul(%8, %1) : f32[64]
+return %4, %9
+)";
+
+Joint joint_of(const Graph& g, size_t tangents) {
+  Joint j;
+  j.tangents = tangents;
+  j.input_kept.resize(g.inputs().size());
+  std::vector<bool> late(g.nodes().size());
+  for (const Node& n : g.nodes()) {
+    late[n.id] = n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + tangents >= g.inputs().size();
+    for (const Value& v : n.inputs) late[n.id] = late[n.id] || late[v.node->id];
+  }
+  for (const Value& v : g.outputs()) j.is_gradient.push_back(late[v.node->id]);
+  j.output_kept.resize(g.outputs().size());
+  return j;
+}
+
+std::vector<HostTensor> run_in_two(const Graph& whole, const Joint& joint, const Partition& p, const std::vector<HostTensor>& inputs) {
+  p.forward->verify();
+  p.backward->verify();
+  std::vector<HostTensor> given(inputs.begin(), inputs.end() - static_cast<std::ptrdiff_t>(joint.tangents));
+  std::vector<HostTensor> first = interpret(*p.forward, given), later;
+  for (int i : p.inputs) later.push_back(inputs[static_cast<size_t>(i)]);
+  for (int s : p.saved) later.push_back(first[static_cast<size_t>(s)]);
+  later.insert(later.end(), inputs.end() - static_cast<std::ptrdiff_t>(joint.tangents), inputs.end());
+  std::vector<HostTensor> gradients = interpret(*p.backward, later), out;
+  size_t a = 0, b = 0;
+  for (size_t i = 0; i < whole.outputs().size(); ++i) out.push_back(joint.is_gradient[i] ? gradients.at(b++) : first.at(a++));
+  return out;
+}
+
+void check_same(const Graph& g, const Joint& joint, uint32_t seed) {
+  std::vector<HostTensor> inputs = broach::testing::random_inputs(g, seed), want = interpret(g, inputs);
+  std::vector<HostTensor> have = run_in_two(g, joint, partition(g, joint), inputs);
+  REQUIRE(have.size() == want.size());
+  for (size_t i = 0; i < want.size(); ++i) CHECK(broach::testing::first_difference(have[i], want[i]) == "");
+}
+
+}  // namespace
+
+TEST_CASE("min cut: the cheapest edges that part the source from the sink") {
+  FlowNetwork net(6);
+  for (auto [from, to, capacity] : {std::array<int64_t, 3>{0, 1, 16},
+                                    {0, 2, 13},
+                                    {1, 2, 10},
+                                    {2, 1, 4},
+                                    {1, 3, 12},
+                                    {3, 2, 9},
+                                    {2, 4, 14},
+                                    {4, 3, 7},
+                                    {3, 5, 20},
+                                    {4, 5, 4}})
+    net.connect(static_cast<size_t>(from), static_cast<size_t>(to), capacity);
+  CHECK(net.source_side(0, 5) == std::vector<bool>{true, true, true, false, true, false});
+  FlowNetwork open(2);
+  open.connect(0, 1, FlowNetwork::kUnlimited);
+  CHECK(open.source_side(0, 1) == std::vector<bool>{true, true});
+}
+
+TEST_CASE("partition: what is held in any case is not saved again") {
+  Graph g = Graph::parse(kProgram);
+  Joint joint = joint_of(g, 1);
+  joint.input_kept[1] = true;
+  joint.output_kept[0] = true;
+  Partition p = partition(g, joint);
+  CHECK(p.inputs == std::vector<int>{1});
+  CHECK(p.saved == std::vector<int>{0});  // the result
+  CHECK(p.forward->outputs().size() == 1);
+  check_same(g, joint, 1);
+}
+
+TEST_CASE("partition: a result that may be written is saved apart from it") {
+  Graph g = Graph::parse(kProgram);
+  Joint joint = joint_of(g, 1);
+  Partition p = partition(g, joint);
+  CHECK(p.inputs.empty());
+  for (int s : p.saved) CHECK(s > 0);
+  check_same(g, joint, 2);
+}
+
+TEST_CASE("partition: pointwise work is repeated where its operands are held") {
+  Graph g = Graph::parse(kProgram);
+  Joint joint = joint_of(g, 1);
+  joint.input_kept.assign(3, true);
+  Partition p = partition(g, joint);
+  CHECK(p.inputs == std::vector<int>{0, 1});
+  CHECK(p.saved.empty());
+  check_same(g, joint, 3);
+}
+
+TEST_CASE("partition: a program without anything that gradients need saves nothing") {
+  Graph g = Graph::parse(
+      "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = exp(%0) : f32[4]\n%3 = neg(%1) : f32[4]\nreturn %2, %3\n");
+  Partition p = partition(g, joint_of(g, 1));
+  CHECK(p.saved.empty());
+  CHECK(p.inputs.empty());
+  CHECK(p.forward->outputs().size() == 1);
+}
+
+TEST_CASE("partition: only what is asked for is computed, with zeros for tangents that are not given") {
+  Graph g = Graph::parse(
+      "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = input(index=2) : f32[4]\n"
+      "%3 = mul(%0, %1) : f32[4]\n%4 = add(%3, %2) : f32[4]\n%5 = exp(%2) : f32[4]\nreturn %4, %5\n");
+  Graph part = part_of(g, {true, false}, {true, false});
+  part.verify();
+  CHECK(part.inputs().size() == 3);
+  CHECK(part.outputs().size() == 1);
+  CHECK(part.str().find("exp") == std::string::npos);
+  auto inputs = broach::testing::random_inputs(g, 4), zeroed = inputs;
+  zeroed[2] = zeros(DType::f32, std::vector<int64_t>{4});
+  CHECK(broach::testing::first_difference(interpret(part, inputs)[0], interpret(g, zeroed)[0]) == "");
+}
+
+TEST_CASE("partition: random programs compute the same in two as in one") {
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    Graph g = broach::testing::random_graph(seed, {.steps = 25, .contractions = true, .routines = true});
+    if (g.inputs().size() < 2) continue;
+    Joint joint = joint_of(g, 1);
+    std::mt19937 random(seed);  // what is kept moves the cut
+    for (size_t i = 0; i + 1 < joint.input_kept.size(); ++i) joint.input_kept[i] = random() % 2;
+    for (size_t i = 0; i < joint.is_gradient.size(); ++i) joint.output_kept[i] = !joint.is_gradient[i] && random() % 2;
+    INFO("seed ", seed);
+    check_same(g, joint, seed);
+  }
+}
