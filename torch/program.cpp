@@ -401,12 +401,6 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
   for (const auto& [graph, executable] : stages_) s.graph_text += graph->str(), s.schedule_text += executable->schedule().str();
-  for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
-    s.graph_text += "# gradients\n" + b.graph->str();
-    s.schedule_text += "# gradients\n" + b.executable->schedule().str();
-    add_stats(b.executable->stats(), s.code);
-    for (StepProfile& step : b.executable->profile()) s.steps.push_back(std::move(step));
-  }
   if (weights_) s.packed = weights_->bytes();
   if (later_) s.packed.merge(later_->packed());
   s.picks = main_->executable().picks(sizes_.hints());
@@ -414,6 +408,12 @@ ProgramStats CompiledProgram::stats() const {
   for (const Executable* e : later_ ? later_->executables() : std::vector<const Executable*>()) {
     for (std::string& pick : e->picks(sizes_.hints())) s.picks.push_back(std::move(pick));
     for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
+  }
+  for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
+    s.graph_text += "# gradients\n" + b.graph->str();
+    s.schedule_text += "# gradients\n" + b.executable->schedule().str();
+    add_stats(b.executable->stats(), s.code);
+    for (StepProfile& step : b.executable->profile()) s.steps.push_back(std::move(step));
   }
   for (size_t i = 0; i < given_; ++i)
     s.guards.push_back(cat("input ", i, ": ", program_.graph->inputs()[i].type().str(), " strides ", list_text(program_.input_strides[i])));
