@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
+#include <tuple>
 
 #include "passes/passes.h"
-#include "schedule/failures.h"
 #include "support/bug.h"
 #include "support/error.h"
 
@@ -38,24 +38,6 @@ class Stopwatch {
   std::vector<std::pair<std::string, double>>& seconds_;
   std::chrono::steady_clock::time_point start_;
 };
-
-// Inputs keep the caller's strides; those that a prologue makes are contiguous. Behind them `carried`.
-std::vector<Shape> input_strides(const Graph& graph, std::vector<Shape> given, const std::vector<Shape>& carried) {
-  for (size_t i = given.size(); i + carried.size() < graph.inputs().size(); ++i)
-    given.push_back(contiguous_strides(graph.inputs()[i].shape()));
-  given.insert(given.end(), carried.begin(), carried.end());
-  return given;
-}
-
-// These inputs' new elements become outputs, which whoever runs the program copies once nothing can fail any more.
-void write_at_the_end(const std::vector<int>& inputs, Program& program, std::vector<OutputRequest>& requests) {
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const int m = requests[i].into_input;
-    if (std::find(inputs.begin(), inputs.end(), m) == inputs.end()) continue;
-    program.commits.push_back({m, static_cast<int>(i)});
-    requests[i] = {program.input_strides[static_cast<size_t>(m)], -1};
-  }
-}
 
 // Every form has a text that says all of it, and keeps its own rules.
 template <class Form>
@@ -107,10 +89,8 @@ Device device_of(const Graph& graph) {
   return {};
 }
 
-std::vector<OutputRequest> contiguous_outputs(const Graph& graph) {
-  std::vector<OutputRequest> requests;
-  for (const Value& v : graph.outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-  return requests;
+void observe(const char* pass, const Module& m) {
+  dump("passes", cat("after ", pass), [&] { return m.str(); });
 }
 
 // A graph of a program on its way to something that runs.
@@ -121,28 +101,28 @@ struct StageCompiler {
   Capabilities capabilities;
   std::vector<int> numbers = {};  // inputs that are numbers of the host's
 
-  // `program`, if it is the whole one's main graph, is told what has to be written at the end.
-  std::shared_ptr<const Executable> compile(const std::shared_ptr<const Graph>& g, const std::vector<Shape>& strides,
-                                            std::vector<OutputRequest> requests, Program* program,
-                                            std::vector<std::pair<std::string, double>>& seconds) const {
+  // The graph as it runs, and what runs it.
+  std::pair<std::shared_ptr<const Graph>, std::shared_ptr<const Executable>> compile(
+      std::shared_ptr<const Graph> g, std::vector<std::pair<std::string, double>>& seconds) const {
+    Module module{std::move(g), nullptr, nullptr};
+    run_passes(module, Pass::Part::stage, context({}), options.disabled_passes, &seconds, observe);
     Stopwatch watch(seconds);
-    auto scheduled = [&] { return make_schedule(g, strides, requests, {options.settings.strict, options.fuse, numbers, capabilities}); };
-    Schedule schedule = scheduled();
-    if (auto early = program ? written_too_early(schedule, requests) : std::vector<int>(); !early.empty()) {
-      write_at_the_end(early, *program, requests);
-      schedule = scheduled();
-    }
+    Schedule schedule = make_schedule(module.graph, {options.settings.strict, options.fuse, numbers});
     place(schedule);
     if (const Device d = targets.host_runs_on(); d != Device{}) schedule = offload(std::move(schedule), d);
     else schedule = with_copies(std::move(schedule), targets);
     watch.lap("schedule");
     dump("schedule", "schedule", [&] { return schedule.str(); });
-    verify_form("graph", *g);
+    verify_form("graph", *module.graph);
     verify_form("schedule", schedule);
     watch.skip();
     auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");
-    return executable;
+    return {module.graph, executable};
+  }
+
+  PassContext context(std::vector<bool> constant) const {
+    return {std::move(constant), options.freeze, options.settings.strict, options.fuse, capabilities};
   }
 };
 
@@ -204,22 +184,11 @@ std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const T
   out->inputs = std::move(parts.inputs);
   out->saved = std::move(parts.saved);
   out->tangents = traced.tangents;
-  std::vector<int> position(joint.is_gradient.size());  // of each output in its own graph
-  std::vector<OutputRequest> requests;
-  for (size_t i = 0; i < joint.is_gradient.size(); ++i) {
-    auto& list = joint.is_gradient[i] ? out->requests : requests;
-    position[i] = static_cast<int>(list.size());
-    list.push_back(module.requests[i]);
-  }
-  for (size_t i = requests.size(); i < parts.forward->outputs().size(); ++i)
-    requests.push_back({contiguous_strides(parts.forward->outputs()[i].shape()), -1});
+  std::vector<int> position;  // of each output in its own graph
+  int before = 0, later = 0;
+  for (bool is_gradient : joint.is_gradient) position.push_back(is_gradient ? later++ : before++);
   module.graph = std::move(parts.forward);
-  module.requests = std::move(requests);
-  for (int i : out->inputs) out->input_strides.push_back(program.input_strides[static_cast<size_t>(i)]);
-  for (int s : out->saved) out->input_strides.push_back(module.requests[static_cast<size_t>(s)].strides);
-  const size_t tangent = program.input_strides.size() - traced.tangents, first_tangent = out->input_strides.size();
-  out->input_strides.insert(out->input_strides.end(), program.input_strides.begin() + static_cast<std::ptrdiff_t>(tangent),
-                            program.input_strides.end());
+  const size_t tangent = program.input_strides.size() - traced.tangents, first_tangent = out->inputs.size() + out->saved.size();
   program.input_strides.resize(tangent);
   const auto first = program.results.end() - static_cast<std::ptrdiff_t>(traced.gradients);
   out->results.assign(first, program.results.end());
@@ -250,10 +219,8 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   verify_form("graph", *out.program.graph);
 
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  Module module{out.program.graph, out.program.requests, nullptr, nullptr};
-  auto observe = [](const char* pass, const Module& m) { dump("passes", cat("after ", pass), [&] { return m.str(); }); };
-  run_passes(module, {std::move(constant), options.freeze, options.settings.strict, compiler.capabilities.reductions},
-             options.disabled_passes, &out.seconds, observe);
+  Module module{out.program.graph, nullptr, nullptr};
+  run_passes(module, Pass::Part::program, compiler.context(std::move(constant)), options.disabled_passes, &out.seconds, observe);
   watch.skip();
   if (gradients.gradients > 0) {
     out.backward = split_gradients(trace, gradients, out.program, module);
@@ -266,21 +233,17 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
 
   for (size_t i = trace.inputs.size() - gradients.tangents - trace.numbers.size(); i + gradients.tangents < trace.inputs.size(); ++i)
     compiler.numbers.push_back(static_cast<int>(i));
-  auto build = [&](const std::shared_ptr<const Graph>& g, std::vector<OutputRequest> requests, const std::vector<Shape>& carried = {}) {
-    auto executable =
-        compiler.compile(g, input_strides(*g, out.program.input_strides, carried), std::move(requests), &out.program, out.seconds);
-    out.stages.emplace_back(g, executable);
-    return executable;
+  auto build = [&](const std::shared_ptr<const Graph>& g) {
+    out.stages.push_back(compiler.compile(g, out.seconds));
+    return out.stages.back().second;
   };
-  if (module.prologue) out.prologue = build(module.prologue, contiguous_outputs(*module.prologue));
+  if (module.prologue) out.prologue = build(module.prologue);
   if (!module.segments) {
-    out.main = build(module.graph, module.requests);
+    out.main = build(module.graph);
     return out;
   }
   for (const Segment& s : module.segments->list) {
-    std::vector<Shape> carried;
-    for (size_t slot : s.carried) carried.push_back(module.segments->slots[slot].strides);
-    auto executable = build(s.graph, s.requests, carried);
+    auto executable = build(s.graph);
     if (!out.main) out.main = std::move(executable);
     else out.later.push_back(std::move(executable));
   }
@@ -289,20 +252,17 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
 
 CompiledBackward compile_backward(const BackwardStage& stage, const std::vector<bool>& wanted, const std::vector<bool>& given,
                                   const Targets& targets, const ExternFactory& externs, const PipelineOptions& options) {
-  std::vector<bool> outputs(stage.requests.size());
+  std::vector<bool> outputs(stage.graph->outputs().size());
   for (size_t i = 0; i < wanted.size(); ++i)
     if (wanted[i] && is_made(stage.results[i])) outputs[static_cast<size_t>(stage.results[i].index)] = true;
   CompiledBackward out;
-  std::vector<OutputRequest> requests;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    out.outputs.push_back(outputs[i] ? static_cast<int>(requests.size()) : -1);
-    if (outputs[i]) requests.push_back(stage.requests[i]);
-  }
-  out.graph = std::make_shared<const Graph>(simplify_graph(part_of(*stage.graph, outputs, given)));
-  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*out.graph) : targets.host_runs_on());
+  int next = 0;
+  for (bool is_output : outputs) out.outputs.push_back(is_output ? next++ : -1);
+  auto graph = std::make_shared<const Graph>(simplify(part_of(*stage.graph, outputs, given), {}));
+  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*graph) : targets.host_runs_on());
   const StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
   std::vector<std::pair<std::string, double>> seconds;
-  out.executable = compiler.compile(out.graph, stage.input_strides, std::move(requests), nullptr, seconds);
+  std::tie(out.graph, out.executable) = compiler.compile(std::move(graph), seconds);
   return out;
 }
 

@@ -40,8 +40,6 @@ struct BackwardStage {
   std::vector<int> inputs;             // positions among those of the program
   std::vector<int> saved;              // outputs of the main graph
   size_t tangents = 0;
-  std::vector<Shape> input_strides;
-  std::vector<OutputRequest> requests;
   std::vector<ResultSpec> results;  // by gradient, of the graph's inputs and outputs
 };
 // Of some gradients, where some tangents are known to be zero.

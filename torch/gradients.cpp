@@ -165,7 +165,8 @@ std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, con
   for (size_t t = 0; t < tangents.size(); ++t) {
     const size_t position = inputs.size() + t;
     const Type& type = stage_->graph->inputs()[position].type();
-    all.push_back(given[t] ? laid_out(tangents[t], type, stage_->input_strides[position], symbols) : at::Tensor());
+    all.push_back(given[t] ? laid_out(tangents[t], type, stage_->graph->strides(stage_->graph->inputs()[position]), symbols)
+                           : at::Tensor());
   }
   RunInputs run;
   for (const at::Tensor& t : all) run.add(t);

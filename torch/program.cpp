@@ -13,7 +13,6 @@
 #include "externs.h"
 #include "gradients.h"
 #include "ir/text.h"
-#include "schedule/failures.h"
 #include "segments.h"
 #include "support/error.h"
 #include "weights.h"

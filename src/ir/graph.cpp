@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "ir/parse.h"
 #include "support/error.h"
 
 namespace broach {
@@ -437,11 +438,33 @@ std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs&
 // ---- graph and builder ----
 
 std::vector<int> Graph::use_counts() const {
-  std::vector<int> uses(nodes_.size());
-  for (const Node& n : nodes_)
+  std::vector<int> uses(nodes().size());
+  for (const Node& n : nodes())
     for (const Value& v : n.inputs) ++uses[v.node->id];
   for (const Value& v : outputs_) ++uses[v.node->id];
   return uses;
+}
+
+const Placement& Graph::placement(const Node& n) const {
+  static const Placement none;
+  return n.id < placements_.size() ? placements_[n.id] : none;
+}
+
+Shape Graph::strides(const Value& v) const {
+  const Placement& p = placement(*v.node);
+  return p.strides.empty() ? contiguous_strides(v.shape()) : p.strides[v.index];
+}
+
+std::vector<Placement> Graph::placements() const {
+  std::vector<Placement> out = placements_;
+  out.resize(nodes().size());
+  return out;
+}
+
+Graph Graph::with(std::vector<Placement> placements) const {
+  Graph out = *this;
+  out.placements_ = std::move(placements);
+  return out;
 }
 
 GraphBuilder::GraphBuilder(const Graph& graph) {
@@ -449,11 +472,26 @@ GraphBuilder::GraphBuilder(const Graph& graph) {
   graph_.lines_ = graph.lines_;
 }
 
-Value GraphBuilder::input(Type type) {
+namespace {
+
+Node& add_node(std::deque<Node>& nodes, Op op, Attrs attrs, int32_t line) {
+  const auto id = static_cast<uint32_t>(nodes.size());
+  Node& n = nodes.emplace_back();
+  n.op = op, n.id = id, n.line = line, n.attrs = std::move(attrs);
+  return n;
+}
+
+}  // namespace
+
+Value GraphBuilder::input(Type type, Shape strides) {
   auto index = static_cast<int64_t>(graph_.inputs_.size());
-  Node& n = graph_.nodes_.emplace_back(
-      Node{Op::input, static_cast<uint32_t>(graph_.nodes_.size()), {}, {{Attr::index, index}}, {std::move(type)}, line_});
+  const bool contiguous = strides == contiguous_strides(type.shape);
+  Node& n = add_node(*graph_.nodes_, Op::input, {{Attr::index, index}}, line_);
+  n.results = {std::move(type)};
   graph_.inputs_.push_back({&n, 0});
+  if (contiguous) return {&n, 0};
+  graph_.placements_.resize(n.id + 1);
+  graph_.placements_[n.id].strides = {std::move(strides)};
   return {&n, 0};
 }
 
@@ -466,8 +504,9 @@ std::vector<Value> GraphBuilder::emit_all(Op op, std::vector<Value> inputs, Attr
       if (it->second->op == op && it->second->inputs == inputs && same_attrs(it->second->attrs, attrs)) found = it->second;
   if (!found) {
     std::vector<Type> types = infer_types(op, inputs, attrs);
-    found = &graph_.nodes_.emplace_back(
-        Node{op, static_cast<uint32_t>(graph_.nodes_.size()), std::move(inputs), std::move(attrs), std::move(types), line_});
+    Node& n = add_node(*graph_.nodes_, op, std::move(attrs), line_);
+    n.inputs = std::move(inputs), n.results = std::move(types);
+    found = &n;
     if (!effect) shared_.emplace(h, found);
   }
   std::vector<Value> values;
@@ -483,10 +522,14 @@ void GraphBuilder::set_line(std::string line) {
   line_ = static_cast<int32_t>(lines.size()) - 1;
 }
 
-Graph GraphBuilder::finish(std::vector<Value> outputs) {
+Graph GraphBuilder::finish(std::vector<Value> outputs, std::vector<OutputRequest> requests) {
   graph_.outputs_ = std::move(outputs);
+  graph_.requests_ = std::move(requests);
+  graph_.requests_.resize(graph_.outputs_.size());
+  for (size_t i = 0; i < graph_.outputs_.size(); ++i)
+    if (OutputRequest& r = graph_.requests_[i]; r.strides.empty()) r.strides = contiguous_strides(graph_.outputs_[i].shape());
   shared_.clear();
-  return std::move(graph_);
+  return std::exchange(graph_, Graph());
 }
 
 Value GraphBuilder::constant(Scalar value, DType dtype, Device) {
@@ -629,7 +672,7 @@ Graph rewrite_once(const Graph& graph, const Rule& rule) {
     if (!live[n.id]) continue;
     b.set_line_index(n.line);
     if (n.op == Op::input) {
-      now[n.id] = {b.input(n.results[0])};
+      now[n.id] = {b.input(n.results[0], graph.strides({&n, 0}))};
       continue;
     }
     std::vector<Value> inputs;
@@ -641,7 +684,7 @@ Graph rewrite_once(const Graph& graph, const Rule& rule) {
   }
   std::vector<Value> outputs;
   for (const Value& v : graph.outputs()) outputs.push_back(now[v.node->id].at(v.index));
-  return b.finish(std::move(outputs));
+  return b.finish(std::move(outputs), graph.requests());
 }
 
 }  // namespace
@@ -685,20 +728,56 @@ void verify_node(const Node& n, const Graph& graph) {
     check(types[i] == n.results[i], "is typed ", n.results[i].str(), ", its operands give ", types[i].str());
 }
 
+void verify_strides(const Shape& strides, const Type& type, const Graph& graph) {
+  check(strides.size() == type.shape.size(), strides.size(), " strides of ", type.str());
+  for (const SymInt& s : strides) verify_symbols(s, graph.symbols()->infos().size());
+}
+
+bool is_node(const Graph& g, int id) { return id >= 0 && static_cast<size_t>(id) < g.nodes().size(); }
+
+// Who is computed within a contraction follows it, or what else is computed there, and nobody else reads that.
+void verify_within(const Node& n, int within, const Graph& g, const std::vector<int>& uses) {
+  check(is_node(g, within) && kind_of(g.nodes()[static_cast<size_t>(within)].op) == OpKind::heavy, "is computed within %", within,
+        ", which is no contraction");
+  auto is_before = [&](const Value& v) {
+    return (static_cast<int>(v.node->id) == within || g.placement(*v.node).within == within) && uses[v.node->id] == 1;
+  };
+  check(std::any_of(n.inputs.begin(), n.inputs.end(), is_before), "is computed within %", within, " and follows nothing there");
+}
+
+void verify_placement(const Node& n, const Graph& g, const std::vector<int>& uses) {
+  const Placement& p = g.placement(n);
+  if (p.within >= 0) verify_within(n, p.within, g, uses);
+  if (p.in >= 0) {
+    check(is_node(g, p.in) && static_cast<uint32_t>(p.in) < n.id, "lies in %", p.in, ", which is not before it");
+    const Node& at = g.nodes()[static_cast<size_t>(p.in)];
+    check(at.op == Op::input ? writes_elements(n.op) : n.inputs.size() == 1 && n.inputs[0].node == &at, "cannot lie in %", p.in);
+  }
+  check(p.strides.empty() || p.strides.size() == n.results.size(), "has strides of ", p.strides.size(), " results");
+  for (size_t i = 0; i < p.strides.size(); ++i) verify_strides(p.strides[i], n.results[i], g);
+}
+
+void verify_output(const Value& v, const OutputRequest& r, const Graph& g) {
+  check(v.node && v.node->id < g.nodes().size() && &g.nodes()[v.node->id] == v.node && v.index < v.node->results.size(),
+        "an output is not a value of the graph");
+  verify_strides(r.strides, v.type(), g);
+  check(r.into_input < static_cast<int>(g.inputs().size()), "an output is written into input ", r.into_input, ", which there is not");
+}
+
 }  // namespace
 
 void Graph::verify() const {
-  for (size_t i = 0; i < nodes_.size(); ++i) {
-    check(nodes_[i].id == i, "node ", nodes_[i].id, " (", name_of(nodes_[i].op), ") is not where its id says");
-    try {
-      verify_node(nodes_[i], *this);
-    } catch (const Error& e) {
-      fail("node %", i, " (", name_of(nodes_[i].op), "): ", e.what());
-    }
+  const std::vector<int> uses = placements_.empty() ? std::vector<int>() : use_counts();
+  for (size_t i = 0; i < nodes().size(); ++i) {
+    const Node& n = nodes()[i];
+    check(n.id == i, "node ", n.id, " (", name_of(n.op), ") is not where its id says");
+    verify_part(cat("node %", i, " (", name_of(n.op), ")"), [&] {
+      verify_node(n, *this);
+      verify_placement(n, *this, uses);
+    });
   }
-  for (const Value& v : outputs_)
-    check(v.node && v.node->id < nodes_.size() && &nodes_[v.node->id] == v.node && v.index < v.node->results.size(),
-          "an output is not a value of the graph");
+  check(requests_.size() == outputs_.size(), "of ", outputs_.size(), " outputs, ", requests_.size(), " are asked for");
+  for (size_t i = 0; i < outputs_.size(); ++i) verify_output(outputs_[i], requests_[i], *this);
 }
 
 }  // namespace broach

@@ -158,13 +158,10 @@ struct Value {
   friend bool operator==(const Value&, const Value&) = default;
 };
 
-struct Node {
+// A primitive and its attributes.
+struct Primitive {
   Op op;
-  uint32_t id;  // position in the graph: inputs have smaller ids
-  std::vector<Value> inputs;
   Attrs attrs;
-  std::vector<Type> results;
-  int32_t line = -1;  // into Graph::lines: where in the program this comes from
 
   template <class T>
   const T& get(Attr a) const {
@@ -174,6 +171,14 @@ struct Node {
   const std::vector<int64_t>& ints(Attr a) const { return get<std::vector<int64_t>>(a); }
   const Shape& sizes(Attr a) const { return get<Shape>(a); }
   const ExternCall& call() const { return *get<std::shared_ptr<const ExternCall>>(Attr::call); }
+};
+
+struct Node : Primitive {
+  uint32_t id;  // position in the graph: inputs have smaller ids
+  std::vector<Value> inputs;
+  std::vector<Type> results;
+  int32_t line = -1;  // into Graph::lines: where in the program this comes from
+
   bool has_effect() const { return op == Op::extern_call && call().effect; }
 };
 
@@ -250,16 +255,33 @@ class Symbols {
   std::map<SymbolId, SymInt> solved_;  // by equations among the guards
 };
 
+// Where a node is computed and where its results lie, as passes decide it for the schedule. It changes no value. A graph that is built
+// anew has the strides of its inputs and nothing else of it.
+struct Placement {
+  int within = -1;             // the node, a contraction, that computes this one before it stores its own result
+  int in = -1;                 // the node in whose memory this one lies: an input, which it changes in place, or what it regroups
+  bool early = false;          // `in` is written although a later step may fail
+  std::vector<Shape> strides;  // by result; none: contiguous
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
+// What the caller wants of one graph output.
+struct OutputRequest {
+  Shape strides;        // of the new tensor; none: contiguous
+  int into_input = -1;  // write into this input instead of a new tensor
+};
+
+// Copies share their nodes.
 class Graph {
  public:
-  Graph() = default;
-  // Values point to nodes, so a graph moves and never copies.
-  Graph(Graph&&) = default;
-  Graph& operator=(Graph&&) = default;
-
-  const std::deque<Node>& nodes() const { return nodes_; }
+  const std::deque<Node>& nodes() const { return *nodes_; }
   const std::vector<Value>& inputs() const { return inputs_; }
   const std::vector<Value>& outputs() const { return outputs_; }
+  const std::vector<OutputRequest>& requests() const { return requests_; }  // by output
+  const Placement& placement(const Node& n) const;
+  Shape strides(const Value& v) const;        // of the value where it is stored
+  std::vector<Placement> placements() const;  // by node id
+  Graph with(std::vector<Placement> placements) const;
   const std::shared_ptr<Symbols>& symbols() const { return symbols_; }
   const std::vector<std::string>& lines() const { return *lines_; }
 
@@ -272,20 +294,16 @@ class Graph {
 
  private:
   friend class GraphBuilder;
-  std::deque<Node> nodes_;
+  std::shared_ptr<std::deque<Node>> nodes_ = std::make_shared<std::deque<Node>>();
   std::vector<Value> inputs_, outputs_;
+  std::vector<OutputRequest> requests_;
+  std::vector<Placement> placements_;  // by node id, as far as there are any
   std::shared_ptr<Symbols> symbols_ = std::make_shared<Symbols>();
   std::shared_ptr<std::vector<std::string>> lines_ = std::make_shared<std::vector<std::string>>();
 };
 
 // The result types of an operation; an Error if the operands do not fit it.
 std::vector<Type> infer_types(Op op, std::span<const Value> inputs, const Attrs& attrs);
-
-// What the caller wants of one graph output.
-struct OutputRequest {
-  Shape strides;        // of the new tensor; empty: contiguous
-  int into_input = -1;  // write into this input instead of a new tensor
-};
 
 class GraphBuilder {
  public:
@@ -294,12 +312,14 @@ class GraphBuilder {
   explicit GraphBuilder(const Graph& graph);
   explicit GraphBuilder(std::shared_ptr<Symbols> symbols) { graph_.symbols_ = std::move(symbols); }
 
-  Value input(Type type);
+  Value input(Type type) { return input(type, contiguous_strides(type.shape)); }
+  Value input(Type type, Shape strides);
   Value emit(Op op, std::vector<Value> inputs, Attrs attrs = {});
   std::vector<Value> emit_all(Op op, std::vector<Value> inputs, Attrs attrs = {});
   void set_line(std::string line);  // for the nodes that follow
   void set_line_index(int32_t line) { line_ = line; }
-  Graph finish(std::vector<Value> outputs);
+  // What is not asked for is given as new, contiguous tensors.
+  Graph finish(std::vector<Value> outputs, std::vector<OutputRequest> requests = {});
   Symbols& symbols() { return *graph_.symbols_; }
   const Graph& graph() const { return graph_; }
 

@@ -250,6 +250,14 @@ SymInt TextParser::expression() {
   });
 }
 
+Op TextParser::op() {
+  size_t start = (c_.skip(), c_.at);
+  std::string_view name = c_.word();
+  auto op = find_op(name);
+  if (!op) c_.fail_at(start, "unknown operation '", name, "'");
+  return *op;
+}
+
 Type TextParser::type() {
   Type t;
   t.dtype = c_.dtype();

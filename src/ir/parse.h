@@ -131,6 +131,16 @@ struct Cursor {
   }
 };
 
+// What `f` finds wrong is said to be wrong with `part`.
+template <class F>
+void verify_part(const std::string& part, const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    fail(part, ": ", e.what());
+  }
+}
+
 // One line after the other. `lines` is counted from the first, so that a part of a text names its lines in the whole.
 class TextParser {
  protected:
@@ -152,6 +162,7 @@ class TextParser {
   Shape shape() {
     return c_.list("[", "]", [&] { return expression(); });
   }
+  Op op();
   Type type();
   Device device();
   Scalar scalar();

@@ -5,9 +5,12 @@
 //   %0 = input(index=0) : f32[2, s0]
 //   %1 = reduce_sum(%0, dims=[1]) : f32[2]  # model.py:12
 //   %2 = extern_call(%0, call="aten::sort.stable"($0, true, 1, false) strides [[s0, 1], [s0, 1]]) : (f32[2, s0], i64[2, s0])
-//   return %1, %2.1
+//   %3 = dot(%0, %0, batch=0) : f32[2, s0]
+//   %4 = relu(%3) : f32[2, s0] within %3 strides [1, 2]
+//   return %1, %4 strides [1, 2], %2.1 into 0
 //
-// A comment is the source line of its node. Arguments of an extern call: none, $0 (tensor operand 0), {$0, none} (a list of
+// Behind a type stands where the node is placed: `within %3`, `in %0`, `in %0 early`, and strides that are not contiguous, of several
+// results in parentheses; behind an output what is asked of it: strides, or the input that it is written into. A comment is the source line of its node. Arguments of an extern call: none, $0 (tensor operand 0), {$0, none} (a list of
 // tensors; {...}? if its elements are optional), s0 + 1, int 3 / 3.0 / true / (1.0, 2.0) (numbers of the program), "text",
 // [1, s0], doubles [1.0], bools [true], and <opaque 0>, an object of the host that is known by its number.
 #include "ir/text.h"
@@ -95,11 +98,30 @@ std::string text_of(const Attrs& attrs, OpaqueNumbers& opaque) {
 
 namespace {
 
+// One thing a result.
+std::string of_results(const Node& n, const std::function<std::string(size_t)>& item) {
+  const std::string all = joined(n.results.size(), item);
+  return n.results.size() == 1 ? all : cat("(", all, ")");
+}
+
 std::string node_text(const Node& n, OpaqueNumbers& opaque) {
   std::string out = cat("%", n.id, " = ", name_of(n.op), "(", joined(n.inputs.size(), [&](size_t i) { return ref(n.inputs[i]); }));
   out += cat(n.inputs.empty() || n.attrs.empty() ? "" : ", ", text_of(n.attrs, opaque));
-  std::string types = joined(n.results.size(), [&](size_t i) { return n.results[i].str(); });
-  return cat(out, ") : ", n.results.size() == 1 ? types : cat("(", types, ")"));
+  return cat(out, ") : ", of_results(n, [&](size_t i) { return n.results[i].str(); }));
+}
+
+std::string placement_text(const Node& n, const Graph& graph) {
+  const Placement& p = graph.placement(n);
+  std::string out = p.within < 0 ? "" : cat(" within %", p.within);
+  if (p.in >= 0) out += cat(" in %", p.in, p.early ? " early" : "");
+  bool contiguous = true;
+  for (size_t i = 0; i < p.strides.size(); ++i) contiguous = contiguous && p.strides[i] == contiguous_strides(n.results[i].shape);
+  return contiguous ? out : cat(out, " strides ", of_results(n, [&](size_t i) { return list_text(p.strides[i]); }));
+}
+
+std::string output_text(const Value& v, const OutputRequest& r) {
+  if (r.into_input >= 0) return cat(ref(v), " into ", r.into_input);
+  return r.strides == contiguous_strides(v.shape()) ? ref(v) : cat(ref(v), " strides ", list_text(r.strides));
 }
 
 }  // namespace
@@ -179,8 +201,9 @@ std::string comment_text(const std::vector<std::string>& lines, int32_t line) {
 std::string Graph::str() const {
   std::string out = text_of(*symbols_);
   OpaqueNumbers opaque;
-  for (const Node& n : nodes_) out += cat(node_text(n, opaque), comment_text(*lines_, n.line), "\n");
-  return cat(out, "return", outputs_.empty() ? "" : " ", joined(outputs_.size(), [&](size_t i) { return ref(outputs_[i]); }), "\n");
+  for (const Node& n : nodes()) out += cat(node_text(n, opaque), placement_text(n, *this), comment_text(*lines_, n.line), "\n");
+  auto output = [&](size_t i) { return output_text(outputs_[i], requests_[i]); };
+  return cat(out, "return", outputs_.empty() ? "" : " ", joined(outputs_.size(), output), "\n");
 }
 
 // ---- parsing ----
@@ -192,15 +215,18 @@ class GraphParser : TextParser {
   explicit GraphParser(std::string_view text) : TextParser(text, std::make_shared<Symbols>()), builder_(symbols_) {}
 
   Graph parse() {
-    std::optional<std::vector<Value>> outputs;
+    bool returns = false;
     for_each_line([&] {
-      if (outputs) c_.fail_at(c_.at, "text after the return");
+      if (returns) c_.fail_at(c_.at, "text after the return");
       if (declaration()) return;
-      if (c_.accept("return")) outputs = c_.ends() ? std::vector<Value>() : values();
-      else node();
+      returns = c_.accept("return");
+      if (!returns) node();
+      else if (!c_.ends()) outputs();
     });
-    if (!outputs) fail_at_end("the graph ends without a return");
-    return builder_.finish(std::move(*outputs));
+    if (!returns) fail_at_end("the graph ends without a return");
+    Graph graph = builder_.finish(std::move(outputs_), std::move(requests_));
+    placements_.resize(graph.nodes().size());
+    return graph.with(std::move(placements_));
   }
 
  private:
@@ -214,11 +240,19 @@ class GraphParser : TextParser {
     if (index >= results.size()) c_.fail_at(start, "a node with ", results.size(), " results has no result ", index);
     return results[index];
   }
-  std::vector<Value> values() {
-    std::vector<Value> out;
-    do out.push_back(value());
-    while (c_.accept(","));
-    return out;
+  void outputs() {
+    do {
+      outputs_.push_back(value());
+      OutputRequest& r = requests_.emplace_back();
+      if (c_.accept("into")) r.into_input = static_cast<int>(c_.integer());
+      else if (c_.accept("strides")) r.strides = shape();
+    } while (c_.accept(","));
+  }
+
+  // One thing a result.
+  template <class F>
+  auto of_results(const F& item) {
+    return c_.peek() == '(' ? c_.list("(", ")", item) : std::vector<decltype(item())>{item()};
   }
 
   void operands_and_attributes(Op op, std::vector<Value>& inputs, Attrs& attrs) {
@@ -238,25 +272,36 @@ class GraphParser : TextParser {
     if (values_.contains(id)) c_.fail_at(start, "%", id, " is defined twice");
     c_.expect("=");
     size_t op_start = (c_.skip(), c_.at);
-    std::string_view name = c_.word();
-    auto op = find_op(name);
-    if (!op) c_.fail_at(op_start, "unknown operation '", name, "'");
+    const Op op = this->op();
     std::vector<Value> inputs;
     Attrs attrs;
     call_ = nullptr;
-    operands_and_attributes(*op, inputs, attrs);
+    operands_and_attributes(op, inputs, attrs);
     c_.expect(":");
     size_t type_start = (c_.skip(), c_.at);
-    std::vector<Type> types = c_.peek() == '(' ? c_.list("(", ")", [&] { return type(); }) : std::vector<Type>{type()};
+    std::vector<Type> types = of_results([&] { return type(); });
     if (call_) call_->results = types;
+    Placement placed = placement();
     builder_.set_line_index(line_index([&](const std::string& line) { builder_.set_line(line); }));
     std::vector<Value>& results = values_[id];
-    results = c_.placed(
-        op_start, [&] { return *op == Op::input ? input(types, attrs) : builder_.emit_all(*op, std::move(inputs), std::move(attrs)); });
-    if (results.size() != types.size()) c_.fail_at(type_start, name, " has ", results.size(), " results, not ", types.size());
+    results = c_.placed(op_start,
+                        [&] { return op == Op::input ? input(types, attrs) : builder_.emit_all(op, std::move(inputs), std::move(attrs)); });
+    placements_.resize(builder_.graph().nodes().size());
+    if (!(placed == Placement{})) placements_[results.at(0).node->id] = std::move(placed);
+    if (results.size() != types.size()) c_.fail_at(type_start, name_of(op), " has ", results.size(), " results, not ", types.size());
     for (size_t i = 0; i < types.size(); ++i)
-      if (results[i].type() != types[i]) c_.fail_at(type_start, name, " gives ", results[i].type().str(), ", not ", types[i].str());
+      if (results[i].type() != types[i]) c_.fail_at(type_start, name_of(op), " gives ", results[i].type().str(), ", not ", types[i].str());
   }
+
+  Placement placement() {
+    auto node = [&] { return static_cast<int>(value().node->id); };
+    Placement p;
+    if (c_.accept("within")) p.within = node();
+    if (c_.accept("in")) p.in = node(), p.early = c_.accept("early");
+    if (c_.accept("strides")) p.strides = of_results([&] { return shape(); });
+    return p;
+  }
+
   std::vector<Value> input(const std::vector<Type>& types, const Attrs& attrs) {
     auto expected = static_cast<int64_t>(builder_.graph().inputs().size());
     auto index = attrs.find(Attr::index);
@@ -267,6 +312,9 @@ class GraphParser : TextParser {
 
   GraphBuilder builder_;
   std::unordered_map<int64_t, std::vector<Value>> values_;
+  std::vector<Placement> placements_;
+  std::vector<Value> outputs_;
+  std::vector<OutputRequest> requests_;
 };
 
 }  // namespace

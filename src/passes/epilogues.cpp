@@ -1,6 +1,6 @@
 #include "passes/epilogues.h"
 
-#include <algorithm>
+#include "passes/passes.h"
 
 namespace broach {
 
@@ -17,20 +17,40 @@ std::optional<Value> vector_along(const Value& v, size_t dim, const Shape& shape
 
 Contraction plain(const Node& n) { return {&n, &n, n.op == Op::conv && n.inputs.size() > 2 ? n.inputs[2] : Value(), {}}; }
 
+// Takes the next operation along. Whether its operand is repeated along all but the columns, or channels.
+bool take_along(Contraction& c, const Node& u) {
+  const Node& n = *c.node;
+  const Node* last = std::exchange(c.last, &u);
+  if (u.op == Op::cast) return false;
+  if (u.inputs.size() == 1) return c.epilogue.push_back({u.op, {}}), false;
+  Value other = u.inputs[0].node == last ? u.inputs[1] : u.inputs[0];
+  auto vector = vector_along(other, n.op == Op::conv ? 1 : n.results[0].shape.size() - 1, n.results[0].shape);
+  if (u.op == Op::add && !c.bias && c.epilogue.empty() && vector) return c.bias = *vector, true;
+  // What was widened for this alone is read as it was.
+  const DType own = n.results[0].dtype;
+  if (u.results[0].dtype != own && other.node->op == Op::cast && other.node->inputs[0].dtype() == own) other = other.node->inputs[0];
+  c.epilogue.push_back({u.op, other});
+  return vector.has_value();
+}
+
 class Matcher {
  public:
   Matcher(const Graph& graph, const Capabilities& capabilities, bool strict)
-      : graph_(graph), capabilities_(capabilities), strict_(strict), users_(graph.nodes().size()), is_output_(graph.nodes().size()) {
+      : graph_(graph),
+        capabilities_(capabilities),
+        strict_(strict),
+        users_(graph.nodes().size()),
+        is_output_(graph.nodes().size()),
+        placements_(graph.placements()) {
     for (const Node& n : graph.nodes())
       for (const Value& v : n.inputs) users_[v.node->id].push_back(&n);
     for (const Value& v : graph.outputs()) is_output_[v.node->id] = true;
-    out_.absorbed.assign(graph.nodes().size(), false);
   }
 
-  Epilogues run() {
+  Graph run() {
     for (const Node& n : graph_.nodes())
       if (kind_of(n.op) == OpKind::heavy) match(n);
-    return std::move(out_);
+    return graph_.with(std::move(placements_));
   }
 
  private:
@@ -40,9 +60,7 @@ class Matcher {
     // Between a cast to fp32 and the cast back the epilogue could not be stored; it ends where it was last as wide as the result.
     while (can && longer.epilogue.size() < can->most_epilogues && extend(longer, *can))
       if (longer.last->results[0] == n.results[0]) c = longer;
-    for (const Node* m = &n; m != c.last; m = only_user(*m)) out_.absorbed[only_user(*m)->id] = true;
-    out_.stored_as[c.last->id] = &n;
-    out_.contractions[n.id] = std::move(c);
+    for (const Node* m = &n; m != c.last; m = only_user(*m)) placements_[only_user(*m)->id].within = static_cast<int>(n.id);
   }
 
   const Node* only_user(const Node& n) const {
@@ -55,33 +73,17 @@ class Matcher {
     const Node& n = *c.node;
     const Node* last = c.last;
     const Node* u = only_user(*last);
-    if (!u || out_.absorbed[u->id] || !(u->results[0].shape == n.results[0].shape)) return false;
+    if (!u || placements_[u->id].within >= 0 || !(u->results[0].shape == n.results[0].shape)) return false;
     const DType own = n.results[0].dtype, now = last->results[0].dtype, next = u->results[0].dtype;
-    c.last = u;
+    const bool had_bias = static_cast<bool>(c.bias), along = take_along(c, *u);
     if (u->op == Op::cast)
       return !strict_ && can.through_casts && ((now == own && next == DType::f32) || (now == DType::f32 && next == own));
     if (next != now) return false;
-    if (can.activations.contains(u->op)) {
-      c.epilogue.push_back({u->op, {}});
-      return !strict_ || can.exact_activations.contains(u->op);
-    }
+    if (can.activations.contains(u->op)) return !strict_ || can.exact_activations.contains(u->op);
     if (!can.binaries.contains(u->op) || u->inputs[0] == u->inputs[1]) return false;
-    return add_operand(c, *u, u->inputs[0].node == last ? u->inputs[1] : u->inputs[0], can);
-  }
-
-  bool add_operand(Contraction& c, const Node& u, Value other, const ContractionAbility& can) const {
-    const Node& n = *c.node;
-    const DType own = n.results[0].dtype;
-    auto vector = vector_along(other, n.op == Op::conv ? 1 : n.results[0].shape.size() - 1, n.results[0].shape);
-    if (u.op == Op::add && !c.bias && c.epilogue.empty() && vector) {
-      c.bias = *vector;
-      return can.bias;
-    }
-    // What was widened for this alone is read as it was.
-    if (u.results[0].dtype != own && other.node->op == Op::cast && other.node->inputs[0].dtype() == own) other = other.node->inputs[0];
-    if (!vector && (!is_large(other) || other.dtype() != own)) return false;
-    c.epilogue.push_back({u.op, other});
-    return true;
+    if (c.bias && !had_bias) return can.bias;
+    const Value& other = c.epilogue.back().second;
+    return along || (is_large(other) && other.dtype() == own);
   }
 
   // An operand worth reading within the epilogue: it exists in memory anyway, or will have to.
@@ -96,23 +98,24 @@ class Matcher {
   const bool strict_;
   std::vector<std::vector<const Node*>> users_;
   std::vector<bool> is_output_;
-  Epilogues out_;
+  std::vector<Placement> placements_;
 };
 
 }  // namespace
 
-Epilogues match_epilogues(const Graph& graph, const Capabilities& capabilities, bool strict) {
-  return Matcher(graph, capabilities, strict).run();
-}
+Graph match_epilogues(const Graph& graph, const PassContext& c) { return c.fuse ? Matcher(graph, c.capabilities, c.strict).run() : graph; }
 
-Epilogues plain_contractions(const Graph& graph) {
+Epilogues epilogues_of(const Graph& graph) {
   Epilogues out;
   out.absorbed.assign(graph.nodes().size(), false);
-  for (const Node& n : graph.nodes())
-    if (kind_of(n.op) == OpKind::heavy) {
-      out.contractions[n.id] = plain(n);
-      out.stored_as[n.id] = &n;
+  for (const Node& n : graph.nodes()) {
+    if (kind_of(n.op) == OpKind::heavy) out.contractions[n.id] = plain(n);
+    if (const int within = graph.placement(n).within; within >= 0) {
+      take_along(out.contractions.at(static_cast<uint32_t>(within)), n);
+      out.absorbed[n.id] = true;
     }
+  }
+  for (const auto& [id, c] : out.contractions) out.stored_as[c.last->id] = c.node;
   return out;
 }
 

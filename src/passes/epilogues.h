@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "ir/capabilities.h"
+#include "ir/graph.h"
 
 namespace broach {
 
@@ -20,12 +20,9 @@ struct Epilogues {
   std::map<uint32_t, Contraction> contractions;  // by node id, all that the graph has
   std::map<uint32_t, const Node*> stored_as;     // by id of the last node: the contraction
   std::vector<bool> absorbed;                    // by node id: computed by a contraction
-
-  bool empty() const { return absorbed.empty(); }
 };
 
-// Each contraction by itself, with nothing behind it but the bias that it has already.
-Epilogues plain_contractions(const Graph& graph);
-Epilogues match_epilogues(const Graph& graph, const Capabilities& capabilities, bool strict);
+// As the graph says which nodes are computed within contractions.
+Epilogues epilogues_of(const Graph& graph);
 
 }  // namespace broach

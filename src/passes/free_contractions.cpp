@@ -49,6 +49,6 @@ std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span
 
 }  // namespace
 
-Graph free_contractions(const Graph& graph) { return rewrite(graph, rule); }
+Graph free_contractions(const Graph& graph, const PassContext&) { return rewrite(graph, rule); }
 
 }  // namespace broach

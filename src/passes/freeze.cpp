@@ -1,7 +1,8 @@
-#include "passes/freeze.h"
-
+// What depends on constant inputs only (weights in eval mode) is computed once, not on every call.
 #include <algorithm>
 #include <map>
+
+#include "passes/passes.h"
 
 namespace broach {
 
@@ -65,9 +66,12 @@ Value scaled_weight(GraphBuilder& b, Value weight, Value scale) {
 
 }  // namespace
 
-Graph fold_scales(const Graph& graph, const std::vector<bool>& constant) {
+// conv(x, w) * s + t with constant w, and s and t of one value a channel, becomes conv(x, w * s, t): batch normalisation
+// disappears into the convolution.
+Graph fold_scales(const Graph& graph, const PassContext& c) {
+  if (!c.freeze || c.strict) return graph;
   std::vector<int> uses = graph.use_counts();
-  Constancy is_constant(constant);
+  Constancy is_constant(c.constant);
   return rewrite(graph, [&](GraphBuilder& b, const Node& n, std::span<const Value> in) -> std::optional<std::vector<Value>> {
     if (n.op != Op::mul && n.op != Op::add) return std::nullopt;
     for (size_t i = 0; i < 2; ++i) {
@@ -93,8 +97,10 @@ Graph fold_scales(const Graph& graph, const std::vector<bool>& constant) {
   });
 }
 
-Frozen split_constants(const Graph& graph, const std::vector<bool>& constant) {
-  Constancy is_constant(constant);
+void freeze(Module& m, const PassContext& c) {
+  if (!c.freeze) return;
+  const Graph& graph = *m.graph;
+  Constancy is_constant(c.constant);
   // The values at the border: constant, computed, and read by something that is not constant. A view that only moves
   // elements is left to its reader, so that nothing is stored repeated.
   std::vector<Value> border;
@@ -108,7 +114,7 @@ Frozen split_constants(const Graph& graph, const std::vector<bool>& constant) {
     if (n.op != Op::input && !is_constant(n))
       for (const Value& v : n.inputs) visit(v);
   for (const Value& v : graph.outputs()) visit(v);
-  if (border.empty()) return {};
+  if (border.empty()) return;
   GraphBuilder first(graph), second(graph);
   std::vector<std::vector<Value>> before(graph.nodes().size()), now(graph.nodes().size());
   auto mapped = [](const Node& n, const std::vector<std::vector<Value>>& map) {
@@ -118,8 +124,9 @@ Frozen split_constants(const Graph& graph, const std::vector<bool>& constant) {
   };
   for (const Node& n : graph.nodes())
     if (n.op == Op::input) {
-      before[n.id] = {first.input(n.results[0])};
-      now[n.id] = {second.input(n.results[0])};
+      const Shape strides = graph.strides({&n, 0});
+      before[n.id] = {first.input(n.results[0], strides)};
+      now[n.id] = {second.input(n.results[0], strides)};
     }
   std::vector<Value> frozen;
   for (const Value& v : border) frozen.push_back(second.input(v.type()));
@@ -146,8 +153,9 @@ Frozen split_constants(const Graph& graph, const std::vector<bool>& constant) {
   for (const Value& v : border) border_values.push_back(before[v.node->id].at(v.index));
   for (const Value& v : graph.outputs()) outputs.push_back(now[v.node->id].at(v.index));
   auto nothing = [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; };
-  Graph prologue = first.finish(std::move(border_values)), main = second.finish(std::move(outputs));
-  return {std::make_shared<const Graph>(rewrite(prologue, nothing)), std::make_shared<const Graph>(rewrite(main, nothing))};
+  Graph prologue = first.finish(std::move(border_values)), main = second.finish(std::move(outputs), graph.requests());
+  m.prologue = std::make_shared<const Graph>(rewrite(prologue, nothing));
+  m.graph = std::make_shared<const Graph>(rewrite(main, nothing));
 }
 
 }  // namespace broach

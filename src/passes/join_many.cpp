@@ -37,7 +37,7 @@ Value join(GraphBuilder& b, const Type& type, std::vector<Value> operands, int64
 
 }  // namespace
 
-Graph join_many(const Graph& graph) {
+Graph join_many(const Graph& graph, const PassContext&) {
   const std::vector<int> uses = graph.use_counts();
   // By node: it is an operand of nothing but one concatenation along its own dimension, which takes its operands.
   std::vector<bool> inner(graph.nodes().size());

@@ -1,5 +1,9 @@
 #include "passes/layouts.h"
 
+#include "ir/strides.h"
+#include "passes/epilogues.h"
+#include "passes/passes.h"
+
 namespace broach {
 
 namespace {
@@ -8,77 +12,62 @@ bool is_joined(Op op) { return op == Op::cat || op == Op::pad; }
 
 class Chooser {
  public:
-  Chooser(const Graph& graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& requests,
-          const Epilogues& epilogues, const std::vector<int>& in_place, const std::vector<bool>& channels_last)
-      : graph_(graph),
-        input_strides_(input_strides),
-        requests_(requests),
-        epilogues_(epilogues),
-        in_place_(in_place),
-        channels_last_(channels_last) {}
+  explicit Chooser(const Graph& graph)
+      : graph_(graph), epilogues_(epilogues_of(graph)), outputs_(stored_outputs(graph)), placements_(graph.placements()) {}
 
-  Layouts run() {
-    find_outputs();
+  Graph run() {
     share_outputs();
-    out_.strides.resize(graph_.nodes().size());
-    for (const Node& n : graph_.nodes())
-      for (size_t i = 0; i < n.results.size(); ++i) out_.strides[n.id].push_back(requested(n, i));
-    return std::move(out_);
+    for (const Node& n : graph_.nodes()) {
+      std::vector<Shape> strides;
+      for (size_t i = 0; i < n.results.size(); ++i) strides.push_back(requested(n, i));
+      placements_[n.id].strides = std::move(strides);
+    }
+    return graph_.with(std::move(placements_));
   }
 
  private:
-  void find_outputs() {
-    for (size_t i = 0; i < graph_.outputs().size(); ++i) {
-      const Value& v = graph_.outputs()[i];
-      if (v.node->op != Op::extern_call) out_.outputs[{v.node->id, v.index}] = static_cast<int>(i);
-    }
-  }
-
   // An output that is a product with its dimensions regrouped: the product is written where the output lies.
   void share_outputs() {
     for (size_t i = 0; i < graph_.outputs().size(); ++i) {
       const Node& n = *graph_.outputs()[i].node;
-      auto own = out_.outputs.find({n.id, 0});
-      if (n.op != Op::reshape || own == out_.outputs.end() || requests_[i].into_input >= 0) continue;
+      auto own = outputs_.find({n.id, 0});
+      if (n.op != Op::reshape || own == outputs_.end() || graph_.requests()[i].into_input >= 0) continue;
       const Node& base = *n.inputs[0].node;
       auto product = epilogues_.stored_as.find(base.id);
-      if (product == epilogues_.stored_as.end() || product->second->op != Op::dot || out_.outputs.contains({base.id, 0})) continue;
-      const Shape& strides = requests_[i].strides;
-      if (!strides.empty() && !(strides == contiguous_strides(n.results[0].shape))) continue;
-      out_.outputs.erase(own);
-      out_.outputs[{base.id, 0}] = static_cast<int>(i);
-      out_.shared[n.id] = &base;
+      if (product == epilogues_.stored_as.end() || product->second->op != Op::dot || outputs_.contains({base.id, 0})) continue;
+      if (!(graph_.requests()[i].strides == contiguous_strides(n.results[0].shape))) continue;
+      outputs_.erase(own);
+      outputs_[{base.id, 0}] = static_cast<int>(i);
+      placements_[n.id].in = static_cast<int>(base.id);
     }
   }
 
   Shape requested(const Node& n, size_t i) const {
-    auto it = out_.outputs.find({n.id, static_cast<uint32_t>(i)});
-    if (it != out_.outputs.end()) {
-      const OutputRequest& r = requests_[static_cast<size_t>(it->second)];
-      if (graph_.outputs()[static_cast<size_t>(it->second)].node != &n) return contiguous_strides(n.results[i].shape);
-      if (r.into_input >= 0) return input_strides_[static_cast<size_t>(r.into_input)];
-      if (!r.strides.empty()) return r.strides;
-    }
-    return chosen(n, i);
+    auto it = outputs_.find({n.id, static_cast<uint32_t>(i)});
+    if (it == outputs_.end()) return chosen(n, i);
+    const OutputRequest& r = graph_.requests()[static_cast<size_t>(it->second)];
+    if (graph_.outputs()[static_cast<size_t>(it->second)].node != &n) return contiguous_strides(n.results[i].shape);
+    return r.into_input >= 0 ? graph_.strides(graph_.inputs()[static_cast<size_t>(r.into_input)]) : r.strides;
   }
 
   Shape chosen(const Node& n, size_t i) const {
     const Shape& shape = n.results[i].shape;
-    if (n.op == Op::input) return input_strides_[static_cast<size_t>(n.integer(Attr::index))];
-    if (in_place_[n.id] >= 0) return input_strides_[static_cast<size_t>(in_place_[n.id])];
+    const Placement& p = graph_.placement(n);
+    if (n.op == Op::input) return graph_.strides({&n, 0});
+    if (p.in >= 0 && n.op != Op::reshape) return graph_.strides({&graph_.nodes()[static_cast<size_t>(p.in)], 0});
     if (n.op == Op::extern_call) {
       const auto& strides = n.call().result_strides;
       return i < strides.size() && strides[i].size() == shape.size() ? strides[i] : contiguous_strides(shape);
     }
     // Heads beside each other, as the projection that follows reads them.
     if (n.op == Op::attention && i == 0) return strides_in_order(shape, {0, 2, 1, 3});
-    if (!channels_last_.empty() && channels_last_[n.id] && n.op != Op::dot && shape.size() >= 3) return channels_last_strides(shape);
+    if (!p.strides.empty() && is_channels_last(shape, p.strides[i])) return p.strides[i];
     auto it = epilogues_.stored_as.find(n.id);
-    if (it != epilogues_.stored_as.end() && it->second != &n) return out_.strides[it->second->id][0];
+    if (it != epilogues_.stored_as.end() && it->second != &n) return placements_[it->second->id].strides[0];
     return lies_as_operands(n, shape) ? channels_last_strides(shape) : contiguous_strides(shape);
   }
 
-  bool is_channels_last_value(const Value& v) const { return is_channels_last(v.shape(), out_.strides[v.node->id][v.index]); }
+  bool is_channels_last_value(const Value& v) const { return is_channels_last(v.shape(), placements_[v.node->id].strides[v.index]); }
 
   // Whether what it is computed from has its channels last.
   bool lies_as_operands(const Node& n, const Shape& shape) const {
@@ -90,44 +79,30 @@ class Chooser {
     if (is_joined(n.op)) return is_channels_last_value(n.inputs[0]);
     if (!is_view(n.op)) return false;
     // As a window this keeps the operand's order; stored, it is contiguous, which the users of the layout must not confuse.
-    auto w = window_of_view(n, {nullptr, 0, out_.strides[n.inputs[0].node->id][n.inputs[0].index]});
+    auto w = window_of_view(n, {nullptr, 0, placements_[n.inputs[0].node->id].strides[n.inputs[0].index]});
     return w && is_channels_last(shape, w->strides);
   }
 
   const Graph& graph_;
-  const std::vector<Shape>& input_strides_;
-  const std::vector<OutputRequest>& requests_;
-  const Epilogues& epilogues_;
-  const std::vector<int>& in_place_;
-  const std::vector<bool>& channels_last_;
-  Layouts out_;
+  const Epilogues epilogues_;
+  OutputValues outputs_;
+  std::vector<Placement> placements_;
 };
 
 }  // namespace
 
-std::vector<bool> find_channels_last(const Graph& graph, const Epilogues& epilogues, const Capabilities& capabilities) {
-  std::vector<bool> out(graph.nodes().size());
-  auto wish = [&](const Value& v) { out[v.node->id] = out[v.node->id] || v.rank() >= 3; };
-  auto wants = [&](const Node& n) {
-    const ContractionAbility* can = kind_of(n.op) == OpKind::heavy ? capabilities.contraction(n.op, n.results[0].dtype) : nullptr;
-    return can && can->channels_last;
-  };
-  for (size_t i = graph.nodes().size(); i-- > 0;) {
-    const Node& n = graph.nodes()[i];
-    if (wants(n)) {
-      wish(n.inputs[0]);
-      out[i] = true;
-    }
-    if (auto it = epilogues.stored_as.find(n.id); it != epilogues.stored_as.end() && wants(*it->second)) out[i] = true;
-    if (out[i] && (is_elementwise(n.op) || is_joined(n.op)))
-      for (const Value& v : n.inputs) wish(v);
+OutputValues stored_outputs(const Graph& graph) {
+  OutputValues out;
+  for (size_t i = 0; i < graph.outputs().size(); ++i) {
+    const Value& v = graph.outputs()[i];
+    const int in = graph.placement(*v.node).in;
+    if (v.node->op == Op::extern_call) continue;
+    out[v.node->op == Op::reshape && in >= 0 ? std::pair(static_cast<uint32_t>(in), 0u) : std::pair(v.node->id, v.index)] =
+        static_cast<int>(i);
   }
   return out;
 }
 
-Layouts choose_layouts(const Graph& graph, const std::vector<Shape>& input_strides, const std::vector<OutputRequest>& requests,
-                       const Epilogues& epilogues, const std::vector<int>& in_place, const std::vector<bool>& channels_last) {
-  return Chooser(graph, input_strides, requests, epilogues, in_place, channels_last).run();
-}
+Graph choose_layouts(const Graph& graph, const PassContext&) { return Chooser(graph).run(); }
 
 }  // namespace broach

@@ -83,6 +83,6 @@ std::optional<std::vector<Value>> match(GraphBuilder& b, const Node& n, std::spa
 
 }  // namespace
 
-Graph match_activations(const Graph& graph) { return rewrite(graph, match); }
+Graph match_activations(const Graph& graph, const PassContext&) { return rewrite(graph, match); }
 
 }  // namespace broach

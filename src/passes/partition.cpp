@@ -26,7 +26,8 @@ class ValueNumbers {
 
 // Nodes of one graph in another.
 struct Emission {
-  explicit Emission(const Graph& g) : b(g), now(g.nodes().size()) {}
+  explicit Emission(const Graph& graph) : g(graph), b(graph), now(graph.nodes().size()) {}
+  const Graph& g;
   GraphBuilder b;
   std::vector<std::vector<Value>> now;  // by node id
 
@@ -36,6 +37,14 @@ struct Emission {
     for (const Value& v : n.inputs) inputs.push_back(of(v));
     b.set_line_index(n.line);
     now[n.id] = b.emit_all(n.op, std::move(inputs), n.attrs);
+  }
+  // With these of the outputs.
+  Graph finish(const std::vector<bool>& wanted) {
+    std::vector<Value> outputs;
+    std::vector<OutputRequest> requests;
+    for (size_t i = 0; i < wanted.size(); ++i)
+      if (wanted[i]) outputs.push_back(of(g.outputs()[i])), requests.push_back(g.requests()[i]);
+    return b.finish(std::move(outputs), std::move(requests));
   }
 };
 
@@ -171,22 +180,24 @@ class Partitioner {
     }
     Emission e(g_);
     for (const Value& v : g_.inputs())
-      if (!is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type())};
+      if (!is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
     for (const Node& n : g_.nodes())
       if (n.op != Op::input && needed[n.id]) e.emit(n);
     std::vector<Value> outputs;
+    std::vector<OutputRequest> requests;
     std::map<size_t, int> results;  // values that are results and may be held as they are
     for (size_t i = 0; i < g_.outputs().size(); ++i) {
       if (joint_.is_gradient[i]) continue;
       if (joint_.output_kept[i]) results.emplace(numbers_.of(g_.outputs()[i]), static_cast<int>(outputs.size()));
       outputs.push_back(e.of(g_.outputs()[i]));
+      requests.push_back(g_.requests()[i]);
     }
     for (const Value& v : saved_values()) {
       auto [it, fresh] = results.emplace(numbers_.of(v), static_cast<int>(outputs.size()));
       if (fresh) outputs.push_back(e.of(v));
       out.saved.push_back(it->second);
     }
-    return std::make_shared<const Graph>(e.b.finish(std::move(outputs)));
+    return std::make_shared<const Graph>(e.b.finish(std::move(outputs), std::move(requests)));
   }
 
   std::vector<Value> saved_values() const {
@@ -202,21 +213,18 @@ class Partitioner {
     for (const Value& v : g_.inputs())
       if (is_saved_[numbers_.of(v)] && is_kept_input(v)) {
         out.inputs.push_back(static_cast<int>(v.node->integer(Attr::index)));
-        e.now[v.node->id] = {e.b.input(v.type())};
+        e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
       }
-    for (const Value& v : saved_values()) {
+    for (size_t i = 0; const Value& v : saved_values()) {
       e.now[v.node->id].resize(v.node->results.size());
-      e.now[v.node->id][v.index] = e.b.input(v.type());
+      e.now[v.node->id][v.index] = e.b.input(v.type(), out.forward->requests()[static_cast<size_t>(out.saved[i++])].strides);
     }
     for (const Value& v : g_.inputs())
-      if (is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type())};
+      if (is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
     const std::vector<bool> computed = computed_later();
     for (const Node& n : g_.nodes())
       if (computed[n.id]) e.emit(n);
-    std::vector<Value> outputs;
-    for (size_t i = 0; i < g_.outputs().size(); ++i)
-      if (joint_.is_gradient[i]) outputs.push_back(e.of(g_.outputs()[i]));
-    return std::make_shared<const Graph>(e.b.finish(std::move(outputs)));
+    return std::make_shared<const Graph>(e.finish(joint_.is_gradient));
   }
 
   // By node: what is neither given nor saved, and that gradients need.
@@ -246,15 +254,12 @@ Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std
   const size_t first = backward.inputs().size() - given.size();
   for (size_t i = 0; i < backward.inputs().size(); ++i) {
     const Value& v = backward.inputs()[i];
-    e.now[v.node->id] = {e.b.input(v.type())};
+    e.now[v.node->id] = {e.b.input(v.type(), backward.strides(v))};
     if (i >= first && !given[i - first]) e.now[v.node->id] = {e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device)};
   }
   for (const Node& n : backward.nodes())
     if (n.op != Op::input) e.emit(n);
-  std::vector<Value> wanted;
-  for (size_t i = 0; i < outputs.size(); ++i)
-    if (outputs[i]) wanted.push_back(e.of(backward.outputs()[i]));
-  return rewrite(e.b.finish(std::move(wanted)), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
+  return rewrite(e.finish(outputs), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
 }
 
 Partition partition(const Graph& graph, const Joint& joint) { return Partitioner(graph, joint).run(); }

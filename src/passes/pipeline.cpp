@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "passes/freeze.h"
 #include "passes/passes.h"
 #include "support/bug.h"
 
@@ -9,43 +8,17 @@ namespace broach {
 
 namespace {
 
-std::function<void(Module&, const PassContext&)> of_graph(Graph (*pass)(const Graph&)) {
-  return [pass](Module& m, const PassContext&) { m.graph = std::make_shared<const Graph>(pass(*m.graph)); };
+std::function<void(Module&, const PassContext&)> on_module(Divide* pass) { return pass; }
+std::function<void(Module&, const PassContext&)> on_module(Whole* pass) {
+  return [pass](Module& m, const PassContext& c) { m.graph = std::make_shared<const Graph>(pass(*m.graph, c)); };
 }
 
-void cut_reductions(Module& m, const PassContext& c) { m.graph = std::make_shared<const Graph>(split_reductions(*m.graph, c.reductions)); }
-
-Graph drop_unused(const Graph& graph) {
-  return rewrite(graph, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
-}
-
-void fold_constant_scales(Module& m, const PassContext& c) {
-  if (c.freeze && !c.strict) m.graph = std::make_shared<const Graph>(fold_scales(*m.graph, c.constant));
-}
-
-void freeze(Module& m, const PassContext& c) {
-  if (!c.freeze) return;
-  Frozen frozen = split_constants(*m.graph, c.constant);
-  if (!frozen.prologue) return;
-  m.graph = std::move(frozen.main);
-  m.prologue = std::move(frozen.prologue);
-}
-
-void split_data_sizes(Module& m, const PassContext&) {
-  if (has_data_sizes(*m.graph)) m.segments = std::make_shared<const Segments>(split_at_calls(*m.graph, m.requests));
-}
+constexpr Pass::Part part_of(std::string_view on) { return on == "Stage" ? Pass::Part::stage : Pass::Part::program; }
 
 const Pass kPasses[] = {
-    {"drop_unused", "drops what no output needs", of_graph(drop_unused), true},
-    {"simplify", "folds constants and drops operations without effect", of_graph(simplify_graph)},
-    {"match_activations", "recognises gelu and silu written out by hand", of_graph(match_activations)},
-    {"free_contractions", "moves reshapes off matrix products", of_graph(free_contractions)},
-    {"split_reductions", "cuts large reductions into parts for several threads", cut_reductions},
-    {"simplify_again", "cleans up after the matches", of_graph(simplify_graph)},
-    {"join_many", "leaves concatenations of many operands to the host's library", of_graph(join_many)},
-    {"fold_scales", "folds what scales a convolution's channels into its weight", fold_constant_scales},
-    {"freeze", "computes what depends on constant inputs alone once", freeze},
-    {"split_data_sizes", "cuts the program where a size is found out", split_data_sizes, true},
+#define PASS(name, function, on, needed, does) {name, does, on_module(function), needed, part_of(#on)},
+#include "passes/passes.def"
+#undef PASS
 };
 
 }  // namespace
@@ -76,11 +49,11 @@ void check_pass_names(const std::vector<std::string>& names) {
   }
 }
 
-void run_passes(Module& module, const PassContext& context, const std::vector<std::string>& disabled,
+void run_passes(Module& module, Pass::Part part, const PassContext& context, const std::vector<std::string>& disabled,
                 std::vector<std::pair<std::string, double>>* seconds, const std::function<void(const char*, const Module&)>& observe) {
   check_pass_names(disabled);
   for (const Pass& p : kPasses) {
-    if (std::find(disabled.begin(), disabled.end(), p.name) != disabled.end()) continue;
+    if (p.part != part || std::find(disabled.begin(), disabled.end(), p.name) != disabled.end()) continue;
     auto start = std::chrono::steady_clock::now();
     p.run(module, context);
     if (verifies()) module.verify();

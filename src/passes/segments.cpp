@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "passes/passes.h"
 #include "support/error.h"
 
 namespace broach {
@@ -35,8 +36,7 @@ std::vector<SymbolId> symbols_of(const Node& n) {
 
 class Splitter {
  public:
-  Splitter(const Graph& graph, const std::vector<OutputRequest>& requests)
-      : g_(graph), requests_(requests), level_(graph.nodes().size()), cheap_(graph.nodes().size(), kNotCheap) {}
+  explicit Splitter(const Graph& graph) : g_(graph), level_(graph.nodes().size()), cheap_(graph.nodes().size(), kNotCheap) {}
 
   Segments run() {
     find_levels();
@@ -45,7 +45,7 @@ class Splitter {
     for (const Node& n : g_.nodes()) last = std::max(last, binds(n) ? level_[n.id] + 1 : level_[n.id]);
     pieces_.resize(last + 1);
     for (const Node& n : g_.nodes()) assign(n);
-    for (size_t i = 0; i < g_.outputs().size(); ++i) assign_output(g_.outputs()[i], requests_[i]);
+    for (size_t i = 0; i < g_.outputs().size(); ++i) assign_output(g_.outputs()[i], g_.requests()[i]);
     for (size_t k = 0; k < pieces_.size(); ++k) out_.list.push_back(emit(k));
     return std::move(out_);
   }
@@ -203,11 +203,11 @@ class Splitter {
   Segment emit(size_t k) {
     Piece& p = pieces_[k];
     Emission e{GraphBuilder(g_), {}};
-    for (const Value& v : g_.inputs()) e.now[{v.node, 0}] = e.b.input(v.type());
+    for (const Value& v : g_.inputs()) e.now[{v.node, 0}] = e.b.input(v.type(), g_.strides(v));
     Segment s;
     for (const Value& v : p.carried) {
       s.carried.push_back(slot_of(v, k));
-      e.now[{v.node, v.index}] = e.b.input(v.type());
+      e.now[{v.node, v.index}] = e.b.input(v.type(), out_.slots[s.carried.back()].strides);
     }
     for (const Node* n : p.nodes) value(e, {n, 0});
     std::vector<Value> outputs;
@@ -215,14 +215,12 @@ class Splitter {
       outputs.push_back(value(e, v));
       s.outputs.push_back(slot);
     }
-    s.requests = std::move(p.requests);
     s.calls = std::move(p.calls);
-    s.graph = std::make_shared<const Graph>(e.b.finish(std::move(outputs)));
+    s.graph = std::make_shared<const Graph>(e.b.finish(std::move(outputs), std::move(p.requests)));
     return s;
   }
 
   const Graph& g_;
-  const std::vector<OutputRequest>& requests_;
   std::vector<size_t> level_;  // by node: the segment that computes it, or behind which it is called
   std::vector<int> cheap_;     // by node: see cost()
   std::vector<Piece> pieces_;
@@ -234,8 +232,9 @@ class Splitter {
 
 }  // namespace
 
-bool has_data_sizes(const Graph& graph) { return std::any_of(graph.nodes().begin(), graph.nodes().end(), binds); }
-
-Segments split_at_calls(const Graph& graph, const std::vector<OutputRequest>& requests) { return Splitter(graph, requests).run(); }
+void split_data_sizes(Module& m, const PassContext&) {
+  if (std::any_of(m.graph->nodes().begin(), m.graph->nodes().end(), binds))
+    m.segments = std::make_shared<const Segments>(Splitter(*m.graph).run());
+}
 
 }  // namespace broach

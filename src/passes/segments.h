@@ -11,10 +11,9 @@ namespace broach {
 
 // A slot holds a value that outlives a segment. The first ones are the whole graph's inputs.
 struct Segment {
-  std::shared_ptr<const Graph> graph;   // its inputs: those of the whole graph, and behind them `carried`
-  std::vector<size_t> carried;          // slots
-  std::vector<size_t> outputs;          // slots, by output of the graph
-  std::vector<OutputRequest> requests;  // by output of the graph
+  std::shared_ptr<const Graph> graph;  // its inputs: those of the whole graph, and behind them `carried`
+  std::vector<size_t> carried;         // slots
+  std::vector<size_t> outputs;         // slots, by output of the graph
   struct Call {
     std::shared_ptr<const ExternCall> call;
     std::vector<size_t> operands;  // slots
@@ -32,9 +31,5 @@ struct Segments {
   std::vector<Slot> slots;
   std::vector<size_t> outputs;  // slots, by output of the whole graph
 };
-
-// Whether a call in it binds symbols. Otherwise there is nothing to be split.
-bool has_data_sizes(const Graph& graph);
-Segments split_at_calls(const Graph& graph, const std::vector<OutputRequest>& requests);
 
 }  // namespace broach

@@ -62,6 +62,6 @@ Result simplify_node(GraphBuilder& b, const Node& n, std::span<const Value> in) 
 
 }  // namespace
 
-Graph simplify_graph(const Graph& graph) { return rewrite(graph, simplify_node); }
+Graph simplify(const Graph& graph, const PassContext&) { return rewrite(graph, simplify_node); }
 
 }  // namespace broach

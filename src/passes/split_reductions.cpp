@@ -54,8 +54,9 @@ std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span
 
 }  // namespace
 
-Graph split_reductions(const Graph& graph, const Capabilities::Reductions& worth) {
-  return rewrite(graph, [&](GraphBuilder& b, const Node& n, std::span<const Value> in) { return rule(b, n, in, worth); });
+Graph split_reductions(const Graph& graph, const PassContext& c) {
+  return rewrite(graph,
+                 [&](GraphBuilder& b, const Node& n, std::span<const Value> in) { return rule(b, n, in, c.capabilities.reductions); });
 }
 
 }  // namespace broach

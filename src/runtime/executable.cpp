@@ -89,10 +89,14 @@ void Executable::compile_steps(const Targets& targets, const CompileSettings& se
   stats_.distinct_kernels = static_cast<int>(distinct.size());
   std::vector<size_t> next(parts_.size(), 0);
   steps_.reserve(schedule_.steps.size());
+  auto is_input = [&](int b) { return schedule_.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::input; };
+  bool fails = false;
   for (const Step& s : schedule_.steps) {
     const size_t part = part_on(s.device, targets);
     CompiledStep c = compile_step(s, parts_[part].target, settings, externs);
     c.part = part;
+    c.settles = fails && !s.early && std::any_of(s.writes.begin(), s.writes.end(), is_input);
+    fails = (fails && !c.settles) || can_fail(s);
     if (std::holds_alternative<KernelStep>(s.work)) c.kernel = compiled[part][next[part]++];
     steps_.push_back(std::move(c));
   }
@@ -314,6 +318,7 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
   for (size_t i = 0; i < steps_.size(); ++i) {
     RunContext& context = contexts[steps_[i].part];
     context.step = static_cast<int>(i);
+    if (steps_[i].settles) settle(contexts);
     auto start = profiles ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
     run_step(steps_[i], frame, context);
     if (profiles) {
@@ -323,6 +328,12 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
     }
     raise(*context.errors);  // what follows need not run on elements that are not there
   }
+}
+
+void Executable::settle(Contexts contexts) const {
+  for (size_t p = 0; p < parts_.size(); ++p)
+    if (parts_[p].target) parts_[p].target->wait(contexts[p]);
+  raise(*contexts[0].errors);
 }
 
 RunContext Executable::context_for(const Part& part, const Frame& frame, ErrorFlag& errors) const {
@@ -372,9 +383,7 @@ void Executable::run_on(Frame& frame, Contexts contexts) const {
   using Clock = std::chrono::steady_clock;  // reading it is felt in a small call
   const auto start = is_paced_ ? Clock::now() : Clock::time_point();
   run_steps(frame, contexts);
-  for (size_t p = 0; p < parts_.size(); ++p)
-    if (parts_[p].target) parts_[p].target->wait(contexts[p]);
-  raise(*contexts[0].errors);
+  settle(contexts);
   if (is_paced_) pace_.finish(std::chrono::duration<double>(Clock::now() - start).count(), frame.symbols.empty());
 }
 

@@ -124,6 +124,7 @@ class Executable {
     std::shared_ptr<const PreparedRoutine> routine;
     std::unique_ptr<ExternRunner> external;
     const CopyStep* copy = nullptr;
+    bool settles = false;       // writes an input: what runs before must have gone well
     std::vector<int> releases;  // results of externs that no later step reads
   };
 
@@ -138,6 +139,7 @@ class Executable {
   void find_versions();
   void run_steps(Frame& frame, Contexts contexts) const;
   void run_step(const CompiledStep& step, Frame& frame, RunContext& context) const;
+  void settle(Contexts contexts) const;
   void run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const;
   void run_contraction(const CompiledStep& step, Frame& frame, const RunContext& context) const;
   void run_routine(const PreparedRoutine& routine, Frame& frame, const RunContext& context) const;

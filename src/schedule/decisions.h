@@ -4,6 +4,7 @@
 #include <map>
 #include <vector>
 
+#include "passes/epilogues.h"
 #include "passes/layouts.h"
 #include "schedule/groups.h"
 #include "schedule/schedule.h"
@@ -12,12 +13,14 @@ namespace broach {
 
 struct Decisions {
   const Graph& graph;
-  const std::vector<OutputRequest>& requests;
-  const Epilogues& epilogues;
-  const Layouts& layouts;
   ScheduleOptions options;
 
-  std::vector<int> in_place;     // by node id: the input in whose memory it lies, or -1
+  // What the graph says.
+  Epilogues epilogues;
+  OutputValues outputs;
+  std::vector<std::vector<Shape>> strides;  // by node id and result
+  std::vector<int> in_place;                // by node id: the input in whose memory it lies, or -1
+
   std::vector<bool> must_split;  // by node id: stored by a kernel of its own
   Storage storage;
   Groups groups;

@@ -36,6 +36,7 @@ class Fit {
   // The kernel's root lies in this input, as `window` says. From then on it is noticed if other elements of the input are read.
   void overwrite(int input, MemoryWindow window) { overwritten_.emplace(input, std::move(window)); }
   bool reads_what_it_overwrites() const { return reads_overwritten_; }
+  bool can_fail() const { return taken_ > 0; }  // by an index out of range
 
   const Space& space() const { return space_; }
 

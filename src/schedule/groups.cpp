@@ -50,6 +50,7 @@ class Grouper {
     for (size_t k = 0; k < fits_.size(); ++k) {
       groups_.kernels[k].space = fits_[k].space();
       groups_.kernels[k].reads_what_it_overwrites = fits_[k].reads_what_it_overwrites();
+      groups_.kernels[k].can_fail = fits_[k].can_fail();
     }
     return std::move(groups_);
   }

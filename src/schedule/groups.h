@@ -12,6 +12,7 @@ struct Group {
   std::vector<const Node*> roots;  // the values that the kernel stores
   Space space;
   bool reads_what_it_overwrites = false;  // elements of an input that are gone by then
+  bool can_fail = false;
 };
 
 struct Groups {

@@ -223,21 +223,12 @@ class KernelVerifier {
   explicit KernelVerifier(const Kernel& k) : k_(k) {}
 
   void run() const {
-    for (size_t i = 0; i < k_.axes.size(); ++i) part(cat("axis ", i), [&] { axis(i); });
-    for (size_t i = 0; i < k_.exprs.size(); ++i) part(cat("e", i), [&] { expr(i); });
-    for (size_t i = 0; i < k_.stores.size(); ++i) part(cat("store ", i), [&] { store(k_.stores[i]); });
+    for (size_t i = 0; i < k_.axes.size(); ++i) verify_part(cat("kernel, axis ", i), [&] { axis(i); });
+    for (size_t i = 0; i < k_.exprs.size(); ++i) verify_part(cat("kernel, e", i), [&] { expr(i); });
+    for (size_t i = 0; i < k_.stores.size(); ++i) verify_part(cat("kernel, store ", i), [&] { store(k_.stores[i]); });
   }
 
  private:
-  template <class F>
-  void part(const std::string& name, const F& f) const {
-    try {
-      f();
-    } catch (const Error& e) {
-      fail("kernel, ", name, ": ", e.what());
-    }
-  }
-
   void axis(size_t at) const {
     const KernelAxis& a = k_.axes[at];
     check(a.id >= kFirstAxis, "its symbol is none of an axis");

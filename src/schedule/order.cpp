@@ -1,4 +1,6 @@
-// The order of steps: dependencies first; what writes into an input runs after all that read it; effects keep their order.
+// The order of steps: dependencies first; what writes into an input runs after all that read it, and, but for `early` ones, after all that
+// may fail, since a call that turns out to be an error is made again by the program itself; effects keep their order.
+#include <algorithm>
 #include <map>
 
 #include "schedule/decisions.h"
@@ -21,14 +23,19 @@ std::vector<int> overwritten(const Buffers& memory, int buffer) {
 
 bool has_effect(const Unit& u) { return u.values[0]->has_effect(); }
 
-// By unit: those that come before it.
+bool writes_late(const Buffers& memory, const Step& s) {
+  auto is_input = [&](int b) { return memory.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::input; };
+  return !s.early && std::any_of(s.writes.begin(), s.writes.end(), is_input);
+}
+
+// By unit: those that come before it. The last one stands for all that may fail.
 std::vector<std::vector<int>> dependencies(const Buffers& memory, const std::vector<Unit>& units) {
   std::map<int, std::vector<int>> readers, writers;
   for (size_t i = 0; i < units.size(); ++i) {
     for (int b : units[i].step.reads) readers[b].push_back(static_cast<int>(i));
     for (int b : units[i].step.writes) writers[b].push_back(static_cast<int>(i));
   }
-  std::vector<std::vector<int>> before(units.size());
+  std::vector<std::vector<int>> before(units.size() + 1);
   int last_effect = -1;
   for (size_t i = 0; i < units.size(); ++i) {
     const auto me = static_cast<int>(i);
@@ -38,6 +45,8 @@ std::vector<std::vector<int>> dependencies(const Buffers& memory, const std::vec
     for (int b : units[i].step.writes)
       for (int older : overwritten(memory, b)) before[i].insert(before[i].end(), readers[older].begin(), readers[older].end());
     std::erase(before[i], me);
+    if (writes_late(memory, units[i].step)) before[i].push_back(static_cast<int>(units.size()));
+    if (!units[i].is_empty && can_fail(units[i].step)) before.back().push_back(me);
     if (!has_effect(units[i])) continue;
     if (last_effect >= 0) before[i].push_back(last_effect);
     last_effect = me;
@@ -78,7 +87,7 @@ std::vector<Step> order_steps(const Decisions& d, const Buffers& memory, std::ve
   check(order.has_value(), "schedule: steps depend on each other in a circle");
   std::vector<Step> steps;
   for (int i : *order)
-    if (Unit& u = units[static_cast<size_t>(i)]; !u.is_empty) steps.push_back(std::move(u.step));
+    if (auto u = static_cast<size_t>(i); u < units.size() && !units[u].is_empty) steps.push_back(std::move(units[u].step));
   return steps;
 }
 

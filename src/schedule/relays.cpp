@@ -2,8 +2,8 @@
 //
 // A value that is written into an input is computed by the kernel that writes it, and an update happens where its input lies. Which
 // reads share a kernel with which writes is known once there are kernels, so this comes behind them: where a kernel reads elements
-// that it has overwritten, or kernels wait for one another in a circle, the new elements get memory of their own, from where
-// they are copied.
+// that it has overwritten, or may fail while it writes, or kernels wait for one another in a circle, the new elements get memory of
+// their own, from where they are copied.
 #include <algorithm>
 
 #include "schedule/decisions.h"
@@ -17,14 +17,19 @@ namespace {
 class Waits {
  public:
   explicit Waits(const Decisions& d) : d_(d), readers_(d.graph.nodes().size()), unit_of_(d.graph.nodes().size(), -1) {
+    std::vector<int> fail;
     int units = 0;
     for (const Group& g : d.groups.kernels) {
       for (const Node* n : g.roots) unit_of_[n->id] = units;
+      if (g.can_fail) fail.push_back(units);
       ++units;
     }
-    for (const Node& n : d.graph.nodes())
+    for (const Node& n : d.graph.nodes()) {
+      if (n.op == Op::extern_call || (kind_of(n.op) == OpKind::routine && checks_index(n.op))) fail.push_back(units);
       if (kind_of(n.op) >= OpKind::heavy) unit_of_[result_of(n).id] = units++;
-    before_.resize(static_cast<size_t>(units));
+    }
+    before_.resize(static_cast<size_t>(units) + 1);
+    before_.back() = std::move(fail);
     find_readers();
     for (const Node& n : d.graph.nodes()) add_waits(n);
   }
@@ -65,6 +70,8 @@ class Waits {
       if (r != unit) before_[static_cast<size_t>(r)].push_back(unit);
     const int into = d_.in_place[n.id] >= 0 ? d_.in_place[n.id] : d_.is_there(n) ? -1 : d_.written_into(n);
     if (into < 0) return;
+    if (d_.in_place[n.id] < 0 || !d_.graph.placement(n).early)
+      before_[static_cast<size_t>(unit)].push_back(static_cast<int>(before_.size()) - 1);
     // Behind all that read what lay there before.
     for (const Node& older : d_.graph.nodes()) {
       const bool was_there = older.op == Op::input ? older.integer(Attr::index) == into : older.id < n.id && d_.in_place[older.id] == into;
@@ -77,7 +84,7 @@ class Waits {
   const Decisions& d_;
   std::vector<std::vector<int>> readers_;  // by node id: units
   std::vector<int> unit_of_;               // by node id, of what is in memory
-  std::vector<std::vector<int>> before_;   // by unit
+  std::vector<std::vector<int>> before_;   // by unit; the last one stands for all that may fail
 };
 
 // The kernel's root is stored elsewhere first, and copied from there.
@@ -85,7 +92,9 @@ void relay(Decisions& d, size_t kernel) {
   const Node& copy = *d.groups.kernels[kernel].roots[0];
   const Node& value = *copy.inputs[0].node;
   if (!d.groups.in_memory[value.id] && d.relays.try_emplace(value.id, d.groups.kernels.size()).second) {
-    Group first{{&value}, d.groups.kernels[kernel].space};
+    Group first = d.groups.kernels[kernel];
+    first.roots = {&value};
+    first.reads_what_it_overwrites = false;
     first.space.replace_root(copy, value);
     d.groups.kernels.push_back(std::move(first));
   }
@@ -104,9 +113,10 @@ std::vector<size_t> writers(const Decisions& d) {
 }  // namespace
 
 void decide_relays(Decisions& d) {
-  if (std::none_of(d.requests.begin(), d.requests.end(), [](const OutputRequest& r) { return r.into_input >= 0; })) return;
+  const auto& requests = d.graph.requests();
+  if (std::none_of(requests.begin(), requests.end(), [](const OutputRequest& r) { return r.into_input >= 0; })) return;
   for (size_t k : writers(d))
-    if (d.groups.kernels[k].reads_what_it_overwrites) relay(d, k);
+    if (d.groups.kernels[k].reads_what_it_overwrites || d.groups.kernels[k].can_fail) relay(d, k);
   if (!Waits(d).has_circle()) return;
   const bool updates = std::any_of(d.in_place.begin(), d.in_place.end(), [](int m) { return m >= 0; });
   d.in_place.assign(d.in_place.size(), -1);

@@ -1,8 +1,8 @@
 #include "schedule/schedule.h"
 
-#include "passes/updates.h"
+#include <algorithm>
+
 #include "schedule/decisions.h"
-#include "support/bug.h"
 
 namespace broach {
 
@@ -17,39 +17,52 @@ void count(Schedule& s) {
   }
 }
 
-// The buffers in which the outputs lie, those that share a product's too.
 std::vector<int> output_buffers(const Decisions& d, const Buffers& memory) {
   std::vector<int> out;
-  for (const Value& v : d.graph.outputs()) {
-    auto it = d.layouts.shared.find(v.node->id);
-    const Value at = it == d.layouts.shared.end() ? v : Value{it->second, 0};
-    out.push_back(memory.places[at.node->id].at(at.index).buffer);
-  }
+  for (const Value& v : d.graph.outputs()) out.push_back(v.node->op == Op::extern_call ? memory.places[v.node->id].at(v.index).buffer : -1);
+  for (const auto& [value, output] : d.outputs) out[static_cast<size_t>(output)] = memory.places[value.first].at(value.second).buffer;
   return out;
+}
+
+Decisions read_placements(const Graph& graph, const ScheduleOptions& options) {
+  Decisions d{graph, options, epilogues_of(graph), stored_outputs(graph), {}, {}, {}, {}, {}, {}};
+  for (const Node& n : graph.nodes()) {
+    const Placement& p = graph.placement(n);
+    const bool in_input = p.in >= 0 && writes_elements(n.op);
+    d.in_place.push_back(in_input ? static_cast<int>(graph.nodes()[static_cast<size_t>(p.in)].integer(Attr::index)) : -1);
+    auto& strides = d.strides.emplace_back();
+    for (uint32_t i = 0; i < n.results.size(); ++i) strides.push_back(graph.strides({&n, i}));
+  }
+  return d;
 }
 
 }  // namespace
 
+bool can_fail(const Step& s) {
+  if (auto k = std::get_if<KernelStep>(&s.work))
+    return std::any_of(k->kernel->exprs.begin(), k->kernel->exprs.end(),
+                       [](const KernelExpr& e) { return e.kind == KernelExpr::Kind::bounds; });
+  if (auto r = std::get_if<RoutineStep>(&s.work)) return checks_index(r->operation.op);
+  return std::holds_alternative<ExternStep>(s.work);
+}
+
+bool can_fail(const Schedule& schedule) {
+  return std::any_of(schedule.steps.begin(), schedule.steps.end(), [](const Step& s) { return can_fail(s); });
+}
+
 Operation operation_of(const Node& node) {
-  Operation out{node.op, node.attrs, {}, node.results};
+  Operation out{node, {}, node.results};
   for (const Value& v : node.inputs) out.operands.push_back(v.type());
   return out;
 }
 
 int Decisions::written_into(const Node& n) const {
-  auto it = layouts.outputs.find({n.id, 0});
-  return it == layouts.outputs.end() ? -1 : requests[static_cast<size_t>(it->second)].into_input;
+  auto it = outputs.find({n.id, 0});
+  return it == outputs.end() ? -1 : graph.requests()[static_cast<size_t>(it->second)].into_input;
 }
 
-Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides,
-                       const std::vector<OutputRequest>& requests, const ScheduleOptions& options) {
-  graph = std::make_shared<const Graph>(find_updates(separate_outputs(*graph, requests), requests));
-  if (verifies()) graph->verify();
-  const std::vector<int> in_place = updates_in_place(*graph, requests);
-  const Epilogues epilogues = options.fuse ? match_epilogues(*graph, options.capabilities, options.strict) : plain_contractions(*graph);
-  const Layouts layouts =
-      choose_layouts(*graph, input_strides, requests, epilogues, in_place, find_channels_last(*graph, epilogues, options.capabilities));
-  Decisions d{*graph, requests, epilogues, layouts, options, in_place, {}, {}, {}, {}};
+Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions& options) {
+  Decisions d = read_placements(*graph, options);
   decide_storage(d);
   decide_groups(d);
   decide_relays(d);

@@ -6,7 +6,6 @@
 #include <variant>
 #include <vector>
 
-#include "ir/capabilities.h"
 #include "schedule/kernel.h"
 
 namespace broach {
@@ -42,19 +41,8 @@ struct Operand {
 };
 
 // An operation by itself: what a step computes, without a graph around it.
-struct Operation {
-  Op op;
-  Attrs attrs;
+struct Operation : Primitive {
   std::vector<Type> operands, results;
-
-  template <class T>
-  const T& get(Attr a) const {
-    return std::get<T>(attrs.at(a));
-  }
-  int64_t integer(Attr a) const { return get<int64_t>(a); }
-  const std::vector<int64_t>& ints(Attr a) const { return get<std::vector<int64_t>>(a); }
-  const Shape& sizes(Attr a) const { return get<Shape>(a); }
-  const ExternCall& call() const { return *get<std::shared_ptr<const ExternCall>>(Attr::call); }
 };
 Operation operation_of(const Node& node);
 
@@ -116,14 +104,14 @@ struct Step {
   std::variant<KernelStep, ContractionStep, RoutineStep, ExternStep, CopyStep> work;
   std::vector<int> reads, writes;  // buffers
   int32_t line = -1;
-  Device device;  // whose target runs it; of a copy, the one that is not the host
+  Device device;       // whose target runs it; of a copy, the one that is not the host
+  bool early = false;  // writes an input although a later step may fail
 };
 
 struct ScheduleOptions {
   bool strict = false;
   bool fuse = true;
   std::vector<int> numbers = {};  // inputs that are numbers of the host's: what kernels read of them is given with each launch
-  Capabilities capabilities = all_capabilities();
 };
 
 struct Schedule {
@@ -140,9 +128,12 @@ struct Schedule {
   void verify() const;
 };
 
-// `input_strides` are the strides that each input has on every call.
-Schedule make_schedule(std::shared_ptr<const Graph> graph, const std::vector<Shape>& input_strides,
-                       const std::vector<OutputRequest>& outputs, const ScheduleOptions& options);
+// Whether a step may fail: by an index out of range, or by whatever a call of the host's library raises.
+bool can_fail(const Step& step);
+bool can_fail(const Schedule& schedule);
+
+// Of a graph in which the passes have said what contractions compute besides, and where values lie.
+Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions& options);
 
 // Kernels that differ only in constants become one kernel that is given them, where there are several.
 void share_kernels(std::vector<Step>& steps);

@@ -26,6 +26,7 @@ class StepMaker {
       else if (k == OpKind::external) units.push_back({{&n}, extern_step(n)});
       else continue;
       units.back().step.line = n.line;
+      units.back().step.early = d_.graph.placement(n).early && d_.in_place[n.id] >= 0;
     }
     return units;
   }
@@ -114,7 +115,7 @@ class StepMaker {
   }
 
   bool is_read(const Value& v) const {
-    if (d_.layouts.outputs.contains({v.node->id, v.index})) return true;
+    if (d_.outputs.contains({v.node->id, v.index})) return true;
     return read_.contains({v.node, v.index});
   }
 

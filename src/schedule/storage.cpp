@@ -15,9 +15,9 @@ class Storing {
     const size_t nodes = d_.graph.nodes().size();
     must_store_.assign(nodes, false);
     d_.must_split.assign(nodes, false);
-    for (const auto& [value, output] : d_.layouts.outputs) {
+    for (const auto& [value, output] : d_.outputs) {
       must_store_[value.first] = true;
-      if (d_.requests[static_cast<size_t>(output)].into_input >= 0) d_.must_split[value.first] = true;
+      if (d_.graph.requests()[static_cast<size_t>(output)].into_input >= 0) d_.must_split[value.first] = true;
     }
     for (const Node& n : d_.graph.nodes()) store_operands(n);
     for (const auto& [id, c] : d_.epilogues.contractions) must_store_[c.last->id] = true;
@@ -44,7 +44,7 @@ class Storing {
   // Where a value would lie in what it is a view of, if it needs no copy.
   std::optional<MemoryWindow> window(const Value& v) const {
     const Node& n = *v.node;
-    if (!is_window(n.op) || must_store_[n.id]) return MemoryWindow{&n, 0, d_.layouts.strides[n.id][v.index]};
+    if (!is_window(n.op) || must_store_[n.id]) return MemoryWindow{&n, 0, d_.strides[n.id][v.index]};
     auto inner = window(n.inputs[0]);
     return inner ? window_of_view(n, *inner) : std::nullopt;
   }
@@ -70,11 +70,11 @@ class Storing {
     windows.resize(d_.graph.nodes().size());
     for (const Node& n : d_.graph.nodes()) {
       if (must_store_[n.id] || !is_fusible(n, d_.storage)) {
-        windows[n.id] = MemoryWindow{&n, 0, d_.layouts.strides[n.id][0]};
+        windows[n.id] = MemoryWindow{&n, 0, d_.strides[n.id][0]};
       } else if (is_window(n.op)) {
         const Value& x = n.inputs[0];
         auto inner = windows[x.node->id];
-        if (inner && inner->base == x.node) inner->strides = d_.layouts.strides[x.node->id][x.index];
+        if (inner && inner->base == x.node) inner->strides = d_.strides[x.node->id][x.index];
         if (inner) windows[n.id] = window_of_view(n, *inner);
       }
     }

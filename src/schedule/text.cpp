@@ -13,6 +13,7 @@
 //   call extern_call(call=...) : (..) -> (..) of .. into [3, -1] reads [0] writes [3]
 //   copy m1 to m2 reads [1] writes [2] on cuda:0
 //
+// (A step that writes an input although a later one may fail ends with `early`.)
 // (A contraction is one line. `m0[2][3, 1]` is what lies in m0 from element 2 on, by its strides.) A result that nobody reads is `none`, and -1 among buffers.
 #include <algorithm>
 
@@ -63,6 +64,7 @@ class SchedulePrinter {
     std::string out = std::visit([&](const auto& work) { return text(work); }, s.work);
     out += cat(" reads ", numbers_text(s.reads), " writes ", numbers_text(s.writes));
     if (s.device != Device{}) out += " on " + s.device.str();
+    if (s.early) out += " early";
     out += comment_text(s_.graph->lines(), s.line) + "\n";
     auto k = std::get_if<KernelStep>(&s.work);
     return k ? out + k->kernel->str() : out;
@@ -179,8 +181,8 @@ class ScheduleParser : TextParser {
     Step s;
     if (c_.accept("launch")) s.work = launch(), ++s_.kernels;
     else if (c_.accept("contraction")) s.work = contraction(), ++s_.contractions;
-    else if (c_.accept("routine")) s.work = routine(), ++s_.routines;
-    else if (c_.accept("call")) s.work = call_step(), ++s_.externs;
+    else if (c_.accept("routine")) s.work = plain<RoutineStep>([&] { return operands(); }), ++s_.routines;
+    else if (c_.accept("call")) s.work = plain<ExternStep>([&] { return buffers(-1); }), ++s_.externs;
     else if (c_.accept("copy")) s.work = copy(), ++s_.copies;
     else c_.fail_at(c_.at, "expected a step: launch, contraction, routine, call or copy");
     c_.expect("reads");
@@ -188,6 +190,7 @@ class ScheduleParser : TextParser {
     c_.expect("writes");
     s.writes = buffers();
     if (c_.accept("on")) s.device = device();
+    s.early = c_.accept("early");
     s.line = line_index([&](const std::string& line) { lines_.set_line(line); });
     if (auto k = std::get_if<KernelStep>(&s.work)) {
       if (!c_.ends()) c_.fail_at(c_.at, "unexpected '", c_.line.substr(c_.at, 12), "'");
@@ -236,17 +239,9 @@ class ScheduleParser : TextParser {
   std::vector<Type> types() {
     return c_.list("(", ")", [&] { return type(); });
   }
-  Op op() {
-    size_t start = (c_.skip(), c_.at);
-    std::string_view name = c_.word();
-    auto op = find_op(name);
-    if (!op) c_.fail_at(start, "unknown operation '", name, "'");
-    return *op;
-  }
-
   // An operation and what it is of.
   Operation operation(std::vector<Operand>& of) {
-    Operation o{op(), {}, {}, {}};
+    Operation o{{op(), {}}, {}, {}};
     call_ = nullptr;
     c_.expect("(");
     if (!c_.accept(")")) {
@@ -282,19 +277,13 @@ class ScheduleParser : TextParser {
     c.result = operand();
     return c;
   }
-  RoutineStep routine() {
-    RoutineStep r{};
-    r.operation = operation(r.operands);
+  template <class Work, class F>
+  Work plain(const F& results) {
+    Work w{};
+    w.operation = operation(w.operands);
     c_.expect("into");
-    r.results = operands();
-    return r;
-  }
-  ExternStep call_step() {
-    ExternStep e{};
-    e.operation = operation(e.operands);
-    c_.expect("into");
-    e.results = buffers(-1);
-    return e;
+    w.results = results();
+    return w;
   }
   CopyStep copy() {
     CopyStep c;
@@ -321,21 +310,12 @@ class ScheduleVerifier {
   explicit ScheduleVerifier(const Schedule& schedule) : s_(schedule) {}
 
   void run() const {
-    for (size_t i = 0; i < s_.buffers.size(); ++i) part(cat("m", i), [&] { buffer(s_.buffers[i]); });
-    for (int b : s_.output_buffers) part("the outputs", [&] { known(b); });
-    for (size_t i = 0; i < s_.steps.size(); ++i) part(cat("step ", i), [&] { step(s_.steps[i]); });
+    for (size_t i = 0; i < s_.buffers.size(); ++i) verify_part(cat("schedule, m", i), [&] { buffer(s_.buffers[i]); });
+    for (int b : s_.output_buffers) verify_part("schedule, the outputs", [&] { known(b); });
+    for (size_t i = 0; i < s_.steps.size(); ++i) verify_part(cat("schedule, step ", i), [&] { step(s_.steps[i]); });
   }
 
  private:
-  template <class F>
-  void part(const std::string& name, const F& f) const {
-    try {
-      f();
-    } catch (const Error& e) {
-      fail("schedule, ", name, ": ", e.what());
-    }
-  }
-
   void size(const SymInt& e) const { check(s_.graph->symbols()->declares(e), e, " has a symbol that is not declared"); }
   void buffer(const Buffer& b) const {
     for (const SymInt& e : b.type.shape) size(e);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ir/capabilities.h"
 #include "schedule/schedule.h"
 #include "support/parallel.h"
 #include "target/host.h"

@@ -6,7 +6,16 @@
 #include "support/error.h"
 #include "target/target.h"
 
+// By name: a function NAME_target() of its folder, and the kind of its devices.
+#define TARGETS(TARGET) \
+  TARGET(cpu, cpu)      \
+  TARGET(reference, other)
+
 namespace broach {
+
+#define TARGET(name, kind) const Target* name##_target();
+TARGETS(TARGET)
+#undef TARGET
 
 namespace {
 
@@ -16,7 +25,11 @@ struct Row {
   DeviceKind kind;
   const Target* (*get)();
 };
-constexpr Row kTargets[] = {{"cpu", DeviceKind::cpu, cpu_target}, {"reference", DeviceKind::other, reference_target}};
+constexpr Row kTargets[] = {
+#define TARGET(name, kind) {#name, DeviceKind::kind, name##_target},
+    TARGETS(TARGET)
+#undef TARGET
+};
 
 std::array<std::atomic<const Target*>, 128> brought;  // by kind of device
 

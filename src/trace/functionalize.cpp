@@ -208,10 +208,10 @@ class Functionalizer {
       if (s.root != id || s.version == 0) continue;
       program_.mutated_inputs.push_back(static_cast<int>(i));
       if (program_.speculative) program_.commits.push_back({static_cast<int>(i), static_cast<int>(outputs.size())});
-      program_.requests.push_back(program_.speculative ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
+      requests_.push_back(program_.speculative ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
       outputs.push_back(memory_.value(id));
     }
-    program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs)));
+    program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs), std::move(requests_)));
     return std::move(program_);
   }
 
@@ -242,7 +242,7 @@ class Functionalizer {
       auto [it, fresh] = output_of_.emplace(t.storage, static_cast<int>(outputs.size()));
       if (fresh) {
         outputs.push_back(memory_.value(s.root));
-        program_.requests.push_back({info(s.root).strides, -1});
+        requests_.push_back({info(s.root).strides, -1});
       }
       r.kind = id == s.root ? ResultSpec::Kind::fresh : ResultSpec::Kind::view_of_fresh;
       r.index = it->second;
@@ -257,6 +257,7 @@ class Functionalizer {
   Calls calls_;
   bool lowers_;
   std::map<int32_t, int> output_of_;
+  std::vector<OutputRequest> requests_;  // by output of the graph
   Program program_;
 };
 

@@ -34,8 +34,7 @@ struct ResultSpec {
 
 struct Program {
   std::shared_ptr<const Graph> graph;
-  std::vector<OutputRequest> requests;  // by graph output
-  std::vector<ResultSpec> results;      // by program output
+  std::vector<ResultSpec> results;  // by program output
   std::vector<Shape> input_strides;
   std::vector<int> mutated_inputs;
   // Where the program read values that it computed, the last `reads` results are these, in order. Nothing may be seen of a run

@@ -9,7 +9,7 @@ namespace broach {
 void StorageValues::add_input(int index, TensorId id) {
   StorageState& s = storage(id);
   position_of_input_.emplace(id, index);
-  state(id).value = b_.input(info(id).type);
+  state(id).value = b_.input(info(id).type, info(id).strides);
   if (s.root != kNoTensor) {
     aliased_.insert(info(id).storage);
     state(id).version = 0;

@@ -257,24 +257,15 @@ class TraceVerifier {
   explicit TraceVerifier(const Trace& trace) : t_(trace), known_(trace.tensors.size()) {}
 
   void run() {
-    for (size_t i = 0; i < t_.tensors.size(); ++i) part(cat("t", i), [&] { tensor(t_.tensors[i]); });
-    for (TensorId id : t_.inputs) part("the inputs", [&] { define(id); });
+    for (size_t i = 0; i < t_.tensors.size(); ++i) verify_part(cat("trace, t", i), [&] { tensor(t_.tensors[i]); });
+    for (TensorId id : t_.inputs) verify_part("trace, the inputs", [&] { define(id); });
     check(t_.numbers.size() <= t_.inputs.size(), "trace: there are more numbers than inputs");
-    for (const TraceOp& op : t_.ops) part(op.schema, [&] { this->op(op); });
-    for (const ValueRead& r : t_.reads) part("a value read", [&] { read(r); });
-    for (TensorId id : t_.outputs) part("the outputs", [&] { known(id); });
+    for (const TraceOp& op : t_.ops) verify_part("trace, " + op.schema, [&] { this->op(op); });
+    for (const ValueRead& r : t_.reads) verify_part("trace, a value read", [&] { read(r); });
+    for (TensorId id : t_.outputs) verify_part("trace, the outputs", [&] { known(id); });
   }
 
  private:
-  template <class F>
-  void part(const std::string& name, const F& f) const {
-    try {
-      f();
-    } catch (const Error& e) {
-      fail("trace, ", name, ": ", e.what());
-    }
-  }
-
   void sizes(const Shape& shape) const {
     for (const SymInt& e : shape) check(t_.symbols->declares(e), e, " has a symbol that is not declared");
   }

@@ -1,7 +1,7 @@
-// The decisions that lead to a schedule, each by itself: epilogues, layouts, what fits a kernel, writes into inputs, and the order.
+// The decisions that lead to a schedule, each by itself: epilogues, what fits a kernel, writes into inputs, and the order.
 #include <doctest/doctest.h>
 
-#include "passes/layouts.h"
+#include "passes/passes.h"
 #include "run_compiled.h"
 #include "schedule/decisions.h"
 #include "support/error.h"
@@ -26,7 +26,7 @@ return %8
 
 // What is computed behind the one contraction.
 std::string epilogue_of(const Graph& g, const Capabilities& capabilities, bool strict) {
-  const Epilogues e = match_epilogues(g, capabilities, strict);
+  const Epilogues e = epilogues_of(match_epilogues(g, {.constant = {}, .strict = strict, .capabilities = capabilities}));
   const Contraction& c = e.contractions.begin()->second;
   std::string out = c.bias ? "bias" : "";
   for (const auto& [op, v] : c.epilogue) out += cat(out.empty() ? "" : " ", name_of(op));
@@ -53,20 +53,15 @@ Storage nothing_stored(const Graph& g) {
   return s;
 }
 
-// Runs a program whose outputs are written into inputs of the same number, and gives what is in these then.
+// Runs a program whose outputs are written into inputs, and gives what is in these then.
 std::vector<std::vector<double>> written(const std::string& text, std::vector<std::vector<double>> values, int most_kernels) {
-  auto graph = std::make_shared<const Graph>(Graph::parse(text));
-  std::vector<Shape> strides;
+  const Graph graph = Graph::parse(text);
   std::vector<HostTensor> memory;
   for (size_t i = 0; i < values.size(); ++i) {
-    const Type& type = graph->inputs()[i].type();
-    strides.push_back(contiguous_strides(type.shape));
-    memory.push_back({type, std::vector<std::byte>(values[i].size() * 4)});
+    memory.push_back({graph.inputs()[i].type(), std::vector<std::byte>(values[i].size() * 4)});
     for (size_t j = 0; j < values[i].size(); ++j) memory[i].set(static_cast<int64_t>(j), Scalar(values[i][j]));
   }
-  std::vector<OutputRequest> requests;
-  for (size_t i = 0; i < graph->outputs().size(); ++i) requests.push_back({{}, static_cast<int>(i)});
-  Executable executable(make_schedule(graph, strides, requests, {}), Targets(), {}, nullptr);
+  Executable executable(testing::scheduled(graph), Targets(), {}, nullptr);
   CHECK(executable.schedule().kernels <= most_kernels);
   Frame frame;
   SerialThreads threads;
@@ -90,25 +85,6 @@ TEST_CASE("epilogues: what the target has, and no more") {
   CHECK(epilogue_of(g, c, false) == "bias relu");
   c.contractions.clear();
   CHECK(epilogue_of(g, c, false).empty());
-}
-
-TEST_CASE("layouts: channels last around a convolution, where the target wants it") {
-  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[1, 2, 4, 4]
-%1 = input(index=1) : f32[3, 2, 1, 1]
-%2 = neg(%0) : f32[1, 2, 4, 4]
-%3 = conv(%2, %1, stride=[1, 1], padding=[0, 0], dilation=[1, 1], transposed=0, output_padding=[0, 0], groups=1) : f32[1, 3, 4, 4]
-%4 = exp(%3) : f32[1, 3, 4, 4]
-return %4
-)");
-  Capabilities c = all_capabilities();
-  const Epilogues e = match_epilogues(g, c, false);
-  CHECK(find_channels_last(g, e, c) == std::vector<bool>{true, false, true, true, false});
-  c.contractions.at({Op::conv, DType::f32}).channels_last = false;
-  CHECK(find_channels_last(g, e, c) == std::vector<bool>(5));
-  const Layouts l = choose_layouts(g, {contiguous_strides({1, 2, 4, 4}), contiguous_strides({3, 2, 1, 1})}, {{{}, -1}}, e,
-                                   std::vector<int>(5, -1), {true, false, true, true, false});
-  CHECK(l.strides[2][0] == channels_last_strides({1, 2, 4, 4}));
-  CHECK(l.strides[3][0] == channels_last_strides({1, 3, 4, 4}));
 }
 
 TEST_CASE("fit: a reduction over the axes that stay does not") {
@@ -159,20 +135,73 @@ TEST_CASE("writes: inputs that are written from each other's old elements, or fr
 %1 = input(index=1) : f32[3]
 %2 = neg(%1) : f32[3]
 %3 = neg(%0) : f32[3]
-return %2, %3
+return %2 into 0, %3 into 1
 )";
   CHECK(written(swap, {{1, 2, 3}, {4, 5, 6}}, 4) == std::vector<std::vector<double>>{{-4, -5, -6}, {-1, -2, -3}});
   const std::string turn = R"(%0 = input(index=0) : f32[2, 2]
 %1 = permute(%0, dims=[1, 0]) : f32[2, 2]
 %2 = neg(%1) : f32[2, 2]
-return %2
+return %2 into 0
 )";
   CHECK(written(turn, {{1, 2, 3, 4}}, 2) == std::vector<std::vector<double>>{{-1, -3, -2, -4}});
   const std::string same = R"(%0 = input(index=0) : f32[3]
 %1 = neg(%0) : f32[3]
-return %1
+return %1 into 0
 )";
   CHECK(written(same, {{1, 2, 3}}, 1) == std::vector<std::vector<double>>{{-1, -2, -3}});
+}
+
+TEST_CASE("writes: a call that fails leaves its inputs as they were") {
+  // A read that fails beside the write, behind it, in the kernel that writes, and in an update.
+  const char* programs[] = {R"(%0 = input(index=0) : f32[3]
+%1 = input(index=1) : i64[3]
+%2 = neg(%0) : f32[3]
+%3 = take(%0, %1, dim=0) : f32[3]
+return %3, %2 into 0
+)",
+                            R"(%0 = input(index=0) : f32[3]
+%1 = input(index=1) : i64[3]
+%2 = slice(%0, starts=[1], steps=[1], shape=[1]) : f32[1]
+%3 = update(%0, %2, starts=[0]) : f32[3]
+%4 = take(%3, %1, dim=0) : f32[3]
+return %4, %3 into 0
+)",
+                            R"(%0 = input(index=0) : f32[3]
+%1 = input(index=1) : i64[3]
+%2 = take(%0, %1, dim=0) : f32[3]
+%3 = neg(%2) : f32[3]
+return %3 into 0
+)",
+                            R"(%0 = input(index=0) : f32[3]
+%1 = input(index=1) : i64[3]
+%2 = scatter_add(%0, %1, %0, dim=0) : f32[3]
+%3 = exp(%0) : f32[3]
+return %3, %2 into 0
+)"};
+  for (const char* text : programs)
+    for (const char* name : {"cpu", "reference"}) {
+      INFO(name, "\n", text);
+      if (name == std::string("cpu") && !cpu_target()) continue;
+      const Targets targets(name);
+      Schedule schedule = testing::scheduled(Graph::parse(text));
+      if (targets.host_runs_on() != Device{}) schedule = offload(std::move(schedule), targets.host_runs_on());
+      Executable executable(std::move(schedule), targets, {}, nullptr);
+      float x[3] = {1, 2, 3}, out[3];
+      int64_t index[3] = {0, 1, 7};
+      Frame frame;
+      SerialThreads threads;
+      frame.threads = &threads;
+      for (const Buffer& b : executable.schedule().buffers)
+        frame.data.push_back(b.kind == Buffer::Kind::output  ? static_cast<void*>(out)
+                             : b.kind != Buffer::Kind::input ? nullptr
+                             : b.index == 0                  ? static_cast<void*>(x)
+                                                             : index);
+      CHECK_THROWS_AS(executable.run(frame), IndexError);
+      CHECK((x[0] == 1 && x[1] == 2 && x[2] == 3));
+      index[2] = 2;
+      executable.run(frame);
+      CHECK(x[0] != 1);
+    }
 }
 
 TEST_CASE("order: what is named comes before, and a circle has none") {

@@ -11,14 +11,8 @@ using namespace broach;
 namespace {
 
 std::vector<Kernel> kernels_of(const Graph& source, const ScheduleOptions& options = {}) {
-  auto graph =
-      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
-  std::vector<Shape> strides;
-  for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
-  std::vector<OutputRequest> requests;
-  for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
   std::vector<Kernel> out;
-  for (const Step& s : make_schedule(graph, strides, requests, options).steps)
+  for (const Step& s : testing::scheduled(source, options).steps)
     if (auto k = std::get_if<KernelStep>(&s.work)) out.push_back(*k->kernel);
   return out;
 }

@@ -18,15 +18,7 @@ using testing::run_compiled;
 
 namespace {
 
-Schedule schedule_of(const Graph& source) {
-  auto graph =
-      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
-  std::vector<Shape> strides;
-  for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
-  std::vector<OutputRequest> requests;
-  for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-  return make_schedule(graph, strides, requests, {});
-}
+Schedule schedule_of(const Graph& source) { return testing::scheduled(source); }
 
 struct Kernels {
   std::set<std::string> texts;
@@ -171,7 +163,7 @@ TEST_CASE("concatenations of many operands, and of concatenations, are one call"
     auto row = [&](int64_t i) { return b.slice(x, {SymInt(i), SymInt(0)}, {1, 1}, {SymInt(1), SymInt(3)}); };
     Value y = row(0);
     for (int64_t i = 1; i < n; ++i) y = b.emit(Op::cat, {y, row(n - i)}, {{Attr::dim, int64_t{0}}});
-    const Graph g = join_many(b.finish({y}));
+    const Graph g = join_many(b.finish({y}), {});
     const auto calls = std::count_if(g.nodes().begin(), g.nodes().end(), [](const Node& m) { return m.op == Op::extern_call; });
     CHECK(calls == (n > 16));
     if (n > 16) CHECK(g.outputs()[0].node->inputs.size() == static_cast<size_t>(n));
@@ -185,7 +177,7 @@ TEST_CASE("a concatenation that others read is not taken apart") {
   for (int i = 1; i < 12; ++i) y = b.emit(Op::cat, {y, b.binary(Op::mul, x, b.constant(0.5 * i, DType::f32))}, {{Attr::dim, int64_t{0}}});
   Value half = y;
   for (int i = 1; i < 12; ++i) y = b.emit(Op::cat, {y, b.binary(Op::mul, x, b.constant(9.5 * i, DType::f32))}, {{Attr::dim, int64_t{0}}});
-  const Graph g = join_many(b.finish({y, b.reduce(Op::reduce_sum, half, {0})}));
+  const Graph g = join_many(b.finish({y, b.reduce(Op::reduce_sum, half, {0})}), {});
   CHECK(std::none_of(g.nodes().begin(), g.nodes().end(), [](const Node& m) { return m.op == Op::extern_call; }));
 }
 

@@ -89,7 +89,7 @@ TEST_CASE("reference target: an index outside is reported late") {
   GraphBuilder b;
   Value x = b.input({DType::f32, {4}, {}}), i = b.input({DType::i64, {2}, {}});
   Graph g = b.finish({b.emit(Op::take, {x, i}, {{Attr::dim, int64_t{0}}})});
-  Schedule s = make_schedule(std::make_shared<const Graph>(std::move(g)), {{1}, {1}}, {{{1}, -1}}, {});
+  Schedule s = testing::scheduled(g);
   const auto& step = std::get<KernelStep>(s.steps.at(0).work);
   auto kernel = reference_target()->compile(std::span(&step.kernel, 1), {})[0];
   float values[4] = {1, 2, 3, 4}, out[2];

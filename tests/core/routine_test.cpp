@@ -281,9 +281,7 @@ TEST_CASE("routines: symbolic sizes, fused neighbours, results that nobody reads
       b.emit_all(Op::topk, {y}, {{Attr::dim, int64_t{1}}, {Attr::k, n - 1}, {Attr::descending, int64_t{1}}, {Attr::sorted, int64_t{1}}});
   Value sums = b.emit(Op::scan_sum, {b.unary(Op::neg, top[0])}, along(1));
   Graph g = b.finish({b.unary(Op::exp, sums)});
-  auto schedule = make_schedule(
-      std::make_shared<const Graph>(rewrite(g, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; })),
-      {contiguous_strides({3, n})}, {{contiguous_strides({3, n - 1}), -1}}, {});
+  auto schedule = testing::scheduled(g);
   CHECK(schedule.routines == 2);
   CHECK(schedule.str().find("into f32[3, s0 - 1] m2[0][s0 - 1, 1], i64[3, s0 - 1] none") != std::string::npos);
   Executable e(std::move(schedule), Targets(), {}, nullptr);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/executable.h"
+#include "scheduled.h"
 #include "support/error.h"
 #include "target/reference/interpreter.h"
 
@@ -14,14 +15,8 @@ namespace broach::testing {
 inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vector<HostTensor>& inputs, const ScheduleOptions& options = {},
                                             const Threads& threads = SerialThreads(), size_t offset = 0,
                                             const std::string& target = "cpu") {
-  auto graph =
-      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
-  std::vector<Shape> strides;
-  for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
-  std::vector<OutputRequest> requests;
-  for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
   const Targets targets(target);
-  Schedule schedule = make_schedule(graph, strides, requests, options);
+  Schedule schedule = scheduled(source, options);
   if (targets.host_runs_on() != Device{}) schedule = offload(std::move(schedule), targets.host_runs_on());
   schedule.verify();
   // What is parsed runs as what was printed.
@@ -38,7 +33,7 @@ inline std::vector<HostTensor> run_compiled(const Graph& source, const std::vect
     if (s.buffers[b].kind == Buffer::Kind::input) frame.data[b] = in[static_cast<size_t>(s.buffers[b].index)].bytes.data();
   std::vector<HostTensor> out;
   std::vector<std::byte*> memory;
-  for (const Value& v : graph->outputs()) {
+  for (const Value& v : source.outputs()) {
     auto bytes = static_cast<size_t>(v.type().numel().constant() * size_of(v.dtype()));
     out.push_back({v.type(), std::vector<std::byte>(bytes + 128, std::byte{0xAB})});
     auto address = reinterpret_cast<uintptr_t>(out.back().bytes.data());

@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "random_graph.h"
-#include "schedule/schedule.h"
+#include "scheduled.h"
 #include "support/error.h"
 
 using namespace broach;
@@ -32,7 +32,7 @@ const std::string kSchedule =
     "reads [0] writes [3]\n"
     "call extern_call(call=\"my::op\"($0, <opaque 0>) effect mutates [0]) : (f32[s0, 2]) -> (f32[2, 4], f32[]) of f32[s0, 2] m0[0][2, 1] "
     "into [2, -1] reads [0] writes [2]\n"
-    "copy m0 to m1 reads [0] writes [1] on cuda:0\n";
+    "copy m0 to m1 reads [0] writes [1] on cuda:0 early\n";
 
 std::string error_with(const std::string& part, const std::string& by) {
   std::string text = kSchedule;
@@ -65,13 +65,7 @@ TEST_CASE("schedule text: schedules of random graphs read back as the same") {
     testing::Options how;
     how.symbolic = seed % 2;
     how.routines = how.contractions = true;
-    auto graph = std::make_shared<const Graph>(
-        rewrite(testing::random_graph(seed, how), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
-    std::vector<Shape> strides;
-    for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
-    std::vector<OutputRequest> requests;
-    for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-    const Schedule s = make_schedule(graph, strides, requests, {});
+    const Schedule s = testing::scheduled(testing::random_graph(seed, how));
     s.verify();
     const Schedule read = Schedule::parse(s.str());
     read.verify();

@@ -1,5 +1,5 @@
 // Programs whose sizes depend on data, cut into segments.
-#include "passes/segments.h"
+#include "passes/passes.h"
 
 #include <doctest/doctest.h>
 
@@ -37,8 +37,10 @@ size_t count(const Graph& g, Op op) {
 TEST_CASE("a graph is cut where sizes become known") {
   Graph g = Graph::parse(kProgram);
   CHECK(Graph::parse(g.str()).str() == g.str());
-  REQUIRE(has_data_sizes(g));
-  Segments s = split_at_calls(g, {{{}, -1}, {{SymInt(1)}, -1}, {{SymInt(1)}, -1}, {{SymInt(1), SymInt(1)}, -1}});
+  Module m{std::make_shared<const Graph>(std::move(g)), nullptr, nullptr};
+  split_data_sizes(m, {});
+  REQUIRE(m.segments);
+  const Segments& s = *m.segments;
   REQUIRE(s.list.size() == 3);
   for (const Segment& segment : s.list) {
     segment.graph->verify();
@@ -57,10 +59,6 @@ TEST_CASE("a graph is cut where sizes become known") {
   REQUIRE(s.outputs.size() == 4);
   CHECK(static_cast<int64_t>(s.outputs[3]) == s.list[0].calls[0].results[0]);
   CHECK(s.list[1].carried == std::vector<size_t>{s.outputs[3]});
-}
-
-TEST_CASE("a graph without such sizes is one") {
-  CHECK_FALSE(has_data_sizes(Graph::parse("%0 = input(index=0) : f32[8]\n%1 = exp(%0) : f32[8]\nreturn %1\n")));
 }
 
 TEST_CASE("no symbol is replaced by one that is known later") {

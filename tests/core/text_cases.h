@@ -1,8 +1,9 @@
 // Tests in text files: what is given, and what must come of it.
 //
 //     case: what it shows
+//     constant: 1 2            (inputs that are the same from call to call; may be missing)
 //     <what is given>
-//     becomes:
+//     becomes:                 (or "stays", and nothing behind it)
 //     <what must come of it>
 //
 // With BROACH_TEST_RECORD=1 what came of it is written into the files instead.
@@ -17,7 +18,7 @@
 namespace broach::testing {
 
 struct TextCase {
-  std::string title, before, after;
+  std::string title, constant, before, after;
 };
 
 inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
@@ -26,10 +27,13 @@ inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
   bool behind = false;
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with("case: ")) {
-      out.push_back({line.substr(6), "", ""});
+      out.push_back({line.substr(6), "", "", ""});
       behind = false;
-    } else if (line == "becomes:") {
+    } else if (line.starts_with("constant: ")) {
+      out.back().constant = line.substr(10);
+    } else if (line == "becomes:" || line == "stays") {
       behind = true;
+      if (line == "stays") out.back().after = out.back().before;
     } else if (!line.empty() && !out.empty()) {
       (behind ? out.back().after : out.back().before) += line + "\n";
     }
@@ -39,8 +43,11 @@ inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
 
 inline void write_cases(const std::filesystem::path& path, const std::vector<TextCase>& cases) {
   std::ofstream file(path);
-  for (const TextCase& c : cases)
-    file << (&c == cases.data() ? "" : "\n") << "case: " << c.title << "\n" << c.before << "becomes:\n" << c.after;
+  for (const TextCase& c : cases) {
+    file << (&c == cases.data() ? "" : "\n") << "case: " << c.title << "\n";
+    if (!c.constant.empty()) file << "constant: " << c.constant << "\n";
+    file << c.before << (c.after == c.before ? "stays\n" : "becomes:\n" + c.after);
+  }
 }
 
 inline bool records() { return std::getenv("BROACH_TEST_RECORD") != nullptr; }

@@ -242,6 +242,39 @@ TEST_CASE("text: attention round-trips") {
   round_trip(b.finish(b.emit_all(Op::attention, {x, x, x}, {{Attr::scale, Scalar(0.1)}, {Attr::causal, int64_t{1}}})));
 }
 
+TEST_CASE("text: where nodes are placed, and what is asked of outputs") {
+  const std::string text = R"(%0 = input(index=0) : f32[4, 8] strides [1, 4]
+%1 = input(index=1) : f32[8, 4]
+%2 = dot(%0, %1, batch=0) : f32[4, 4]
+%3 = relu(%2) : f32[4, 4] within %2 strides [1, 4]
+%4 = update(%0, %3, starts=[0, 0]) : f32[4, 8] in %0 early
+%5 = sort(%3, dim=0, descending=0, stable=0) : (f32[4, 4], i64[4, 4]) strides ([1, 4], [4, 1])
+%6 = reshape(%3, shape=[16]) : f32[16] in %3
+%7 = copy(%4, index=0) : f32[4, 8]
+return %7 into 0, %5.0 strides [1, 4], %5.1, %6
+)";
+  const Graph g = Graph::parse(text);
+  g.verify();
+  CHECK(g.str() == text);
+  CHECK(g.strides({&g.nodes()[5], 0}) == Shape{1, 4});
+  CHECK(g.requests()[0].into_input == 0);
+  auto error_with = [&](const std::string& part, const std::string& by) {
+    try {
+      Graph::parse(std::string(text).replace(text.find(part), part.size(), by)).verify();
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  CHECK(error_with("within %2", "within %1") == "node %3 (relu): is computed within %1, which is no contraction");
+  CHECK(error_with("%5.1, %6", "%5.1, %2") == "node %3 (relu): is computed within %2 and follows nothing there");
+  CHECK(error_with("in %0 early", "in %5 early") == "line 5, column 51: a value that is not defined above");
+  CHECK(error_with("in %3", "in %2") == "node %6 (reshape): cannot lie in %2");
+  CHECK(error_with("([1, 4], [4, 1])", "([1, 4])") == "node %5 (sort): has strides of 1 results");
+  CHECK(error_with("strides [1, 4]\n", "strides [4]\n") == "node %0 (input): 1 strides of f32[4, 8]");
+  CHECK(error_with("into 0", "into 2") == "an output is written into input 2, which there is not");
+}
+
 TEST_CASE("text: errors name line and column") {
   const std::string x = "%0 = input(index=0) : f32[2]\n";
   auto error = [&](const std::string& line) { return error_of(x + line + "\nreturn %0\n"); };

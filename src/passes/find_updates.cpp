@@ -1,12 +1,8 @@
 // Writes in place: an input that is written at a few places (a cache of keys and values) is not copied as a whole.
 //
 // After functionalisation such a write makes a new value of all elements, which an output request copies back into the input.
-// If the write is an update or a scatter that starts from that input, it can happen in the input itself; the schedule then
-// runs it after all readers of the old elements.
-#include "passes/updates.h"
-
-#include <algorithm>
-#include <set>
+// Where it is a concatenation of what stays and what is new, it becomes updates of the windows that are new.
+#include "passes/passes.h"
 
 namespace broach {
 
@@ -71,11 +67,11 @@ constexpr size_t kMostPieces = 8;  // beyond, one pass over everything costs les
 
 }  // namespace
 
-Graph find_updates(Graph graph, const std::vector<OutputRequest>& requests) {
+Graph find_updates(const Graph& graph, const PassContext&) {
   std::vector<bool> found(graph.nodes().size());
   bool any = false;
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
-    if (requests[i].into_input < 0) continue;
+    if (graph.requests()[i].into_input < 0) continue;
     // The last write first; each starts from the value that the one before it made.
     for (Value v = written_back(graph, i); v;) {
       if (writes_elements(v.node->op)) {
@@ -96,35 +92,6 @@ Graph find_updates(Graph graph, const std::vector<OutputRequest>& requests) {
     for (const Piece& p : pieces_of(whole, result)) result = b.emit(Op::update, {result, p.source}, {{Attr::starts, p.starts}});
     return {{result}};
   });
-}
-
-std::vector<int> updates_in_place(const Graph& graph, const std::vector<OutputRequest>& requests) {
-  std::vector<int> result(graph.nodes().size(), -1);
-  std::vector<int> outputs(graph.nodes().size());
-  for (const Value& v : graph.outputs()) ++outputs[v.node->id];
-  // The value whose memory a window of views lies in.
-  auto base = [](const Node* n) {
-    while (is_view(n->op) && n->op != Op::cat && n->op != Op::pad) n = n->inputs[0].node;
-    return n;
-  };
-  for (size_t i = 0; i < graph.outputs().size(); ++i) {
-    const int m = requests[i].into_input;
-    if (m < 0 || graph.outputs()[i].node->op != Op::copy) continue;
-    std::vector<const Node*> chain;
-    std::set<const Node*> there;  // the values that lie in the input
-    const Node* n = written_back(graph, i).node;
-    for (; writes_elements(n->op); n = n->inputs[0].node) chain.push_back(n), there.insert(n);
-    there.insert(n);
-    if (n->op != Op::input || n->integer(Attr::index) != m) continue;
-    bool safe = std::all_of(chain.begin(), chain.end(), [&](const Node* w) {
-      // What is written, and where, must not be read from the memory that is being written.
-      return outputs[w->id] == 0 && result[w->id] < 0 &&
-             std::none_of(w->inputs.begin() + 1, w->inputs.end(), [&](const Value& v) { return there.contains(base(v.node)); });
-    });
-    if (safe)
-      for (const Node* w : chain) result[w->id] = m;
-  }
-  return result;
 }
 
 }  // namespace broach

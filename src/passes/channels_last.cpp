@@ -1,0 +1,46 @@
+// What a contraction that wants channels last reads and adds should lie so too.
+#include "ir/strides.h"
+#include "passes/epilogues.h"
+#include "passes/passes.h"
+
+namespace broach {
+
+namespace {
+
+std::vector<bool> find_wishes(const Graph& graph, const Capabilities& capabilities) {
+  const Epilogues epilogues = epilogues_of(graph);
+  std::vector<bool> out(graph.nodes().size());
+  auto wish = [&](const Value& v) { out[v.node->id] = out[v.node->id] || v.rank() >= 3; };
+  auto wants = [&](const Node& n) {
+    const ContractionAbility* can = kind_of(n.op) == OpKind::heavy ? capabilities.contraction(n.op, n.results[0].dtype) : nullptr;
+    return can && can->channels_last;
+  };
+  for (size_t i = graph.nodes().size(); i-- > 0;) {
+    const Node& n = graph.nodes()[i];
+    if (wants(n)) {
+      wish(n.inputs[0]);
+      out[i] = true;
+    }
+    if (auto it = epilogues.stored_as.find(n.id); it != epilogues.stored_as.end() && wants(*it->second)) out[i] = true;
+    if (out[i] && (is_elementwise(n.op) || n.op == Op::cat || n.op == Op::pad))
+      for (const Value& v : n.inputs) wish(v);
+  }
+  return out;
+}
+
+Shape wished(const Shape& shape) { return shape.size() >= 3 ? channels_last_strides(shape) : contiguous_strides(shape); }
+
+}  // namespace
+
+Graph lay_channels_last(const Graph& graph, const PassContext& c) {
+  const std::vector<bool> wishes = find_wishes(graph, c.capabilities);
+  std::vector<Placement> placements = graph.placements();
+  for (const Node& n : graph.nodes())
+    if (wishes[n.id] && n.op != Op::input && n.op != Op::dot) {
+      placements[n.id].strides.clear();
+      for (const Type& t : n.results) placements[n.id].strides.push_back(wished(t.shape));
+    }
+  return graph.with(std::move(placements));
+}
+
+}  // namespace broach
