@@ -38,7 +38,6 @@ uint64_t ambient_settings() {
   add(c.userEnabledCuDNN(), 1);
   add(c.benchmarkCuDNN(), 1);
   add(c.deterministicCuDNN(), 1);
-  add(c.allowTF32CuDNN(), 1);
   uint64_t precision = 3;
   try {
     precision = static_cast<uint64_t>(c.float32MatmulPrecision());

@@ -5,7 +5,8 @@
 
 namespace broach {
 
-// One word for everything that may differ between calls; two calls with equal words see equal settings.
+// One word for everything that may differ between calls; two calls with equal words see equal settings, and Function::Modes are equal.
+// What `torch.backends.cudnn.allow_tf32` says is not in it: where it does not raise, it follows from the precisions.
 uint64_t ambient_settings();
 
 // Whether a call happens inside something that interprets operations itself (a transform of torch.func, a dispatch or function

@@ -159,6 +159,7 @@ void Pending::reject(Reason why) {
 
 void Version::watch(const Subject& subject) {
   ambient = ambient_settings();
+  modes = Function::Modes::now();
   state = std::make_unique<State>();
   for (const StatePlace& place : subject.places) state->leave_out(place);
   PyObject* program = subject.program.get();
@@ -334,7 +335,7 @@ PyObject* Version::run(Pending& p) {
   HANDLE_TH_ERRORS
   try {
     py::gil_scoped_release release;
-    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats});
+    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats}, state ? modes : Function::Modes::now());
   } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());

@@ -64,6 +64,7 @@ class Version {
 
   ArgumentsForm form;
   uint64_t ambient = 0;
+  Function::Modes modes;         // under those settings, where they are watched
   std::unique_ptr<State> state;  // null: nothing but the arguments counts
   Function function;
 

@@ -24,7 +24,6 @@ Function::Modes Function::Modes::now() {
   m.inference = c10::InferenceMode::is_enabled();
   m.deterministic = at::globalContext().deterministicAlgorithms();
   m.contractions = contraction_rules();
-  if (target_for(DeviceKind::cuda)) m.on_cuda = contraction_rules(DeviceKind::cuda);
   m.autocast = Autocast::now();
   return m;
 }
@@ -44,12 +43,11 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
       entries_(std::make_shared<const Entries>()),
       log_(std::move(log)) {}
 
-Function::Results Function::operator()(const CallInputs& call) {
+Function::Results Function::operator()(const CallInputs& call, const Modes& modes) {
   ++calls_;
   for (const at::Tensor& t : call.tensors)
     if (!is_plain(t)) return run_eager(call, why_not_compiled(t));
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
-  Modes modes = Modes::now();
   const Closed closed = closed_;
   if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");
   if (modes.grad && saves_through_hooks()) return run_eager(call, "what is saved for gradients goes through hooks", false);

@@ -45,11 +45,11 @@ class Function {
   // stand for the caller's.
   using Eager = std::function<Results(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats)>;
 
-  // What calls depend on besides their inputs.
+  // What calls depend on besides their inputs, whatever device these lie on. What only another device's contractions go by is asked
+  // by the programs that have any.
   struct Modes {
     bool grad = false, inference = false, deterministic = false;
     ContractionRules contractions;
-    ContractionRules on_cuda;  // where this build has a target for it
     Autocast autocast;
     friend bool operator==(const Modes&, const Modes&) = default;
     static Modes now();
@@ -73,7 +73,8 @@ class Function {
   Function(Eager eager, std::vector<bool> constant_inputs, ProgramOptions options, std::shared_ptr<AttemptLog> log)
       : Function(std::move(eager), std::move(constant_inputs), std::move(options), 32, {}, std::move(log)) {}
 
-  Results operator()(const CallInputs& call);
+  // `modes`: those of now, which a front may know already.
+  Results operator()(const CallInputs& call, const Modes& modes = Modes::now());
   // The same by a version that is compiled; nothing, and nothing has run, if no version stands for the call.
   std::optional<Results> run_compiled(const CallInputs& call);
   // Every call from now on runs eagerly, for this reason.
@@ -136,9 +137,10 @@ class Function {
     void note_capture(int64_t compiled_calls) { ++captures_in_a_row_, compiled_calls_before_ = compiled_calls; }
 
    private:
-    int captures_in_a_row_ = 0;            // between which no compiled version ran
-    int64_t compiled_calls_before_ = 0;    // at the last capture
-    std::unordered_map<size_t, int> met_;  // inputs that are not captured any more, by hash: how often
+    int captures_in_a_row_ = 0;          // between which no compiled version ran
+    int64_t compiled_calls_before_ = 0;  // at the last capture
+    // Inputs that are not captured any more, by hash: how often. The latest, and those met before, which the next ones displace.
+    std::unordered_map<size_t, int> met_, met_before_;
   };
 
   // ---- captures: function_capture.cpp ----

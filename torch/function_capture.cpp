@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <utility>
 
 #include "capture.h"
 #include "function.h"
@@ -320,7 +321,7 @@ std::string Function::why_uncaptured(const CallInputs& call, const Entries& entr
   else if (paths >= options_.branches) why = cat("data leads to more than ", options_.branches, " ways through the program");
   if (why.empty()) return why;
   std::lock_guard lock(stats_mutex_);
-  if (paths || entries.size() >= limit_) return failure_ = why, why;
+  if (paths) return failure_ = why, why;  // without: the versions that there are stay, and what fits none of them runs eagerly
   std::string fixed;
   for (const std::string& s : stats_.fixed_sizes) fixed += (fixed.empty() ? " (" : "; ") + s;
   return cat(why, fixed, fixed.empty() ? "" : ")");
@@ -328,11 +329,14 @@ std::string Function::why_uncaptured(const CallInputs& call, const Entries& entr
 
 std::string Function::Profit::why_not(const CallInputs& call, const std::vector<bool>& constant, int64_t compiled_calls) {
   constexpr int kMostInARow = 4, kOftenEnough = 3;
-  constexpr size_t kMostRemembered = 4096;
+  constexpr size_t kMostRemembered = 2048;  // in either table
   if (compiled_calls != compiled_calls_before_) captures_in_a_row_ = 0;
   if (captures_in_a_row_ < kMostInARow) return "";
-  if (met_.size() >= kMostRemembered) met_.clear();
-  if (++met_[hash_of(call, constant)] >= kOftenEnough) return "";
+  if (met_.size() >= kMostRemembered) met_before_ = std::exchange(met_, {});
+  const size_t hash = hash_of(call, constant);
+  auto [known, is_new] = met_.try_emplace(hash, 0);
+  if (auto before = is_new ? met_before_.find(hash) : met_before_.end(); before != met_before_.end()) known->second = before->second;
+  if (++known->second >= kOftenEnough) return "";
   return cat("the last ", kMostInARow, " compiled versions were not used again: inputs that come less than ", kOftenEnough,
              " times are not captured any more");
 }

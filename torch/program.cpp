@@ -158,10 +158,10 @@ void CompiledProgram::add_later_stats() {
 }
 
 // Runs for hundreds of parameters on each call: every instruction of its loop is worth its place.
-bool CompiledProgram::holds_the_same(std::vector<const void*>& addresses, std::string* why) const {
+bool CompiledProgram::holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const {
   const bool grad = c10::GradMode::is_enabled();
   const int64_t* expected = held_sizes_.data();
-  addresses.resize(lifted_.size());
+  addresses.resize_for_overwrite(lifted_.size());
   for (size_t i = 0; i < lifted_.size(); ++i) {
     const c10::TensorImpl& t = *lifted_[i].unsafeGetTensorImpl();
     const HeldGuard& g = held_guards_[i];
@@ -200,8 +200,10 @@ void CompiledProgram::add_devices(const Trace& trace) {
   for (const TraceTensor& t : trace.tensors) {
     const c10::Device d = device_of(t.type.device);
     auto is_like = [&](c10::Device known) { return known.type() == d.type(); };
-    if (std::none_of(devices_.begin(), devices_.end(), is_like))
+    if (std::none_of(devices_.begin(), devices_.end(), is_like)) {
       if (auto current = current_device(d.type())) current_.push_back(*current);
+      rules_.emplace_back(t.type.device.kind, contraction_rules(t.type.device.kind));
+    }
     if (std::find(devices_.begin(), devices_.end(), d) == devices_.end()) devices_.push_back(d);
   }
   for (size_t i = 0; i < given_ + lifted_.size(); ++i)
@@ -209,8 +211,13 @@ void CompiledProgram::add_devices(const Trace& trace) {
       off_the_cpu_.emplace_back(i, d);
 }
 
-// Which of several devices of a kind it is.
+// Which of several devices of a kind it is, and what their contractions go by.
 bool CompiledProgram::lies_the_same(at::TensorList inputs, std::string* why) const {
+  for (const auto& [kind, rules] : rules_)
+    if (contraction_rules(kind) != rules) {
+      if (why) *why = cat("the precision or another mode of contractions on ", name_of(kind), " differs");
+      return false;
+    }
   for (c10::Device d : current_)
     if (auto now = current_device(d.type()); now != d) {
       if (why) *why = cat("the current device was ", d.str(), ", is ", now ? now->str() : "none");
@@ -249,8 +256,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
       !holds_the_same(binding.held, why))
     return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
-  if (!off_the_cpu_.empty() || !current_.empty())
-    if (!lies_the_same(inputs, why)) return false;
+  if (!rules_.empty() && !lies_the_same(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);

@@ -55,7 +55,7 @@ struct CallInputs {
 // What is known of a call once a program accepts it.
 struct Binding {
   SymbolValues values;
-  std::vector<const void*> held;  // addresses of the tensors that the program holds
+  c10::SmallVector<const void*, 8> held;  // addresses of the tensors that the program holds
 };
 
 class CompiledProgram {
@@ -101,7 +101,7 @@ class CompiledProgram {
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
   void add_later_stats();
-  bool holds_the_same(std::vector<const void*>& addresses, std::string* why) const;
+  bool holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const;
   // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
   std::optional<std::pair<size_t, size_t>> shared_with_written(at::TensorList inputs) const;
 
@@ -131,10 +131,11 @@ class CompiledProgram {
   std::vector<InputGuard> guards_;
   std::vector<HeldGuard> held_guards_;
   std::vector<Asked> asked_;
-  std::vector<c10::Device> devices_;                         // of all tensors
-  std::vector<c10::Device> current_;                         // of each kind of them that has several
-  std::vector<std::pair<size_t, c10::Device>> off_the_cpu_;  // inputs
-  std::vector<std::pair<size_t, int64_t>> version_steps_;    // of inputs that eager writes
+  std::vector<c10::Device> devices_;                            // of all tensors
+  std::vector<c10::Device> current_;                            // of each kind of them that has several
+  std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
+  std::vector<std::pair<size_t, c10::Device>> off_the_cpu_;     // inputs
+  std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
   std::vector<int> written_in_place_;
   std::vector<int64_t> held_sizes_;  // sizes and strides of each of the lifted ones
   SizeGuards sizes_;

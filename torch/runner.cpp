@@ -40,6 +40,8 @@ Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs)
       input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
+  const ExecutableStats& stats = executable_->stats();
+  calls_aten_ = device_ || stats.contractions > 0 || !stats.externs.empty();
   for (size_t i = 0; i < inputs; ++i)
     if (input_buffers_[i] >= 0) touched_.emplace_back(static_cast<uint32_t>(i), static_cast<uint32_t>(input_buffers_[i]));
 }
@@ -83,9 +85,11 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
     frame.data[b] = outputs[i].data_ptr();
     if (externs) host.tensors[b] = outputs[i];
   }
-  {
+  if (calls_aten_) {
     at::AutoDispatchBelowADInplaceOrView guard;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    executable_->run(frame);
+  } else {
     executable_->run(frame);
   }
   if (externs)  // which made some of them

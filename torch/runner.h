@@ -54,6 +54,7 @@ class Runner {
  private:
   std::shared_ptr<const Executable> executable_;
   std::optional<c10::Device> device_;                   // of the values that do not lie on the CPU
+  bool calls_aten_ = false;                             // or may do so
   std::vector<int> input_buffers_;                      // by graph input; -1 if nothing touches it
   std::vector<std::pair<uint32_t, uint32_t>> touched_;  // inputs and their buffers
 };

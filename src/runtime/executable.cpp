@@ -197,7 +197,6 @@ int64_t Executable::arena_bytes(std::span<const int64_t> symbols) const {
 }
 
 std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols) const {
-  if (fixed_plans_) return fixed_plans_;
   std::vector<int64_t> key;
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
   {
@@ -362,18 +361,19 @@ struct Executable::Drain {
 };
 
 void Executable::run(Frame& frame) const {
-  auto plans = plans_for(frame.symbols);
+  std::shared_ptr<const Plans> made;  // counting references is felt in a small call
+  const Plans& plans = fixed_plans_ ? *fixed_plans_ : *(made = plans_for(frame.symbols));
   ErrorFlag errors;
   RunContext first = context_for(parts_[0], frame, errors);
   std::vector<RunContext> several;
   if (parts_.size() > 1)
     for (const Part& p : parts_) several.push_back(context_for(p, frame, errors));
   const Contexts contexts = several.empty() ? Contexts(&first, 1) : Contexts(several);
-  std::list<MemoryLease> arenas;
-  for (size_t p = 0; p < parts_.size(); ++p) {
-    const MemoryPlan& plan = plans->by_part[p];
-    if (plan.bytes > 0) place_arena(p, plan, arenas.emplace_back(*contexts[p].memory, plan.bytes, contexts[p].queue).data(), frame);
-  }
+  const MemoryLease arena(*first.memory, plans.by_part[0].bytes, first.queue);
+  place_arena(0, plans.by_part[0], arena.data(), frame);
+  std::list<MemoryLease> more;
+  for (size_t p = 1; p < parts_.size(); ++p)
+    place_arena(p, plans.by_part[p], more.emplace_back(*contexts[p].memory, plans.by_part[p].bytes, contexts[p].queue).data(), frame);
   for (auto [later, first] : versions_) frame.data[static_cast<size_t>(later)] = frame.data[static_cast<size_t>(first)];
   Drain drain{parts_, contexts};
   run_on(frame, contexts);

@@ -369,3 +369,22 @@ def test_arguments_and_results_are_not_kept():
     del x, d, out
     gc.collect()
     assert [r() for r in seen] == [None] * 3
+
+
+@torch.no_grad()
+def test_versions_beyond_the_limit():
+    """What is compiled stays in use, and other calls run eagerly."""
+
+    def program(x):
+        return torch.relu(x * 2 + 1)
+
+    compiled = broach.compile(program, dynamic=False)
+    for rows in range(2, 38):
+        x = torch.randn(rows)
+        for _ in range(2):  # the second one uses what the first has compiled
+            assert not (why := difference(program(x), compiled(x))), why
+    before = stats(compiled)
+    assert before["front"] == "native" and before["eager_calls"] == 8
+    x = torch.randn(2)
+    assert not (why := difference(program(x), compiled(x))), why
+    assert stats(compiled)["compiled_calls"] == before["compiled_calls"] + 1

@@ -310,6 +310,24 @@ def test_ambient_settings():
     assert stats(compiled)["front"] == "native"
 
 
+def test_settings_of_which_torch_makes_no_one_answer():
+    """`torch.backends.cudnn.allow_tf32` raises where convolutions and recurrent layers differ."""
+
+    def program(x):
+        return (x * 2 + 1).relu()
+
+    compiled, x = native(program), r(3, 4)
+    rnn = torch.backends.cudnn.rnn
+    before = rnn.fp32_precision
+    for precision in ("ieee", before) * 2:
+        try:
+            rnn.fp32_precision = precision
+            assert not (why := difference(program(x), compiled(x))), why
+        finally:
+            rnn.fp32_precision = before
+    ran_natively(compiled)
+
+
 def test_a_global_hook():
     model = Model().eval()
     compiled = native(model)
