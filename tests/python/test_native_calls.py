@@ -388,3 +388,16 @@ def test_versions_beyond_the_limit():
     x = torch.randn(2)
     assert not (why := difference(program(x), compiled(x))), why
     assert stats(compiled)["compiled_calls"] == before["compiled_calls"] + 1
+
+
+@torch.no_grad()
+def test_inputs_are_not_forgotten_at_once():
+    """Among many that come once, what comes again is captured in the end."""
+    compiled = broach.compile(lambda x: x * 2 + 1, dynamic=False)
+    inputs = torch.zeros(4300)
+    for rows in range(10, 4010):
+        compiled(inputs[:rows])
+    for rows in (4299, 4299, *range(4010, 4210), 4299, 4299):
+        before = stats(compiled)
+        compiled(inputs[:rows])
+    assert stats(compiled)["compiled_calls"] == before["compiled_calls"] + 1
