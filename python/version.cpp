@@ -329,13 +329,48 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
   return out;
 }
 
+// Knows the version as long as its callable keeps it.
+class VersionAgain : public ProgramAgain {
+ public:
+  explicit VersionAgain(std::weak_ptr<Version> version) : version_(std::move(version)) {}
+  std::vector<at::Tensor> run(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) const override {
+    py::gil_scoped_acquire gil;
+    std::shared_ptr<Version> version = version_.lock();
+    if (!version) throw Error("broach: gradients of gradients need the program to be run again, and its compiled function is gone");
+    return version->run_again(inputs, ints, floats);
+  }
+
+ private:
+  std::weak_ptr<Version> version_;
+};
+
+std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) {
+  std::string changed;
+  if (state && !state->holds(&changed))
+    throw Error(cat("broach: gradients of gradients need the program to be run again, and what it reads has changed: ", changed));
+  Pending p;
+  p.subject = subject_;
+  p.version = this;
+  p.arguments = {nullptr, form.positional(), form.names()};
+  p.copies = true;
+  std::vector<c10::SymFloat> numbers(floats.begin(), floats.end());
+  Given given(*this, p, inputs, c10::fromIntArrayRefSlow(ints), numbers);
+  std::vector<Shallow> before(given.containers.begin(), given.containers.end());
+  Ref result = checked(call(subject_->program.get(), given.arguments));
+  Function::Results out = described(result.get(), inputs, before, given, p);
+  if (!p.verdict.is_good()) throw Error("broach: run again, the program does not give the same results");
+  return std::move(out.tensors);
+}
+
 PyObject* Version::run(Pending& p) {
+  subject_ = p.subject;
+  if (!again_) again_ = std::make_shared<const VersionAgain>(weak_from_this());
   Pending* before = std::exchange(pending, &p);
   Function::Results results;
   HANDLE_TH_ERRORS
   try {
     py::gil_scoped_release release;
-    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats}, state ? modes : Function::Modes::now());
+    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_}, state ? modes : Function::Modes::now());
   } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());

@@ -46,7 +46,7 @@ struct Pending {
   void reject(Reason why);
 };
 
-class Version {
+class Version : public std::enable_shared_from_this<Version> {
  public:
   Version(Subject& subject, const std::vector<bool>& constant, const ProgramOptions& options)
       : function([this](at::TensorList inputs, c10::SymIntArrayRef ints,
@@ -61,6 +61,8 @@ class Version {
   }
   // Runs it; afterwards `p` says what happened.
   PyObject* run(Pending& p);
+  // The program itself with other tensors and numbers for those of a call, for its results: where gradients are differentiated.
+  std::vector<at::Tensor> run_again(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats);
 
   ArgumentsForm form;
   uint64_t ambient = 0;
@@ -78,6 +80,8 @@ class Version {
   bool holds_the_same(const Leaves& leaves) const;
   void note_own(const Leaves& leaves);
 
+  std::shared_ptr<const ProgramAgain> again_;
+  Subject* subject_ = nullptr;  // of the callable, which has this version
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
   // captured.
   bool noted_own_ = false;

@@ -92,12 +92,24 @@ struct Variant {
   CallForm form;
   std::shared_ptr<const ModuleView> view;
   std::unique_ptr<Function> function;
+  std::shared_ptr<const ProgramAgain> again;
 
   bool fits(const CallForm& call, const ModuleView* now) const {
     if (!(form == call)) return false;
     return view.get() == now ||
            (view->tree.modules == now->tree.modules && view->tree.training == now->tree.training && view->positions == now->positions);
   }
+};
+
+class EagerAgain : public ProgramAgain {
+ public:
+  explicit EagerAgain(Function::Eager eager) : eager_(std::move(eager)) {}
+  std::vector<at::Tensor> run(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) const override {
+    return eager_(inputs, c10::fromIntArrayRefSlow(ints), std::vector<c10::SymFloat>(floats.begin(), floats.end())).tensors;
+  }
+
+ private:
+  Function::Eager eager_;
 };
 
 Function::Results results_of(detail::Values v) {
@@ -141,7 +153,7 @@ class Compiled::State {
     std::vector<double> floats;
     for (const c10::SymInt& i : given.ints) ints.push_back(i.guard_int(__FILE__, __LINE__));
     for (const c10::SymFloat& f : given.floats) floats.push_back(f.guard_float(__FILE__, __LINE__));
-    CallInputs inputs{distinct, ints, floats};
+    CallInputs inputs{distinct, ints, floats, &variant->again};
     try {
       if (verified_ < options_.verifies())
         if (auto results = verified(*variant, inputs, own, program)) return std::move(*results);
@@ -233,6 +245,7 @@ class Compiled::State {
     bool own_code = is_function_ || !first_foreign_module(view->tree).empty();  // libtorch's layers keep nothing
     Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise,
                           /*unwatched_state=*/own_code, /*warns=*/true};
+    v->again = std::make_shared<const EagerAgain>(eager);
     v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, rules);
     return v;
   }

@@ -143,7 +143,7 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     try {
       if (!e.program->accepts(call, binding, nullptr)) continue;
       if (!e.program->binds_sizes()) evaluate_ints(e, binding, ints);
-      tensors = e.program->run(call.tensors, binding, observed);
+      tensors = e.program->run(call, binding, observed);
     } catch (const OutOfRange&) {
       continue;  // Python's integers have no end
     } catch (const FailedRun& failed) {

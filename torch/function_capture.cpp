@@ -161,7 +161,7 @@ void Function::run_again(const CallInputs& call, Recorded& recorded) {
   Binding binding;
   std::vector<Scalar> observed;
   if (verdict.is_good() && recorded.program->accepts(call, binding, &verdict.reason.text))
-    if (auto results = recorded.program->run(call.tensors, binding, observed)) {
+    if (auto results = recorded.program->run(call, binding, observed)) {
       recorded.results.tensors = std::move(*results);
       return;
     }

@@ -5,6 +5,7 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -43,27 +44,52 @@ class CompiledCall : public ag::Node {
   ag::variable_list apply(ag::variable_list&& tangents) override {
     std::lock_guard lock(mutex_);
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
-    TORCH_CHECK(
-        !c10::GradMode::is_enabled(),
-        "broach: gradients of gradients (create_graph=True) of a compiled program are not compiled yet. Call the program itself, or "
-        "under torch.compiler.set_stance(\"force_eager\"), where they are needed.");
-    std::vector<at::Tensor> inputs;
-    for (auto& [variable, own] : saved_) inputs.push_back(own.defined() ? own : variable.unpack(getptr()));
     std::vector<bool> wanted;
     for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
+    if (c10::GradMode::is_enabled()) return run_eagerly(tangents, std::move(wanted));
+    std::vector<at::Tensor> inputs;
+    for (auto& [variable, own] : saved_) inputs.push_back(own.defined() ? own : variable.unpack(getptr()));
     return backward_->run(inputs, tangents, std::move(wanted), symbols_);
   }
 
   void release_variables() override {
     std::lock_guard lock(mutex_);
     saved_.clear();
+    given_.clear();
     released_ = true;
   }
 
+  // For gradients of gradients.
+  void keep(const CallInputs& call) {
+    if (!call.again) return;
+    again_ = *call.again;
+    for (const at::Tensor& t : call.tensors) given_.emplace_back(t, t.is_inference() ? 0 : t._version());
+    ints_ = call.ints.vec();
+    floats_ = call.floats.vec();
+  }
+
  private:
+  ag::variable_list run_eagerly(const ag::variable_list& tangents, std::vector<bool> wanted) const {
+    constexpr const char* kWhat = "broach: gradients of gradients (create_graph=True) need the program to be run again";
+    TORCH_CHECK(again_, kWhat, ", and it is not at hand. Call it without compiling it where they are needed.");
+    TORCH_CHECK(backward_->why_not_again().empty(), kWhat, ", but ", backward_->why_not_again(),
+                ". Call it without compiling it where they are needed.");
+    std::vector<at::Tensor> tensors;
+    for (const auto& [t, version] : given_) {
+      TORCH_CHECK(t.is_inference() || t._version() == version, kWhat,
+                  ", but one of the tensors that it was given has been modified by an inplace operation.");
+      tensors.push_back(t);
+    }
+    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, tangents, std::move(wanted));
+  }
+
   std::shared_ptr<const Backward> backward_;
   std::vector<int64_t> symbols_;
   std::vector<std::pair<ag::SavedVariable, at::Tensor>> saved_;
+  std::shared_ptr<const ProgramAgain> again_;
+  std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
+  std::vector<int64_t> ints_;
+  std::vector<double> floats_;
   bool released_ = false;
 };
 
@@ -134,32 +160,29 @@ at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
 
 // ---- compiled calls ----
 
-void Backward::connect(const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
-                       const std::vector<int64_t>& symbols) const {
+void Backward::connect(const CallInputs& call, const std::vector<at::Tensor>& results, const RunInputs& inputs,
+                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
   ag::edge_list edges;
   for (size_t i : differentiable_.inputs) edges.push_back(ag::impl::gradient_edge(*inputs.tensors[i]));
   NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols);
   node->set_next_edges(std::move(edges));
   for (size_t r : differentiable_.results) ag::set_history(results[r], node);
-  auto& call = static_cast<CompiledCall&>(*node);
-  for (int i : stage_->inputs) call.save(*inputs.tensors[static_cast<size_t>(i)], false);
+  auto& compiled = static_cast<CompiledCall&>(*node);
+  compiled.keep(call);
+  for (int i : stage_->inputs) compiled.save(*inputs.tensors[static_cast<size_t>(i)], false);
   for (int s : stage_->saved) {
     const at::Tensor& t = made[static_cast<size_t>(s)];
     auto is_result = [&](const at::Tensor& r) { return r.is_same(t); };
-    if (std::any_of(results.begin(), results.end(), is_result)) call.save(t, t.grad_fn() == node);
-    else call.save_own(t);
+    if (std::any_of(results.begin(), results.end(), is_result)) compiled.save(t, t.grad_fn() == node);
+    else compiled.save_own(t);
   }
 }
 
 std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents,
                                       std::vector<bool> wanted, const std::vector<int64_t>& symbols) const {
-  // As eager's, a gradient is undefined unless a result that it depends on has one.
-  std::vector<bool> given, reached(wanted.size());
-  for (size_t t = 0; t < tangents.size(); ++t) {
-    given.push_back(tangents[t].defined());
-    for (size_t g = 0; given[t] && g < wanted.size(); ++g) reached[g] = reached[g] || differentiable_.reaches[t][g];
-  }
-  for (size_t g = 0; g < wanted.size(); ++g) wanted[g] = wanted[g] && reached[g];
+  keep_reached(tangents, wanted);
+  std::vector<bool> given;
+  for (const at::Tensor& t : tangents) given.push_back(t.defined());
   const Variant& v = variant({wanted, given});
   std::vector<at::Tensor> all = inputs;
   for (size_t t = 0; t < tangents.size(); ++t) {
@@ -177,6 +200,48 @@ std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, con
   for (size_t g = 0; g < specs.size(); ++g)
     if (!wanted[g]) specs[g] = {};
   return tensors_of(specs, [&](size_t i) -> const at::Tensor& { return all[i]; }, fresh, symbols);
+}
+
+// As eager's, a gradient is undefined unless a result that it depends on has one.
+void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const {
+  for (size_t g = 0; g < wanted.size(); ++g) {
+    bool reached = false;
+    for (size_t t = 0; t < tangents.size(); ++t) reached = reached || (tangents[t].defined() && differentiable_.reaches[t][g]);
+    wanted[g] = wanted[g] && reached;
+  }
+}
+
+std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
+                                              std::vector<bool> wanted) const {
+  keep_reached(tangents, wanted);
+  std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
+  std::vector<InputWithHistory> with_history;
+  for (at::Tensor& t : inputs)
+    if (t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
+  const std::vector<at::Tensor> results = program.run(inputs, call.ints, call.floats);
+  ag::edge_list roots, leaves;
+  for (size_t t = 0; t < tangents.size(); ++t) {
+    const size_t r = differentiable_.results[t];
+    TORCH_CHECK(r < results.size() && results[r].defined() && results[r].requires_grad(),
+                "broach: run again, the program does not give the same results");
+    if (!tangents[t].defined()) continue;
+    roots.push_back(ag::impl::gradient_edge(results[r]));
+    seeds.push_back(tangents[t]);
+  }
+  std::vector<size_t> asked;  // gradients
+  for (size_t g = 0; g < wanted.size(); ++g) {
+    if (!wanted[g]) continue;
+    const size_t i = differentiable_.inputs[g];
+    asked.push_back(g);
+    leaves.push_back(ag::impl::gradient_edge(i < inputs.size() ? inputs[i] : lifted_[i - inputs.size()]));
+  }
+  std::vector<at::Tensor> out(wanted.size());
+  if (leaves.empty()) return out;
+  auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, /*create_graph=*/true,
+                                                            /*accumulate_grad=*/false, leaves);
+  for (InputWithHistory& input : with_history) input.connect();
+  for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);
+  return out;
 }
 
 const Backward::Variant& Backward::variant(const Key& key) const {

@@ -13,15 +13,18 @@
 
 #include "compile.h"
 #include "differentiable.h"
+#include "program.h"
 #include "runner.h"
 
 namespace broach {
 
 using NodePointer = decltype(torch::autograd::Edge::function);
+// Nodes were held by shared pointers up to 2.12.
+template <class P>
+concept Intrusive = requires { P::unsafe_reclaim_from_nonowning(nullptr); };
 template <class N, class... Args>
 NodePointer new_node(Args&&... args) {
-  if constexpr (requires { NodePointer::unsafe_reclaim_from_nonowning(nullptr); })
-    return c10::make_intrusive<N>(std::forward<Args>(args)...);
+  if constexpr (Intrusive<NodePointer>) return c10::make_intrusive<N>(std::forward<Args>(args)...);
   else return NodePointer(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
 }
 
@@ -47,15 +50,27 @@ std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const s
 
 class Backward : public std::enable_shared_from_this<Backward> {
  public:
-  Backward(std::shared_ptr<const BackwardStage> stage, Differentiable differentiable, Targets targets, PipelineOptions options)
-      : stage_(std::move(stage)), differentiable_(std::move(differentiable)), targets_(std::move(targets)), options_(std::move(options)) {}
+  // `lifted`: the program's inputs behind those that it is given.
+  Backward(std::shared_ptr<const BackwardStage> stage, Differentiable differentiable, std::vector<at::Tensor> lifted, Targets targets,
+           PipelineOptions options)
+      : stage_(std::move(stage)),
+        differentiable_(std::move(differentiable)),
+        lifted_(std::move(lifted)),
+        targets_(std::move(targets)),
+        options_(std::move(options)) {}
 
   // Gives the results of a call a history. `made`: all that the main graph computed.
-  void connect(const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
+  void connect(const CallInputs& call, const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
                const std::vector<int64_t>& symbols) const;
   // By gradient. `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                               const std::vector<int64_t>& symbols) const;
+
+  // The same with a history of their own: by the program itself, once more, and eager's engine.
+  std::vector<at::Tensor> run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
+                                      std::vector<bool> wanted) const;
+
+  const std::string& why_not_again() const { return differentiable_.why_not_again; }
 
   // What was compiled so far.
   std::vector<CompiledBackward> compiled() const;
@@ -67,9 +82,11 @@ class Backward : public std::enable_shared_from_this<Backward> {
   };
   using Key = std::pair<std::vector<bool>, std::vector<bool>>;  // gradients, tangents
   const Variant& variant(const Key& key) const;
+  void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
 
   std::shared_ptr<const BackwardStage> stage_;
   Differentiable differentiable_;
+  std::vector<at::Tensor> lifted_;
   Targets targets_;
   PipelineOptions options_;
   mutable std::mutex mutex_;

@@ -79,7 +79,13 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   options = options_for(trace, std::move(options));
   CompiledTrace compiled = compile_trace(trace, constant, targets, make_extern, options, gradients);
   if (compiled.backward) {
-    backward_ = std::make_shared<const Backward>(std::move(compiled.backward), differentiable, targets, options);
+    Differentiable with_reason = differentiable;
+    auto has_effect = [](const TraceOp& op) { return op.effect; };
+    if (std::any_of(trace.ops.begin(), trace.ops.end(), has_effect))
+      with_reason.why_not_again = "it draws random numbers or has other effects";
+    else if (!compiled.program.mutated_inputs.empty()) with_reason.why_not_again = "it writes to what it is given or holds";
+    else if (Autocast::now().is_on()) with_reason.why_not_again = "it ran under autocast";
+    backward_ = std::make_shared<const Backward>(std::move(compiled.backward), std::move(with_reason), lifted_, targets, options);
     required_grad_.assign(given_, false);
     for (size_t i : differentiable.inputs)
       if (i < given_) required_grad_[i] = true;
@@ -361,7 +367,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInp
 }
 
 // An error of any step, also one that an operation of the program's own raises, is eager's to raise.
-std::vector<at::Tensor> CompiledProgram::run_directly(RunInputs& inputs, SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const {
   const RandomStates random = random_states(draws_ && can_fail_);
   std::optional<std::vector<at::Tensor>> fresh;
   try {
@@ -372,7 +378,7 @@ std::vector<at::Tensor> CompiledProgram::run_directly(RunInputs& inputs, SymbolV
   }
   commit(inputs, *fresh);
   std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
-  if (backward_) backward_->connect(out, inputs, *fresh, symbols.sizes);
+  if (backward_) backward_->connect(call, out, inputs, *fresh, symbols.sizes);
   return out;
 }
 
@@ -382,12 +388,12 @@ void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tens
   for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
 }
 
-std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given, Binding& binding, std::vector<Scalar>& observed) const {
+std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& call, Binding& binding, std::vector<Scalar>& observed) const {
   SymbolValues& symbols = binding.values;
   RunInputs inputs;
   inputs.tensors.reserve(program_.graph->inputs().size());
   inputs.addresses.reserve(program_.graph->inputs().size());
-  for (const at::Tensor& t : given) inputs.add(t);
+  for (const at::Tensor& t : call.tensors) inputs.add(t);
   inputs.tensors.append(held_.begin(), held_.end());
   inputs.addresses.append(binding.held.begin(), binding.held.end());
   c10::SmallVector<at::Tensor, 4> numbers;
@@ -396,7 +402,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(at::TensorList given
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : run_directly(inputs, symbols);
+  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : run_directly(call, inputs, symbols);
   if (!out) return std::nullopt;
   for (auto [i, steps] : version_steps_)
     for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();

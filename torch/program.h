@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "compile.h"
+#include "differentiable.h"
 #include "runner.h"
 #include "runtime/guards.h"
 #include "support/error.h"
@@ -35,7 +36,6 @@ class Backward;
 class Weights;
 class RandomStates;
 class SegmentedRun;
-struct Differentiable;
 struct InputFacts;
 
 // A step of a run found that the call is an error. Nothing was written but what the program itself, run on the same inputs, writes
@@ -50,6 +50,7 @@ struct CallInputs {
   at::TensorList tensors;
   at::IntArrayRef ints = {};
   at::ArrayRef<double> floats = {};
+  const std::shared_ptr<const ProgramAgain>* again = nullptr;
 };
 
 // What is known of a call once a program accepts it.
@@ -82,7 +83,7 @@ class CompiledProgram {
   // Inputs must be accepted. Throws FailedRun if the call is an error, for a bad index for example.
   // Nothing if a value that the program read on the host is another one now, or sizes that depend on data do not fit: nothing is
   // written then, and `observed` has the values up to that one, if it got longer. The binding gets the sizes.
-  std::optional<std::vector<at::Tensor>> run(at::TensorList inputs, Binding& binding, std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run(const CallInputs& call, Binding& binding, std::vector<Scalar>& observed) const;
 
   ProgramStats stats() const;
   // The tensors that it holds itself.
@@ -91,7 +92,7 @@ class CompiledProgram {
  private:
   std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
   std::optional<std::vector<at::Tensor>> run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
-  std::vector<at::Tensor> run_directly(RunInputs& inputs, SymbolValues& symbols) const;
+  std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
   RandomStates random_states(bool kept) const;
   void commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const;
   std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;

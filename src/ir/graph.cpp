@@ -1,6 +1,7 @@
 #include "ir/graph.h"
 
 #include <algorithm>
+#include <utility>
 #include <bit>
 #include <cmath>
 

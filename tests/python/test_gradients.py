@@ -371,11 +371,48 @@ def test_inputs_written_in_place():
         torch.testing.assert_close(x, y)
 
 
-def test_gradients_of_gradients_are_an_error_that_says_so():
-    f = broach.compile(lambda a: (a**3).sum())
+def second_order(run, a, w):
+    (g,) = torch.autograd.grad(run(a, w).sum(), a, create_graph=True)
+    return g, *torch.autograd.grad(g.square().sum(), [a, w])
+
+
+def test_gradients_of_gradients():
+    program = lambda a, w: torch.tanh(a * w) * a.detach()  # noqa: E731
+    f = broach.compile(program)
+    for _ in range(3):
+        a, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        for want, got in zip(second_order(program, a, w), second_order(f, a, w), strict=True):
+            torch.testing.assert_close(got, want)
+    is_compiled(f)
+
+
+def test_gradients_of_gradients_through_a_history():
+    program = lambda a, w: (a * w).exp() * w  # noqa: E731
+    f = broach.compile(program)
+
+    def twice(run):
+        return lambda a, w: run(run(a, w).sin(), w)
+
+    for _ in range(3):
+        a, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+        for want, got in zip(second_order(twice(program), a, w), second_order(twice(f), a, w), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_gradgradcheck():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    f = broach.compile(model)
+    x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    f(x)
+    assert torch.autograd.gradcheck(f, (x,))
+    assert torch.autograd.gradgradcheck(f, (x,))
+
+
+def test_gradients_of_gradients_of_random_programs_are_an_error_that_says_so():
+    f = broach.compile(lambda a: (torch.dropout(a, 0.5, True) ** 3).sum())
     a = torch.randn(3, requires_grad=True)
     f(a)
-    with pytest.raises(RuntimeError, match="create_graph"):
+    with pytest.raises(RuntimeError, match="create_graph.*draws random numbers"):
         torch.autograd.grad(f(a), a, create_graph=True)
 
 
