@@ -4,6 +4,7 @@
 #include <utility>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 #include "ir/parse.h"
 #include "support/error.h"

@@ -180,7 +180,7 @@ return %3, %2 into 0
 )"};
   for (const char* text : programs)
     for (const char* name : {"cpu", "reference"}) {
-      INFO(name, "\n", text);
+      INFO(std::string(name), "\n", std::string(text));
       if (name == std::string("cpu") && !cpu_target()) continue;
       const Targets targets(name);
       Schedule schedule = testing::scheduled(Graph::parse(text));
