@@ -98,7 +98,7 @@ struct StageCompiler {
   const Targets& targets;
   const ExternFactory& externs;
   const PipelineOptions& options;
-  Capabilities capabilities;
+  std::shared_ptr<const Capabilities> capabilities;
   std::vector<int> numbers = {};  // inputs that are numbers of the host's
 
   // The graph as it runs, and what runs it.
@@ -122,13 +122,15 @@ struct StageCompiler {
   }
 
   PassContext context(std::vector<bool> constant) const {
-    return {std::move(constant), options.freeze, options.settings.strict, options.fuse, capabilities};
+    return {std::move(constant), options.freeze, options.settings.strict, options.fuse, capabilities.get()};
   }
 };
 
-Capabilities capabilities_of(const Target& target, const PipelineOptions& options) {
-  Capabilities out = target.capabilities();
-  if (!options.settings.contractions.library) out.contractions.clear();
+// Those of the target, as far as the options let it use its libraries.
+std::shared_ptr<const Capabilities> capabilities_of(const Target& target, const PipelineOptions& options) {
+  if (options.settings.contractions.library) return {std::shared_ptr<const Capabilities>(), &target.capabilities()};
+  auto out = std::make_shared<Capabilities>(target.capabilities());
+  out->contractions.clear();
   return out;
 }
 
@@ -176,7 +178,6 @@ Joint joint_of(const Trace& trace, const Program& program, const TracedGradients
 
 // The part of the program that is computed at once stays in `module` and `program`.
 std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, Program& program, Module& module) {
-  if (program.speculative) unsupported("gradients of a program that goes by what it computes");
   const Joint joint = joint_of(trace, program, traced);
   Partition parts = partition(*module.graph, joint);
   auto out = std::make_shared<BackwardStage>();
@@ -213,11 +214,12 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   dump("trace", "trace", [&] { return trace.str(); });
   verify_form("trace", trace);
   StageCompiler compiler{targets, externs, options, capabilities_of(main_target(trace, targets), options)};
-  out.program = functionalize(trace, {compiler.capabilities, options.lower});
+  out.program = functionalize(trace, {compiler.capabilities.get(), options.lower});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);
 
+  if (gradients.gradients > 0 && out.program.speculative) unsupported("gradients of a program that goes by what it computes");
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   Module module{out.program.graph, nullptr, nullptr};
   run_passes(module, Pass::Part::program, compiler.context(std::move(constant)), options.disabled_passes, &out.seconds, observe);

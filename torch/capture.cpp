@@ -157,7 +157,10 @@ void Capture::run(const std::function<void()>& program) {
 }
 
 void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers) {
-  for (at::Tensor& t : outputs) trace_.outputs.push_back(id_of_output(t));
+  for (at::Tensor& t : outputs) {
+    differentiable_.has_history.push_back(t.defined() && t.requires_grad());
+    trace_.outputs.push_back(id_of_output(t));
+  }
   for (const at::Tensor& t : unplaced_)
     if (!has_place(t)) fail_with("the program reads a tensor that is in none of the places where a later call would look for it");
   if (draws_) check_generators();
@@ -722,6 +725,11 @@ static c10::DispatchKey backend_of(const c10::OperatorHandle& op, const torch::j
   return c10::computeDispatchKey(std::nullopt, std::nullopt, found);
 }
 
+void Capture::refuse_hooks_on_saved() {
+  if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
+    fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);
+}
+
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
@@ -746,8 +754,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
-    if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
-      fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);
+    refuse_hooks_on_saved();
     if (draws) check_generators();
     draws_ |= draws;
     for (size_t i = 0; i < n; ++i) {
@@ -758,7 +765,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) written.emplace_back((*stack)[base + i].toTensor(), one->id);
     }
     add_hidden_mutations(out);
-    if (symbolic_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
+    if (symbolic_ || may_roll_back_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = draws || !name.starts_with("aten::");
     if (name.starts_with("aten::as_strided") && !std::holds_alternative<std::monostate>(out.args.back().value))

@@ -62,6 +62,8 @@ class Capture {
   // After an error, or when the recording cannot be used: the elements that the program has written and the state of random
   // numbers become what they were before, so that it can be run again. For symbolic captures only.
   void roll_back();
+  // Not only a capture with symbols, whose tensors stand for others, may be rolled back. To be said before the program runs.
+  void keep_for_roll_back() { may_roll_back_ = true, random_before_.add(c10::kCPU); }
   // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
   bool has_escaped();
 
@@ -179,6 +181,7 @@ class Capture {
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
+  void refuse_hooks_on_saved();
   void fail_with(Reason why, Outcome outcome = Outcome::unsupported);
   std::string at_line() const;
 
@@ -216,6 +219,7 @@ class Capture {
   std::vector<TensorId> tangents_;
   std::vector<at::Tensor> gradients_, real_tangents_;
   size_t gradient_count_ = 0;
+  bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;
   bool differentiates_ = false, draws_ = false;

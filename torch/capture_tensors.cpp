@@ -175,7 +175,7 @@ void Capture::fix_offset(int32_t storage) {
 // A device's generator is known before the program's first operation on the device.
 void Capture::meet(c10::Device d) {
   if (!is_compiled_for(d)) return;
-  if (symbolic_) random_before_.add(d);
+  if (symbolic_ || may_roll_back_) random_before_.add(d);
   if (!random_.add(d)) without_generator_ = d;
   auto is_like = [&](c10::Device known) { return known.type() == d.type(); };
   if (std::none_of(current_.begin(), current_.end(), is_like))

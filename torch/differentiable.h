@@ -13,6 +13,7 @@ struct Differentiable {
   std::vector<size_t> results;             // by tangent: the first position among the program's results
   std::vector<size_t> inputs;              // by gradient: position among the inputs, the lifted ones behind those given
   std::vector<std::vector<bool>> reaches;  // by tangent and gradient
+  std::vector<bool> has_history;           // by result of the program
   std::string why_not_again;               // why the program cannot be run again for the same results; empty if it can
   bool empty() const { return results.empty(); }
 };

@@ -122,7 +122,8 @@ class Function {
   struct Recorded {
     Attempt attempt;
     Results results;
-    bool has_history = false;  // for autograd
+    bool has_history = false;       // for autograd
+    bool must_run_eagerly = false;  // what the run has done was taken back
     std::unique_ptr<Capture> capture;
     std::vector<SymInt> ints, int_results;
     std::vector<std::optional<double>> floats;  // absent where they are no constants

@@ -119,6 +119,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     if (next && next->at_once) continue;
     if (outcome != Outcome::needs_gradients) plan_ = plan;  // as little as an error does
     settle(modes, recorded, next != nullptr);
+    if (recorded.must_run_eagerly) return run_eager(call, "");
     return std::move(recorded.results);
   }
 }
@@ -148,6 +149,10 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
     throw;
   }
   if (symbolic) note_fixed_sizes(*out.capture);
+  if (out.must_run_eagerly) {
+    attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is written", Fallback::eager}};
+    return out;
+  }
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
   if (symbolic && out.has_history) run_again(call, out);
@@ -196,6 +201,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   out.capture = std::make_unique<Capture>(tensors, sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
   Capture& capture = *out.capture;
   if (options_.whole) capture.refuse_reads_of_the_program();
+  if (!with_history.empty()) capture.keep_for_roll_back();
   std::vector<c10::SymInt> given;
   if (sizes)
     for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
@@ -219,6 +225,12 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   } catch (...) {
     if (sizes) capture.roll_back();
     throw;
+  }
+  auto is_written = [](const InputWithHistory& input) { return input.is_written(); };
+  if (!sizes && std::any_of(with_history.begin(), with_history.end(), is_written)) {  // the caller's tensor must get that history
+    capture.roll_back();
+    out.must_run_eagerly = true;
+    return;
   }
   describe_results(out);
   if (sizes) return;
@@ -251,7 +263,7 @@ void Function::describe_results(Recorded& out) const {
 Verdict Function::judge(const CallInputs& call, const Modes& modes, const Recorded& recorded) {
   const Capture& capture = *recorded.capture;
   if (!capture.verdict().is_good()) return capture.verdict();
-  if (modes.grad && capture.differentiable().empty() && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
+  if (modes.grad && !recorded.has_history && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
   if (!rules_.unwatched_state) return {};
   // What autograd saves of a program that gives results with a history is kept, too.

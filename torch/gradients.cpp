@@ -11,8 +11,10 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "compat.h"
+#include "devices.h"
 #include "externs.h"
 #include "support/error.h"
 
@@ -44,20 +46,36 @@ class CompiledCall : public ag::Node {
   ag::variable_list apply(ag::variable_list&& tangents) override {
     std::lock_guard lock(mutex_);
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
+    for (size_t t = 0; t < tangents.size(); ++t) {
+      if (!tangents[t].defined()) continue;
+      TORCH_CHECK(!results_[t].was_used, ag::ERR_BACKWARD_TWICE);
+      results_[t].is_in_use = true;
+    }
     std::vector<bool> wanted;
     for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
-    if (c10::GradMode::is_enabled()) return run_eagerly(tangents, std::move(wanted));
+    auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
+    if (c10::GradMode::is_enabled() || std::any_of(tangents.begin(), tangents.end(), is_other))
+      return run_eagerly(tangents, std::move(wanted));
     std::vector<at::Tensor> inputs;
     for (auto& [variable, own] : saved_) inputs.push_back(own.defined() ? own : variable.unpack(getptr()));
     return backward_->run(inputs, tangents, std::move(wanted), symbols_);
   }
 
+  // A result whose gradient was not asked for may still be differentiated, as far as somebody has it: eager frees what leads to the others.
   void release_variables() override {
     std::lock_guard lock(mutex_);
+    bool all_used = true;
+    for (Result& r : results_) {
+      r.was_used |= std::exchange(r.is_in_use, false);
+      all_used = all_used && (r.was_used || r.tensor.use_count() == 0);
+    }
+    if (!all_used) return;
     saved_.clear();
     given_.clear();
     released_ = true;
   }
+
+  void add_result(const at::Tensor& t) { results_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr())}); }
 
   // For gradients of gradients.
   void keep(const CallInputs& call) {
@@ -70,7 +88,7 @@ class CompiledCall : public ag::Node {
 
  private:
   ag::variable_list run_eagerly(const ag::variable_list& tangents, std::vector<bool> wanted) const {
-    constexpr const char* kWhat = "broach: gradients of gradients (create_graph=True) need the program to be run again";
+    constexpr const char* kWhat = "broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again";
     TORCH_CHECK(again_, kWhat, ", and it is not at hand. Call it without compiling it where they are needed.");
     TORCH_CHECK(backward_->why_not_again().empty(), kWhat, ", but ", backward_->why_not_again(),
                 ". Call it without compiling it where they are needed.");
@@ -90,6 +108,11 @@ class CompiledCall : public ag::Node {
   std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
   std::vector<int64_t> ints_;
   std::vector<double> floats_;
+  struct Result {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    bool is_in_use = false, was_used = false;  // in the backward under way; in one that has freed what it used
+  };
+  std::vector<Result> results_;  // by tangent
   bool released_ = false;
 };
 
@@ -151,6 +174,8 @@ InputWithHistory::InputWithHistory(at::Tensor given) : given_(std::move(given)),
 
 void InputWithHistory::connect() { node_->next_edges()[0] = ag::impl::gradient_edge(given_); }
 
+bool InputWithHistory::is_written() const { return inside_.grad_fn() != node_; }
+
 at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
   if (!result.defined() || result.is_same(inside_)) return result.defined() ? given_ : result;
   const bool window = result.has_storage() && result.storage().unsafeGetStorageImpl() == given_.storage().unsafeGetStorageImpl() &&
@@ -163,11 +188,18 @@ at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
 void Backward::connect(const CallInputs& call, const std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
   ag::edge_list edges;
-  for (size_t i : differentiable_.inputs) edges.push_back(ag::impl::gradient_edge(*inputs.tensors[i]));
+  for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
+    auto reaches = [g](const std::vector<bool>& of_result) { return of_result[g]; };
+    const bool reached = std::any_of(differentiable_.reaches.begin(), differentiable_.reaches.end(), reaches);
+    edges.push_back(reached ? ag::impl::gradient_edge(*inputs.tensors[differentiable_.inputs[g]]) : ag::Edge());
+  }
   NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols);
   node->set_next_edges(std::move(edges));
-  for (size_t r : differentiable_.results) ag::set_history(results[r], node);
   auto& compiled = static_cast<CompiledCall&>(*node);
+  for (size_t r : differentiable_.results) {
+    ag::set_history(results[r], node);
+    compiled.add_result(results[r]);
+  }
   compiled.keep(call);
   for (int i : stage_->inputs) compiled.save(*inputs.tensors[static_cast<size_t>(i)], false);
   for (int s : stage_->saved) {
@@ -218,7 +250,12 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
   std::vector<InputWithHistory> with_history;
   for (at::Tensor& t : inputs)
     if (t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
-  const std::vector<at::Tensor> results = program.run(inputs, call.ints, call.floats);
+  const bool create_graph = c10::GradMode::is_enabled();
+  std::vector<at::Tensor> results;
+  {
+    at::AutoGradMode on(true);
+    results = program.run(inputs, call.ints, call.floats);
+  }
   ag::edge_list roots, leaves;
   for (size_t t = 0; t < tangents.size(); ++t) {
     const size_t r = differentiable_.results[t];
@@ -237,7 +274,7 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
   }
   std::vector<at::Tensor> out(wanted.size());
   if (leaves.empty()) return out;
-  auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, /*create_graph=*/true,
+  auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
                                                             /*accumulate_grad=*/false, leaves);
   for (InputWithHistory& input : with_history) input.connect();
   for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);

@@ -34,6 +34,8 @@ class InputWithHistory {
   explicit InputWithHistory(at::Tensor given);
   const at::Tensor& given() const { return given_; }
   const at::Tensor& inside() const { return inside_; }
+  // Whether the program has written to it, so that it has another history.
+  bool is_written() const;
   // What the program made of it goes on with the history.
   void connect();
   // The program's result as it is outside: the given tensor, or a window of it, for the same of what stands for it.

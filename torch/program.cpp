@@ -61,6 +61,15 @@ void check_devices(const CompiledTrace& compiled) {
   }
 }
 
+// Whether gradients of gradients can be had by running the program again.
+Differentiable with_reason(Differentiable d, const Trace& trace, const Program& program) {
+  auto has_effect = [](const TraceOp& op) { return op.effect; };
+  if (std::any_of(trace.ops.begin(), trace.ops.end(), has_effect)) d.why_not_again = "it draws random numbers or has other effects";
+  else if (!program.mutated_inputs.empty()) d.why_not_again = "it writes to what it is given or holds";
+  else if (Autocast::now().is_on()) d.why_not_again = "it ran under autocast";
+  return d;
+}
+
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
@@ -79,13 +88,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   options = options_for(trace, std::move(options));
   CompiledTrace compiled = compile_trace(trace, constant, targets, make_extern, options, gradients);
   if (compiled.backward) {
-    Differentiable with_reason = differentiable;
-    auto has_effect = [](const TraceOp& op) { return op.effect; };
-    if (std::any_of(trace.ops.begin(), trace.ops.end(), has_effect))
-      with_reason.why_not_again = "it draws random numbers or has other effects";
-    else if (!compiled.program.mutated_inputs.empty()) with_reason.why_not_again = "it writes to what it is given or holds";
-    else if (Autocast::now().is_on()) with_reason.why_not_again = "it ran under autocast";
-    backward_ = std::make_shared<const Backward>(std::move(compiled.backward), std::move(with_reason), lifted_, targets, options);
+    backward_ = std::make_shared<const Backward>(std::move(compiled.backward), with_reason(differentiable, trace, compiled.program),
+                                                 lifted_, targets, options);
     required_grad_.assign(given_, false);
     for (size_t i : differentiable.inputs)
       if (i < given_) required_grad_[i] = true;
@@ -93,12 +97,36 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   check_devices(compiled);
   add_devices(trace);
   program_ = std::move(compiled.program);
+  has_history_ = differentiable.has_history;
   stats_.seconds = std::move(compiled.seconds);
   stages_ = std::move(compiled.stages);
   main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
   for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options);
   auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
+  add_reads(trace);
+  draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
+  std::vector<Shape> sizes, strides;
+  add_guards(trace, facts, constant_inputs, sizes, strides);
+  for (int m : program_.mutated_inputs)
+    if (std::none_of(program_.commits.begin(), program_.commits.end(), [m](const Program::Commit& c) { return c.input == m; }))
+      written_in_place_.push_back(m);
+  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
+  const Executable& executable = main_->executable();
+  can_fail_ = can_fail(executable.schedule()) || (prologue && can_fail(prologue->executable().schedule()));
+  stats_.code = executable.stats();
+  stats_.arena_bytes = executable.arena_bytes(sizes_.hints());
+  add_later_stats();
+  if (options.freeze)
+    weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
+}
+
+CompiledProgram::~CompiledProgram() {
+  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, -1);
+}
+
+void CompiledProgram::add_reads(const Trace& trace) {
   for (const ValueRead& r : trace.reads) {
     if (r.input >= 0) reads_.push_back(r);
     else read_values_.push_back(r.value);
@@ -106,8 +134,10 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
       stats_.guards.push_back(
           cat("read on the host", r.line >= 0 ? " at " + trace.lines[static_cast<size_t>(r.line)] : "", ": ", str(r.value)));
   }
-  draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
-  std::vector<Shape> sizes, strides;
+}
+
+void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs,
+                                 std::vector<Shape>& sizes, std::vector<Shape>& strides) {
   for (size_t i = 0; i < given_ + lifted_.size(); ++i) {
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
@@ -127,22 +157,6 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     if (facts[i].is_view || facts[i].storage_offset) asked_.push_back({i, facts[i].is_view, facts[i].storage_offset});
     if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
   }
-  for (int m : program_.mutated_inputs)
-    if (std::none_of(program_.commits.begin(), program_.commits.end(), [m](const Program::Commit& c) { return c.input == m; }))
-      written_in_place_.push_back(m);
-  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
-  const Executable& executable = main_->executable();
-  can_fail_ = can_fail(executable.schedule()) || (prologue && can_fail(prologue->executable().schedule()));
-  stats_.code = executable.stats();
-  stats_.arena_bytes = executable.arena_bytes(sizes_.hints());
-  add_later_stats();
-  if (options.freeze)
-    weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
-  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
-}
-
-CompiledProgram::~CompiledProgram() {
-  for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, -1);
 }
 
 static void add_stats(const ExecutableStats& more, ExecutableStats& to) {
@@ -321,9 +335,12 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& input
 
 std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh,
                                                  const SymbolValues& symbols) const {
-  return tensors_of(
+  std::vector<at::Tensor> out = tensors_of(
       program_.results, [&](size_t i) -> const at::Tensor& { return *inputs.tensors[i]; },
       [&](size_t i) -> const at::Tensor& { return fresh[i]; }, symbols.sizes);
+  for (size_t i = 0; i < has_history_.size(); ++i)
+    if (!has_history_[i] && program_.results[i].kind == ResultSpec::Kind::view_of_input && out[i].requires_grad()) out[i] = out[i].detach();
+  return out;
 }
 
 // Takes the values read on the host off the results' end.

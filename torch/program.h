@@ -101,6 +101,9 @@ class CompiledProgram {
   bool lies_the_same(at::TensorList inputs, std::string* why) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
+  void add_reads(const Trace& trace);
+  void add_guards(const Trace& trace, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs,
+                  std::vector<Shape>& sizes, std::vector<Shape>& strides);
   void add_later_stats();
   bool holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const;
   // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
@@ -145,6 +148,7 @@ class CompiledProgram {
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
+  std::vector<bool> has_history_;    // by result: of those that are windows of inputs
   std::vector<bool> required_grad_;  // by input that the caller gives; empty unless the program has gradients
   std::shared_ptr<const Backward> backward_;
   std::shared_ptr<const Runner> main_;

@@ -46,13 +46,16 @@ bool Capabilities::has(const Node& n) const {
   return true;
 }
 
-Capabilities all_capabilities() {
-  Capabilities all;
-  for (Op op : kOps)
-    for (DType t : kElementTypes) {
-      if (kind_of(op) == OpKind::heavy && is_floating(t)) all.contractions[{op, t}] = usual_ability(op, t);
-      if (kind_of(op) == OpKind::routine) all.routines.insert({op, t});
-    }
+const Capabilities& all_capabilities() {
+  static const Capabilities all = [] {
+    Capabilities all;
+    for (Op op : kOps)
+      for (DType t : kElementTypes) {
+        if (kind_of(op) == OpKind::heavy && is_floating(t)) all.contractions[{op, t}] = usual_ability(op, t);
+        if (kind_of(op) == OpKind::routine) all.routines.insert({op, t});
+      }
+    return all;
+  }();
   return all;
 }
 

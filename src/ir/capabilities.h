@@ -37,6 +37,6 @@ struct Capabilities {
 };
 
 // Of a target that has all contractions and routines, and behind a contraction what libraries usually have.
-Capabilities all_capabilities();
+const Capabilities& all_capabilities();
 
 }  // namespace broach

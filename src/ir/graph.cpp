@@ -1,7 +1,6 @@
 #include "ir/graph.h"
 
 #include <algorithm>
-#include <utility>
 #include <bit>
 #include <cmath>
 #include <utility>

@@ -33,7 +33,7 @@ Shape wished(const Shape& shape) { return shape.size() >= 3 ? channels_last_stri
 }  // namespace
 
 Graph lay_channels_last(const Graph& graph, const PassContext& c) {
-  const std::vector<bool> wishes = find_wishes(graph, c.capabilities);
+  const std::vector<bool> wishes = find_wishes(graph, *c.capabilities);
   std::vector<Placement> placements = graph.placements();
   for (const Node& n : graph.nodes())
     if (wishes[n.id] && n.op != Op::input && n.op != Op::dot) {

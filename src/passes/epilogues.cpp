@@ -103,7 +103,7 @@ class Matcher {
 
 }  // namespace
 
-Graph match_epilogues(const Graph& graph, const PassContext& c) { return c.fuse ? Matcher(graph, c.capabilities, c.strict).run() : graph; }
+Graph match_epilogues(const Graph& graph, const PassContext& c) { return c.fuse ? Matcher(graph, *c.capabilities, c.strict).run() : graph; }
 
 Epilogues epilogues_of(const Graph& graph) {
   Epilogues out;

@@ -30,7 +30,7 @@ struct PassContext {
   bool freeze = true;          // what depends on those alone may be computed once
   bool strict = false;         // every result is rounded as eager rounds it
   bool fuse = true;            // several operations may be computed at once
-  Capabilities capabilities = all_capabilities();
+  const Capabilities* capabilities = &all_capabilities();
 };
 
 struct Pass {

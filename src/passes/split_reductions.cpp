@@ -56,7 +56,7 @@ std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span
 
 Graph split_reductions(const Graph& graph, const PassContext& c) {
   return rewrite(graph,
-                 [&](GraphBuilder& b, const Node& n, std::span<const Value> in) { return rule(b, n, in, c.capabilities.reductions); });
+                 [&](GraphBuilder& b, const Node& n, std::span<const Value> in) { return rule(b, n, in, c.capabilities->reductions); });
 }
 
 }  // namespace broach

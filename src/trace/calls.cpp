@@ -104,7 +104,7 @@ std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::str
 bool Calls::supported_since(size_t before) const {
   const auto& nodes = b_.graph().nodes();
   for (size_t i = before; i < nodes.size(); ++i) {
-    if (!options_.capabilities.has(nodes[i])) return false;
+    if (!options_.capabilities->has(nodes[i])) return false;
     const DType t = nodes[i].results[0].dtype;
     if ((is_complex(t) || is_stored_only(t)) && !carries(nodes[i].op) && !(is_stored_only(t) && nodes[i].op == Op::cast)) return false;
   }

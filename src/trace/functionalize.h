@@ -49,8 +49,8 @@ struct Program {
 };
 
 struct FunctionalizeOptions {
-  Capabilities capabilities = all_capabilities();  // of the target; what it has not stays a call of the host's library
-  bool lower = true;                               // false: every op stays an extern call (used to bisect)
+  const Capabilities* capabilities = &all_capabilities();  // of the target; what it has not stays a call of the host's library
+  bool lower = true;                                       // false: every op stays an extern call (used to bisect)
 };
 
 // Throws Unsupported for programs whose meaning the graph cannot express.

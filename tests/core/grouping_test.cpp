@@ -26,7 +26,7 @@ return %8
 
 // What is computed behind the one contraction.
 std::string epilogue_of(const Graph& g, const Capabilities& capabilities, bool strict) {
-  const Epilogues e = epilogues_of(match_epilogues(g, {.constant = {}, .strict = strict, .capabilities = capabilities}));
+  const Epilogues e = epilogues_of(match_epilogues(g, {.constant = {}, .strict = strict, .capabilities = &capabilities}));
   const Contraction& c = e.contractions.begin()->second;
   std::string out = c.bias ? "bias" : "";
   for (const auto& [op, v] : c.epilogue) out += cat(out.empty() ? "" : " ", name_of(op));

@@ -74,7 +74,7 @@ def raised(fn):
 
 
 def leaf(*sizes, **options):
-    return torch.randn(*sizes, **options).requires_grad_()
+    return torch.randn(sizes, **options).requires_grad_()
 
 
 def grads(module):
