@@ -18,6 +18,7 @@ namespace broach {
 
 namespace {
 
+using cuda::Sizes;
 using Kernels = std::vector<std::shared_ptr<const Kernel>>;
 
 Kernels kernels_of(const Schedule& schedule) {
@@ -90,6 +91,104 @@ TEST_CASE("cuda: NVIDIA's compiler takes the kernels of a file of schedules") {
   add();
   compile(all, {90});
   if (std::getenv("BROACH_TEST_SHOW")) std::cout << cuda::emit_unit(all, {90});
+}
+
+// Rows of 63 elements: 16 threads side by side for each, elements in registers between the passes.
+TEST_CASE("cuda: a softmax is one kernel, which reads its rows once") {
+  const std::string text = emitted(
+      "kernel symbols 0\n  axis i0 < 8192\n  reduce i1 < 63\n  buffer b0 : f32\n  buffer b1 : f32\n  e0 = load b0[63*i0 + i1] : f32\n"
+      "  e1 = reduce_max(e0) : f32\n  e2 = sub(e0, e1) : f32\n  e3 = exp(e2) : f32\n  e4 = reduce_sum(e3) : f32\n"
+      "  e5 = div(e3, e4) : f32\n  b1[63*i0 + i1] = e5\n");
+  CHECK(text == R"GOLD(extern "C" __global__ void __launch_bounds__(128) k0(float* b0, float* b1) {
+  const int units = (8192);
+  int unit = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.y);
+  const bool is_unit = unit < units;
+  if (!is_unit) unit = units - 1;
+  const int i0 = unit;
+  float c0[4];
+  float c3[4];
+  float a1_0 = (-__int_as_float(0x7f800000));
+  #pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int step = t * 16 + static_cast<int>(threadIdx.x);
+    if (step < (63)) {
+      const int i1 = step;
+      const float v0_0 = *(b0 + ((63) * i0 + i1));
+      c0[t * 1 + 0] = v0_0;
+      a1_0 = Max::of(a1_0, v0_0);
+    }
+  }
+  const float v1 = over_row<16, Max>(a1_0);
+  float a4_0 = (0x0p+0f);
+  #pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int step = t * 16 + static_cast<int>(threadIdx.x);
+    if (step < (63)) {
+      const int i1 = step;
+      const float v2_0 = op_sub(c0[t * 1 + 0], v1);
+      const float v3_0 = op_exp(v2_0);
+      c3[t * 1 + 0] = v3_0;
+      a4_0 = Add::of(a4_0, v3_0);
+    }
+  }
+  const float v4 = over_row<16, Add>(a4_0);
+  #pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int step = t * 16 + static_cast<int>(threadIdx.x);
+    if (step < (63)) {
+      const int i1 = step;
+      if (is_unit) {
+        const float v5_0 = op_div(c3[t * 1 + 0], v4);
+        *(b1 + ((63) * i0 + i1)) = v5_0;
+      }
+    }
+  }
+}
+)GOLD");
+}
+
+// Two elements of f64 are 16 bytes; where the row of a matrix is an address of 16 bytes, so is every second column.
+TEST_CASE("cuda: elements side by side are one access") {
+  const std::string text = emitted(
+      "kernel symbols 1\n  axis i0 < s0\n  axis i1 < 768\n  buffer b0 : f64\n  buffer b1 : f64\n  buffer b2 : f64\n"
+      "  e0 = load b0[768*i0 + i1] : f64\n  e1 = load b1[i0] : f64\n  e2 = mul(e0, e1) : f64\n"
+      "  b2[768*i0 + i1] = e2\n");
+  CHECK(text == R"GOLD(extern "C" __global__ void __launch_bounds__(256) k0(double* b0, double* b1, double* b2, i64 S0) {
+  const int s0 = static_cast<int>(S0);
+  const int units = (384) * s0;
+  int unit = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
+  if (unit >= units) return;
+  const int i1 = ((unit) % ((384))) * 2;
+  const int unit_1 = (unit) / ((384));
+  const int i0 = unit_1;
+  const auto r0 = load_row<2>(b0 + ((768) * i0 + i1));
+  const double v0_0 = r0.x[0];
+  const double v1 = *(b1 + (i0));
+  const double v2_0 = op_mul(v0_0, v1);
+  const double v0_1 = r0.x[1];
+  const double v2_1 = op_mul(v0_1, v1);
+  store_row<2>(b2 + ((768) * i0 + i1), Row<double, 2>{{static_cast<double>(v2_0), static_cast<double>(v2_1)}});
+}
+)GOLD");
+}
+
+TEST_CASE("cuda: products as the library takes them") {
+  const auto form = [](Sizes x, Sizes xs, Sizes w, Sizes ws, Sizes y, Sizes ys) {
+    return cuda::ProductForm{{x, xs, DType::bf16}, {w, ws, DType::bf16}, {y, ys, DType::bf16}, {}, {}};
+  };
+  // A linear layer: the weight lies as [n, k].
+  auto plain = cuda::library_product(form({4, 8}, {8, 1}, {8, 16}, {1, 8}, {4, 16}, {16, 1}));
+  REQUIRE(plain);
+  CHECK((plain->weight.transposed && !plain->x.transposed && plain->weight.leading == 8 && plain->x.leading == 8));
+  CHECK((plain->result.rows == 16 && plain->result.columns == 4 && plain->batches == 1 && plain->starts.size() == 1));
+  // Heads of attention, [b, h] of [b, s, h, d]: the larger dimension is the library's, the other one calls; what is not read lies as the result.
+  auto heads = cuda::library_product(form({2, 4, 5, 8}, {160, 8, 32, 1}, {2, 4, 8, 5}, {160, 8, 1, 32}, {2, 4, 5, 5}, {100, 25, 5, 1}));
+  REQUIRE(heads);
+  CHECK((heads->batches == 4 && heads->starts.size() == 2 && heads->x.batch_stride == 8 && heads->result.batch_stride == 25));
+  CHECK((heads->starts[1].x == 160 && heads->starts[1].result == 100 && heads->added.batch_stride == 25));
+  // No dimension of x has its elements side by side; results lie in columns.
+  CHECK(!cuda::library_product(form({4, 8}, {16, 2}, {8, 16}, {16, 1}, {4, 16}, {16, 1})));
+  CHECK(!cuda::library_product(form({4, 8}, {8, 1}, {8, 16}, {16, 1}, {4, 16}, {1, 4})));
 }
 
 }  // namespace broach

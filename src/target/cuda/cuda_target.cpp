@@ -9,6 +9,7 @@
 #include "target/cuda/contraction.h"
 #include "target/cuda/kernels.h"
 #include "target/cuda/libraries.h"
+#include "target/cuda/routine.h"
 
 namespace broach {
 
@@ -44,11 +45,12 @@ class CudaTarget : public Target {
   std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const override {
     return cuda::make_contraction(step, settings);
   }
-  std::shared_ptr<const CompiledRoutine> routine(const Operation&) const override { return nullptr; }
+  std::shared_ptr<const CompiledRoutine> routine(const Operation& operation) const override { return cuda::make_routine(operation); }
   const Capabilities& capabilities() const override {
     static const Capabilities known = [] {
       Capabilities c;
       for (DType t : {DType::f16, DType::bf16, DType::f32, DType::f64}) c.contractions[{Op::dot, t}] = cuda::product_ability();
+      std::erase_if(c.routines = all_capabilities().routines, [](const auto& row) { return !cuda::has_routine(row.first, row.second); });
       c.reductions = {int64_t{1} << 16, 528, 64};
       return c;
     }();

@@ -179,6 +179,7 @@ class KernelEmitter : ExpressionEmitter {
         close();
       });
     }
+    if (std::ranges::all_of(k_.stores, [&](const KernelStore& s) { return p_.is_inside(s); })) return;
     open(p_.shape == Shape::rows ? "if (is_unit && threadIdx.x == 0)" : "if (is_unit && threadIdx.y == 0)");
     store_those(false);
     close();

@@ -214,7 +214,8 @@ std::string Nvrtc::machine_code(const std::string& source, int architecture, boo
   } owned{*this};
   if (create(&owned.program, source.c_str(), "broach.cu", 0, nullptr, nullptr) != 0) unsupported("cuda: the compiler takes no program");
   const std::string arch = cat("--gpu-architecture=sm_", architecture);
-  const char* options[] = {arch.c_str(), "--std=c++17", contract ? "--fmad=true" : "--fmad=false", "--device-as-default-execution-space", "--disable-warnings"};
+  const char* options[] = {arch.c_str(), "--std=c++17", contract ? "--fmad=true" : "--fmad=false", "--device-as-default-execution-space",
+                           "--disable-warnings"};
   const int result = compile(owned.program, 5, options);
   if (result != 0) {
     size_t bytes = 0;

@@ -202,11 +202,11 @@ template <int N, class F, class T> FN T over_row(T x) {
 #pragma unroll
   for (int d = (N < 32 ? N : 32) / 2; d > 0; d /= 2) x = F::of(x, from_lane(x, d));
   if (N > 32) {
-    __shared__ T part[N > 32 ? N / 32 : 1];
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+    __shared__ T part[N < 128 ? 128 / N : 1][N > 32 ? N / 32 : 1];
+    if (threadIdx.x % 32 == 0) part[threadIdx.y][threadIdx.x / 32] = x;
     __syncthreads();
-    x = part[0];
-    for (int w = 1; w < N / 32; ++w) x = F::of(x, part[w]);
+    x = part[threadIdx.y][0];
+    for (int w = 1; w < N / 32; ++w) x = F::of(x, part[threadIdx.y][w]);
     __syncthreads();
   }
   return x;

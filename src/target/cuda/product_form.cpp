@@ -132,6 +132,7 @@ std::optional<LibraryProduct> library_product(const ProductForm& f) {
     out.added = *added;
   }
   Batches batches(f, out);
+  if (!out.adds) out.added = out.result;  // what is not read has to lie like the result
   constexpr size_t kMostCalls = 8;
   if (out.starts.size() > kMostCalls) return std::nullopt;
   return out;
