@@ -13,6 +13,7 @@
 #include "target/cuda/kernels.h"
 #include "target/cuda/libraries.h"
 #include "target/cuda/product_form.h"
+#include "target/target.h"
 
 namespace broach {
 
@@ -91,6 +92,37 @@ TEST_CASE("cuda: NVIDIA's compiler takes the kernels of a file of schedules") {
   add();
   compile(all, {90});
   if (std::getenv("BROACH_TEST_SHOW")) std::cout << cuda::emit_unit(all, {90});
+}
+
+// On a GPU: a kernel that was saved does what the one did that it was made of.
+TEST_CASE("cuda: saved kernels are loaded") {
+  try {
+    cuda::Driver::get();
+  } catch (const Unsupported& e) {
+    MESSAGE("skipped: ", e.what());
+    return;
+  }
+  const Target& target = *cuda_target();
+  auto kernel = std::make_shared<const Kernel>(Kernel::parse(
+      "kernel symbols 1\n  axis i0 < s0\n  reduce i1 < 100\n  buffer b0 : f32\n  buffer b1 : f32\n  e0 = load b0[100*i0 + i1] : f32\n"
+      "  e1 = reduce_sum(e0) : f32\n  b1[i0] = e1\n"));
+  const CompiledKernels made = target.compile(std::span(&kernel, 1), {.save = true});
+  const std::string bytes = target.save({made[0], made[0]});
+  const CompiledKernels loaded = target.load(bytes);
+  REQUIRE(loaded.size() == 2);
+  CHECK_THROWS_AS(target.load(bytes.substr(0, bytes.size() / 2)), Unsupported);
+
+  ErrorFlag errors;
+  const RunContext run{.device = {DeviceKind::cuda, 0}, .memory = &target.memory(), .errors = &errors};
+  const MemoryLease x(target.memory(), 500 * sizeof(float), nullptr), y(target.memory(), 5 * sizeof(float), nullptr);
+  std::vector<float> in(500), out(5);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i / 100 + 1);
+  target.copy(x.data(), in.data(), in.size() * sizeof(float), false, run);
+  void* buffers[] = {x.data(), y.data()};
+  const int64_t rows = 5;
+  loaded[1]->launch(buffers, &rows, run);
+  target.copy(out.data(), y.data(), out.size() * sizeof(float), true, run);
+  for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == 100.0F * static_cast<float>(i + 1));
 }
 
 // Rows of 63 elements: 16 threads side by side for each, elements in registers between the passes.

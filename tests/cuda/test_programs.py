@@ -15,7 +15,8 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def _close(have, want, dtype=None):
-    tolerance = {torch.bfloat16: (1.6e-2, 1.6e-2), torch.float16: (2e-3, 2e-3)}.get(dtype, (1e-4, 1e-4))
+    # Eager rounds to the low precision after each operation, a kernel once: two units of the last place of what is added up.
+    tolerance = {torch.bfloat16: (1.6e-2, 1.6e-2), torch.float16: (2e-3, 4e-3)}.get(dtype, (1e-4, 1e-4))
     torch.testing.assert_close(have, want, rtol=tolerance[0], atol=tolerance[1], equal_nan=True)
 
 
@@ -41,7 +42,7 @@ def _agree(program, *args, dtype=None, calls=3, native=True, **options):
 
 
 def _on_gpu(*sizes, dtype=torch.float32):
-    return torch.randn(*sizes, device="cuda", dtype=dtype)
+    return torch.randn(sizes, device="cuda", dtype=dtype)
 
 
 # ---- kernels ----
