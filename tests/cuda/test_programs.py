@@ -379,3 +379,33 @@ def test_threads():
     for t in threads:
         t.join()
     assert not errors, errors[0]
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions", "gpt2"])
+def test_gradients(name):
+    """Parameters' gradients and the input's are eager's, whoever computes them."""
+    if name == "mlp":
+        model, x = Mlp(64).cuda(), _on_gpu(8, 64).requires_grad_()
+    elif name == "convolutions":
+        model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).cuda(), _on_gpu(4, 3, 8, 8)
+    else:
+        gpt = _transformer("gpt2", torch.float32).train(False)
+        model, x = gpt, torch.randint(1000, (2, 32), device="cuda")
+
+    def loss(x):
+        out = model(x)
+        out = out if isinstance(out, torch.Tensor) else out[0]
+        return (out * torch.linspace(0, 1, out.shape[-1], device="cuda")).square().sum()
+
+    def gradients(program):
+        wanted = [*model.parameters(), *([x] if x.requires_grad else [])]
+        return torch.autograd.grad(program(x), wanted, allow_unused=True)
+
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    want, compiled = gradients(loss), broach.compile(loss)
+    for _ in range(4):
+        model.load_state_dict(state)
+        for a, b in zip(gradients(compiled), want):
+            assert (a is None) == (b is None)
+            if a is not None:
+                assert (a - b).norm() <= 1e-3 * b.norm() + 1e-4, (a - b).norm() / b.norm()
