@@ -231,6 +231,14 @@ def test_products(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_with_rows_that_begin_between_pieces(dtype):
+    dtype = DTYPES[dtype]
+    x, w, b = _on_gpu(300, 600, dtype=dtype), _on_gpu(5003, 600, dtype=dtype) / 24, _on_gpu(5003, dtype=dtype)
+    for program in (lambda x, w, b: F.linear(x, w, b), lambda x, w, b: F.linear(x, w)):
+        assert set(_agree(program, x, w, b, dtype=dtype).picks) == {"cublaslt"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_products_of_stacks(dtype):
     dtype = DTYPES[dtype]
     q, k = _on_gpu(2, 30, 4, 16, dtype=dtype), _on_gpu(2, 25, 4, 16, dtype=dtype)

@@ -87,7 +87,6 @@ class KernelEmitter : ExpressionEmitter {
       cache_step_.clear();
       if (!whole) close();
     } else {
-      line("#pragma unroll 4");  // loads that do not wait for each other
       open(cat("for (", index_type(), " step = ", thread, "; step < ", all, "; step += ", p_.team, ")"));
       stand(p_.step_axes, "step", lanes);
       body();

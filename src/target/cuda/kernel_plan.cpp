@@ -143,7 +143,7 @@ class Planner {
         const auto operand = static_cast<size_t>(a);
         is_last[operand] = is_last[operand] || k_.exprs[i].kind == Kind::reduction || passes[i] < passes[operand];
       });
-    int64_t left = p_.team > 512 ? 32 : 64;  // of the registers that a thread of so large a block has
+    int64_t left = 64;
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const bool worth = k_.exprs[i].kind == Kind::load || k_.exprs[i].kind == Kind::op;
       if (!worth || !is_last[i] || passes[i] < 2 || !p_.inner[i] || left < p_.trips * p_.lanes) continue;
