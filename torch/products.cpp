@@ -25,8 +25,13 @@ namespace {
 
 c10::IntArrayRef list(std::span<const int64_t> v) { return {v.data(), v.size()}; }
 
-at::Tensor tensor(const HostWindow& t) {
-  return at::from_blob(t.data, list(t.sizes), list(t.strides), at::TensorOptions().dtype(scalar_type(t.dtype)));
+at::Tensor tensor(const HostContraction& c, const HostWindow& t) {
+  const c10::Device device = device_of(c.device);
+  return at::for_blob(t.data, list(t.sizes))
+      .strides(list(t.strides))
+      .options(at::TensorOptions().dtype(scalar_type(t.dtype)).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 // ATen adds biases of the same type only.
@@ -34,7 +39,7 @@ bool has_bias(const HostContraction& c) { return c.bias.data && c.bias.dtype == 
 
 at::Tensor convolution(const HostContraction& c) {
   const Operation& n = c.operation;
-  at::Tensor x = tensor(c.x), w = tensor(c.weight), bias = has_bias(c) ? tensor(c.bias) : at::Tensor();
+  at::Tensor x = tensor(c, c.x), w = tensor(c, c.weight), bias = has_bias(c) ? tensor(c, c.bias) : at::Tensor();
   return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0,
                          list(c.output_padding), n.integer(Attr::groups));
 }
@@ -47,8 +52,8 @@ at::Tensor with_batch_of(const at::Tensor& t, const at::Tensor& result) {
 
 // Into the result where ATen can, and where nothing that is read later lies there.
 at::Tensor product(const HostContraction& c, const at::Tensor& result, bool in_place) {
-  at::Tensor a = with_batch_of(tensor(c.x), result), b = with_batch_of(tensor(c.weight), result);
-  at::Tensor bias = has_bias(c) ? tensor(c.bias) : at::Tensor(), r = in_place ? result : at::Tensor();
+  at::Tensor a = with_batch_of(tensor(c, c.x), result), b = with_batch_of(tensor(c, c.weight), result);
+  at::Tensor bias = has_bias(c) ? tensor(c, c.bias) : at::Tensor(), r = in_place ? result : at::Tensor();
   if (result.dim() == 2 && bias.defined()) return r.defined() ? at::addmm_out(r, bias, a, b) : at::addmm(bias, a, b);
   if (result.dim() == 2) r = r.defined() ? at::mm_out(r, a, b) : at::mm(a, b);
   else if (result.dim() == 3) r = r.defined() ? at::bmm_out(r, a, b) : at::bmm(a, b);
@@ -64,13 +69,13 @@ struct Following {
 c10::SmallVector<Following, 4> operations_behind(const HostContraction& c) {
   c10::SmallVector<Following, 4> out;
   if (c.bias.data && !has_bias(c)) {
-    at::Tensor bias = tensor(c.bias);
+    at::Tensor bias = tensor(c, c.bias);
     std::vector<int64_t> sizes(c.result.sizes.size(), 1);
     if (c.operation.op == Op::conv) sizes[1] = bias.numel(), bias = bias.reshape(sizes);
     out.push_back({Op::add, bias});
   }
   size_t next = 0;
-  for (const Epilogue& e : c.epilogue) out.push_back({e.op, e.operand ? tensor(c.operands[next++]) : at::Tensor()});
+  for (const Epilogue& e : c.epilogue) out.push_back({e.op, e.operand ? tensor(c, c.operands[next++]) : at::Tensor()});
   return out;
 }
 
@@ -101,7 +106,7 @@ bool overlap(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 void aten_contraction(const HostContraction& c) {
-  at::Tensor result = tensor(c.result);
+  at::Tensor result = tensor(c, c.result);
   c10::SmallVector<Following, 4> following = operations_behind(c);
   const bool in_place = std::none_of(following.begin(), following.end(),
                                      [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });

@@ -27,7 +27,7 @@ std::string value_text(const at::Tensor& t) {
   return s.isBoolean() ? str(Scalar(s.toBool())) : s.isIntegral(false) ? str(Scalar(s.toLong())) : str(Scalar(s.toDouble()));
 }
 
-// Off the CPU other settings hold, and ATen's contractions are not given the memory: they take the host's.
+// Off the CPU other settings hold, and ATen's contractions take no memory but the host's and what the target for CUDA says is a device's.
 PipelineOptions options_for(const Trace& trace, PipelineOptions options) {
   auto off_the_cpu = [](const TraceTensor& t) { return t.type.device.kind != DeviceKind::cpu; };
   auto found = std::find_if(trace.tensors.begin(), trace.tensors.end(), off_the_cpu);
@@ -35,7 +35,7 @@ PipelineOptions options_for(const Trace& trace, PipelineOptions options) {
   const bool pinned = options.settings.contractions.deterministic;
   options.settings.contractions = contraction_rules(found->type.device.kind);
   options.settings.contractions.deterministic |= pinned;
-  options.settings.host_contraction = nullptr;
+  if (found->type.device.kind != DeviceKind::cuda) options.settings.host_contraction = nullptr;
   return options;
 }
 

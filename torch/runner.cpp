@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "compat.h"
+#include "cuda.h"
 #include "externs.h"
 
 namespace broach {
@@ -67,6 +68,8 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
   frame.symbols = symbols;
   frame.data.assign(schedule.buffers.size(), nullptr);
   frame.threads = &kThreads;
+  const std::optional<DeviceUse> use = device_ ? device_use(*device_) : std::nullopt;
+  if (use) frame.devices = {&*use, 1};
   frame.host = &host;
   frame.release = release_extern_result;
   frame.packs = packs;

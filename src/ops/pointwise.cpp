@@ -270,10 +270,10 @@ bool divides(OpCall& c, size_t i) {
   return n->op == Op::scalar && as_double(n->get<Scalar>(Attr::value)) != 0;
 }
 
-// Argument i as a divisor: where it may be zero, the call raises an error, as eager's does.
+// Argument i as a divisor: where it may be zero, the call raises an error, as eager's does (which does not look on a GPU).
 Value divisor(OpCall& c, size_t i, DType t) {
   Value y = operand(c, i, t);
-  if (!is_integral(t) || divides(c, i)) return y;
+  if (!is_integral(t) || c.result().device.kind == DeviceKind::cuda || divides(c, i)) return y;
   // Reading past the end of a vector is what kernels report.
   Value zero = c.b.cast(with_number(c.b, Op::eq, y, int64_t{0}), DType::i64);
   return broadcast(c.b, Op::add, y, c.b.cast(take(c.b, positions(c.b, 1), zero, 0), t));

@@ -331,7 +331,7 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
 
 void Executable::settle(Contexts contexts) const {
   for (size_t p = 0; p < parts_.size(); ++p)
-    if (parts_[p].target) parts_[p].target->wait(contexts[p]);
+    if (parts_[p].target && parts_[p].target->must_wait()) parts_[p].target->wait(contexts[p]);
   raise(*contexts[0].errors);
 }
 

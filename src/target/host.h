@@ -1,4 +1,4 @@
-// What the host's own library offers to a target that runs on the host: contractions, as candidates beside the target's own.
+// What the host's own library offers to a target: contractions, as candidates beside the target's own.
 #pragma once
 
 #include <span>
@@ -23,6 +23,7 @@ struct HostContraction {
   std::span<const int64_t> padding, output_padding;
   std::span<const Epilogue> epilogue;
   std::span<const HostWindow> operands;  // one for each epilogue with an operand, as large as the result or broadcast to it
+  Device device = {};                    // where all of these lie; the work goes into the device's current queue
 };
 
 using HostContractionFunction = void (*)(const HostContraction&);

@@ -119,7 +119,7 @@ struct ContractionRules {
 struct CompileSettings {
   bool strict = false;  // round and contract as eager does; fold nothing into weights
   ContractionRules contractions;
-  HostContractionFunction host_contraction = nullptr;  // a candidate wherever the target runs on the host; null: there is none
+  HostContractionFunction host_contraction = nullptr;  // a candidate beside the target's own; null: there is none
   int threads = 0;                                     // for compiling; 0: as many as the machine has
   // Called as kernels become ready: (done, all).
   std::function<void(int, int)> progress;
@@ -150,6 +150,8 @@ class Target {
   virtual Memory& memory() const = 0;
   // Between the host and the device, and in the queue's order. To the host it is done when the call returns.
   virtual void copy(void* to, const void* from, size_t bytes, bool to_host, const RunContext& run) const = 0;
+  // Whether errors of a run are known only when it has been waited for; else they reach the program by themselves.
+  virtual bool must_wait() const { return true; }
   // Waits until the queue is empty, so that all its errors are reported. Throws what the work itself threw.
   virtual void wait(const RunContext& run) const = 0;
   // The same where nobody wants to know: a run that ended early leaves no work behind.
@@ -166,6 +168,8 @@ void set_target(DeviceKind kind, const Target* target);
 
 // The target for the machine's CPU; null in a build without LLVM.
 const Target* cpu_target();
+// The target for NVIDIA's GPUs. Whether there is one shows as it is first used, since the driver's library is opened at run time.
+const Target* cuda_target();
 // The target that interprets: very slow, for tests that hold every target against it. Its memory is its own, as a GPU's is.
 const Target* reference_target();
 

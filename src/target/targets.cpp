@@ -9,6 +9,7 @@
 // By name: a function NAME_target() of its folder, and the kind of its devices.
 #define TARGETS(TARGET) \
   TARGET(cpu, cpu)      \
+  TARGET(cuda, cuda)    \
   TARGET(reference, other)
 
 namespace broach {

@@ -91,9 +91,9 @@ def test_passes(kind, value):
     refused(kind, "'disable_passes'", "list of names", repr(value), *_C.pass_names(), options={"disable_passes": value})
 
 
-@pytest.mark.parametrize("kind, value", [(ValueError, "cuda"), (ValueError, ""), (TypeError, None), (TypeError, ["cpu"])], ids=repr)
+@pytest.mark.parametrize("kind, value", [(ValueError, "tpu"), (ValueError, ""), (TypeError, None), (TypeError, ["cpu"])], ids=repr)
 def test_targets(kind, value):
-    refused(kind, "'target'", "'cpu', 'reference'", repr(value), options={"target": value})
+    refused(kind, "'target'", "'cpu', 'cuda', 'reference'", repr(value), options={"target": value})
 
 
 def test_the_decorator_is_checked_where_it_is_written():

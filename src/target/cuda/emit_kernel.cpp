@@ -1,0 +1,193 @@
+#include "target/cuda/emit_kernel.h"
+
+#include <algorithm>
+
+#include "target/cuda/expression_emitter.h"
+
+namespace broach::cuda {
+
+namespace {
+
+using Shape = KernelPlan::Shape;
+
+class KernelEmitter : ExpressionEmitter {
+ public:
+  KernelEmitter(const KernelPlan& plan, const std::string& name) : ExpressionEmitter(plan, name) {}
+
+  std::string run() {
+    depth_ = 0;
+    open(head());
+    unit();
+    for (const auto& stage : p_.stages) reduce(stage);
+    store_all();
+    close();
+    return std::move(out_);
+  }
+
+ private:
+  std::string head() const {
+    std::string out = cat("extern \"C\" __global__ void __launch_bounds__(", p_.block_threads(), ") ", name_, "(");
+    for (size_t b = 0; b < k_.buffers.size(); ++b) out += cat(b ? ", " : "", stored_type(k_.buffers[b]), "* b", b);
+    for (int s = 0; s < k_.symbols; ++s) out += cat(k_.buffers.empty() && s == 0 ? "" : ", ", "i64 S", s);
+    for (int p = 0; p < k_.parameters; ++p) out += cat(", double p", p);
+    return out + ")";
+  }
+
+  // The unit of this thread, and where its axes stand. A team stays whole for its reductions: behind the last unit it repeats that.
+  void unit() {
+    for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+    const bool rows = p_.shape == Shape::rows;
+    line("const ", index_type(), " units = ", index(p_.units, 0), ";");
+    line(index_type(), " unit = static_cast<", index_type(), ">(blockIdx.x) * ", p_.width, " + static_cast<int>(threadIdx.",
+         rows ? "y" : "x", ");");
+    if (p_.has_reductions()) {
+      line("const bool is_unit = unit < units;");
+      line("if (!is_unit) unit = units - 1;");
+    } else {
+      line("if (unit >= units) return;");
+    }
+    stand(p_.unit_axes, "unit", rows ? 1 : p_.lanes);
+    for (int e : p_.cached) line(computed_type(p_.expr(e).dtype), " c", e, "[", p_.trips * p_.lanes, "];");
+  }
+
+  // The positions of these axes, of which the last has `lanes` elements to a count.
+  void stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes) {
+    std::string rest = count;
+    for (size_t i = axes.size(); i-- > 0;) {
+      const KernelAxis& axis = k_.axes[axes[i]];
+      const bool last = i + 1 == axes.size();
+      const SymInt extent = last && lanes > 1 ? floordiv(axis.extent, lanes) : axis.extent;
+      const std::string at = i == 0 ? rest : cat("(", rest, ") % (", index(extent, 0), ")");
+      line("const ", index_type(), " i", axis.id - kFirstAxis, " = ", last && lanes > 1 ? cat("(", at, ") * ", lanes) : at, ";");
+      if (i > 0) {
+        const std::string next = cat(count, "_", i);
+        line("const ", index_type(), " ", next, " = (", rest, ") / (", index(extent, 0), ");");
+        rest = next;
+      }
+    }
+  }
+
+  // Each of the team's steps, as this thread takes them: `body` is written once.
+  template <class Body>
+  void for_steps(const Body& body) {
+    const bool rows = p_.shape == Shape::rows;
+    const int64_t lanes = rows ? p_.lanes : 1;
+    const std::string thread = rows ? "static_cast<int>(threadIdx.x)" : "static_cast<int>(threadIdx.y)";
+    const std::string all = lanes > 1 ? cat("(", index(p_.steps, 0), ") / ", lanes) : index(p_.steps, 0);
+    const auto values = values_;
+    if (p_.trips > 0) {
+      line("#pragma unroll");
+      open(cat("for (int t = 0; t < ", p_.trips, "; ++t)"));
+      line("const ", index_type(), " step = t * ", p_.team, " + ", thread, ";");
+      const bool whole = p_.steps.constant() % (lanes * p_.team) == 0;
+      if (!whole) open(cat("if (step < ", all, ")"));
+      cache_step_ = "t";
+      stand(p_.step_axes, "step", lanes);
+      body();
+      cache_step_.clear();
+      if (!whole) close();
+    } else {
+      open(cat("for (", index_type(), " step = ", thread, "; step < ", all, "; step += ", p_.team, ")"));
+      stand(p_.step_axes, "step", lanes);
+      body();
+    }
+    close();
+    values_ = values;
+  }
+
+  // ---- reductions ----
+
+  DType reduced_dtype(const KernelExpr& r) const { return is_index_reduction(r.op) ? p_.expr(r.args[0]).dtype : r.dtype; }
+  std::string accumulator_type(const KernelExpr& r) const {
+    const std::string value = computed_type(reduced_dtype(r));
+    return is_index_reduction(r.op) ? cat("Best<", value, ">") : value;
+  }
+  static std::string accumulator(int r, int64_t lane) { return cat("a", r, "_", lane); }
+
+  std::string identity(const KernelExpr& r) const {
+    const DType t = reduced_dtype(r);
+    switch (r.op) {
+      case Op::reduce_sum: return constant_text(int64_t{0}, t);
+      case Op::reduce_prod: return constant_text(int64_t{1}, t);
+      case Op::reduce_max: return constant_text(t == DType::b1 ? Scalar(false) : lowest(t), t);
+      case Op::reduce_min: return constant_text(t == DType::b1 ? Scalar(true) : highest(t), t);
+      default: return cat("{", constant_text(int64_t{0}, t), ", -1}");
+    }
+  }
+
+  static std::string combine(const KernelExpr& r) {
+    switch (r.op) {
+      case Op::reduce_sum: return "Add";
+      case Op::reduce_prod: return "Mul";
+      case Op::reduce_max: return "Max";
+      case Op::reduce_min: return "Min";
+      default: return r.op == Op::reduce_argmax ? "Arg<true>" : "Arg<false>";
+    }
+  }
+
+  // In rows the lanes are parts of one result, else results of their own.
+  int64_t results(int r) const { return p_.shape == Shape::rows || !p_.varies(r) ? 1 : p_.lanes; }
+
+  void reduce(const std::vector<int>& stage) {
+    for (int r : stage)
+      for (int64_t l = 0; l < results(r); ++l) line(accumulator_type(p_.expr(r)), " ", accumulator(r, l), " = ", identity(p_.expr(r)), ";");
+    std::vector<bool> needed(k_.exprs.size());
+    for_steps([&] {
+      for (int64_t l = 0; l < p_.lanes; ++l)
+        for (int r : stage)
+          if (p_.shape == Shape::rows) accumulate(r, l, accumulator(r, 0));
+          else if (l < results(r)) accumulate(r, l, accumulator(r, l));
+    });
+    for (int r : stage) {
+      collect_needed(k_, p_.expr(r).args[0], needed);
+      for (int64_t l = 0; l < results(r); ++l) finish(r, l);
+    }
+    for (int e : p_.cached)
+      if (needed[static_cast<size_t>(e)]) filled_.insert(e);
+  }
+
+  void accumulate(int r, int64_t lane, const std::string& sum) {
+    const KernelExpr& e = p_.expr(r);
+    std::string x = value(e.args[0], lane);
+    if (is_index_reduction(e.op)) x = cat(accumulator_type(e), "{", x, ", ", index(e.access.index, lane), "}");
+    line(sum, " = ", combine(e), "::of(", sum, ", ", x, ");");
+  }
+
+  void finish(int r, int64_t lane) {
+    const KernelExpr& e = p_.expr(r);
+    const std::string name = cat("v", r, p_.varies(r) ? cat("_", lane) : "");
+    const std::string over = p_.shape == Shape::rows ? "over_row<" : "over_column<";
+    line("const ", computed_type(e.dtype), " ", name, " = ", over, p_.team, ", ", combine(e), ">(", accumulator(r, lane), ")",
+         is_index_reduction(e.op) ? ".at" : "", ";");
+    values_[{r, lane}] = name;
+  }
+
+  // ---- stores ----
+
+  void store_all() {
+    auto store_those = [&](bool inside) {
+      for (const KernelStore& s : k_.stores)
+        if (p_.is_inside(s) == inside) store(s);
+    };
+    if (!p_.has_reductions()) return store_those(false);
+    if (p_.stores_inside()) {
+      for_steps([&] {
+        open("if (is_unit)");
+        const auto values = values_;
+        store_those(true);
+        values_ = values;
+        close();
+      });
+    }
+    if (std::ranges::all_of(k_.stores, [&](const KernelStore& s) { return p_.is_inside(s); })) return;
+    open(p_.shape == Shape::rows ? "if (is_unit && threadIdx.x == 0)" : "if (is_unit && threadIdx.y == 0)");
+    store_those(false);
+    close();
+  }
+};
+
+}  // namespace
+
+std::string emit_kernel(const KernelPlan& plan, const std::string& name) { return KernelEmitter(plan, name).run(); }
+
+}  // namespace broach::cuda

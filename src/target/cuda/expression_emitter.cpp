@@ -1,0 +1,202 @@
+#include "target/cuda/expression_emitter.h"
+
+#include <cmath>
+#include <complex>
+#include <cstdio>
+#include <cstring>
+
+namespace broach::cuda {
+
+using Kind = KernelExpr::Kind;
+
+// ---- element types ----
+
+std::string stored_type(DType t) {
+  if (t == DType::f16 || t == DType::bf16) return "unsigned short";
+  return t == DType::b1 ? "unsigned char" : computed_type(t);
+}
+
+std::string computed_type(DType t) {
+  switch (t) {
+    case DType::b1: return "bool";
+    case DType::u8: return "unsigned char";
+    case DType::i8: return "signed char";
+    case DType::i16: return "short";
+    case DType::i32: return "int";
+    case DType::i64: return "i64";
+    case DType::f16:
+    case DType::bf16:
+    case DType::f32: return "float";
+    case DType::f64: return "double";
+    // Carried as they are: arithmetic on complex numbers is taken apart before.
+    case DType::c32: return "unsigned";
+    case DType::c64: return "u64";
+    case DType::c128: return "Bits16";
+    default: unsupported("cuda: no code for elements of type ", name_of(t));
+  }
+}
+
+std::string from_memory(const std::string& x, DType t) {
+  if (t == DType::b1) return cat("(", x, " != 0)");
+  if (t == DType::f16 || t == DType::bf16) return cat("from_", name_of(t), "(", x, ")");
+  return x;
+}
+
+std::string to_memory(const std::string& x, DType t) {
+  return t == DType::f16 || t == DType::bf16 ? cat("to_", name_of(t), "(", x, ")") : x;
+}
+
+namespace {
+
+std::string real_text(double x, bool is_double) {
+  if (std::isnan(x)) return is_double ? "__longlong_as_double(0x7ff8000000000000ll)" : "__int_as_float(0x7fc00000)";
+  const char* sign = std::signbit(x) ? "-" : "";
+  if (std::isinf(x)) return cat("(", sign, is_double ? "__longlong_as_double(0x7ff0000000000000ll)" : "__int_as_float(0x7f800000)", ")");
+  char text[64];
+  std::snprintf(text, sizeof text, "%a", std::fabs(x));
+  return cat("(", sign, text, is_double ? "" : "f", ")");
+}
+
+template <class Part>
+uint64_t bits_of(Part x) {
+  uint64_t out = 0;
+  std::memcpy(&out, &x, sizeof x);
+  return out;
+}
+
+std::string complex_text(const Scalar& s, DType t) {
+  const auto z = is_complex(s) ? std::get<std::complex<double>>(s) : std::complex<double>(as_double(s));
+  if (t == DType::c128) return cat("Bits16{", bits_of(z.real()), "ull, ", bits_of(z.imag()), "ull}");
+  if (t == DType::c64) return cat(bits_of(static_cast<float>(z.real())) | bits_of(static_cast<float>(z.imag())) << 32, "ull");
+  if (z == 0.0) return "0u";
+  unsupported("cuda: no code for a constant of type ", name_of(t));
+}
+
+}  // namespace
+
+std::string constant_text(const Scalar& s, DType t) {
+  if (t == DType::b1) return as_double(s) != 0 ? "true" : "false";
+  if (is_integral(t)) return cat("static_cast<", computed_type(t), ">(", static_cast<uint64_t>(as_int(s)), "ull)");
+  if (is_complex(t)) return complex_text(s, t);
+  return real_text(rounded(as_double(s), t), t == DType::f64);
+}
+
+// ---- indices ----
+
+std::string ExpressionEmitter::index(const SymInt& n, int64_t lane) const {
+  std::string out;
+  for (const Term& t : n.terms()) {
+    std::string product;
+    if (t.coefficient != 1) product = cat("(", t.coefficient, p_.variant.wide ? "ll" : "", ")");
+    for (const Atom& a : t.factors) product += (product.empty() ? "" : " * ") + atom(a, lane);
+    out += (out.empty() ? "" : " + ") + product;
+  }
+  if (n.constant_part() != 0 || out.empty()) out += (out.empty() ? "" : " + ") + cat("(", n.constant_part(), p_.variant.wide ? "ll)" : ")");
+  return out;
+}
+
+std::string ExpressionEmitter::atom(const Atom& a, int64_t lane) const {
+  if (a.kind == AtomKind::symbol) {
+    if (a.symbol < kFirstAxis) return cat("s", a.symbol);
+    const std::string axis = cat("i", a.symbol - kFirstAxis);
+    return lane > 0 && a.symbol == p_.axis_id() ? cat("(", axis, " + ", lane, ")") : axis;
+  }
+  const std::string x = index(a.args->first, lane), y = index(a.args->second, lane);
+  // Positions are not negative but for what a predicate hides; there any value does.
+  switch (a.kind) {
+    case AtomKind::floordiv: return cat("((", x, ") / (", y, "))");
+    case AtomKind::mod: return cat("((", x, ") % (", y, "))");
+    case AtomKind::min: return cat("min(static_cast<", index_type(), ">(", x, "), static_cast<", index_type(), ">(", y, "))");
+    default: return cat("max(static_cast<", index_type(), ">(", x, "), static_cast<", index_type(), ">(", y, "))");
+  }
+}
+
+std::string ExpressionEmitter::address(const Access& a, int64_t lane) {
+  std::string at = index(a.index, lane);
+  for (const auto& [e, stride] : a.dynamic) at += cat(" + ", value(e, lane), " * static_cast<i64>(", index(stride, lane), ")");
+  return cat("b", a.buffer, " + (", at, ")");
+}
+
+// ---- values ----
+
+std::string ExpressionEmitter::value(int e, int64_t lane) {
+  if (!p_.varies(e)) lane = 0;
+  if (auto known = values_.find({e, lane}); known != values_.end()) return known->second;
+  const bool is_cached = p_.cached.contains(e) && !cache_step_.empty();
+  const std::string slot = is_cached ? cat("c", e, "[", cache_step_, " * ", p_.lanes, " + ", lane, "]") : "";
+  if (is_cached && filled_.contains(e)) return values_[{e, lane}] = slot;
+  const std::string text = compute(e, lane), name = cat("v", e, p_.varies(e) ? cat("_", lane) : "");
+  line("const ", computed_type(p_.expr(e).dtype), " ", name, " = ", text, ";");
+  if (is_cached) line(slot, " = ", name, ";");
+  return values_[{e, lane}] = name;
+}
+
+std::string ExpressionEmitter::compute(int at, int64_t lane) {
+  const KernelExpr& e = p_.expr(at);
+  switch (e.kind) {
+    case Kind::constant: return constant_text(e.value, e.dtype);
+    case Kind::parameter: return cat("static_cast<", computed_type(e.dtype), ">(p", as_int(e.value), ")");
+    case Kind::position: return cat("static_cast<i64>(", index(e.access.index, lane), ")");
+    case Kind::load: return load(at, lane);
+    case Kind::bounds: {
+      const std::string asked = e.predicate < 0 ? "true" : value(e.predicate, lane), i = value(e.args[0], lane);
+      return cat("checked(", i, ", ", index(e.limit, lane), ", ", asked, ", \"", name_, "\")");
+    }
+    case Kind::reduction: fail("cuda: a reduction is used before it is computed");
+    default: return operation(e, lane);
+  }
+}
+
+std::string ExpressionEmitter::load(int at, int64_t lane) {
+  const KernelExpr& e = p_.expr(at);
+  const DType stored = k_.buffers[static_cast<size_t>(e.access.buffer)];
+  if (e.predicate >= 0) {
+    const std::string condition = value(e.predicate, lane), from = address(e.access, lane), name = cat("m", at, "_", lane);
+    line(stored_type(stored), " ", name, "{};");
+    line("if (", condition, ") ", name, " = *(", from, ");");
+    return from_memory(name, stored);
+  }
+  if (!p_.is_packed(e.access)) return from_memory(cat("*(", address(e.access, lane), ")"), stored);
+  const std::string row = cat("r", at);
+  bool is_known = false;
+  for (int64_t l = 0; l < p_.lanes; ++l) is_known = is_known || values_.contains({at, l});
+  if (!is_known) line("const auto ", row, " = load_row<", p_.lanes, ">(", address(e.access, 0), ");");
+  return from_memory(cat(row, ".x[", lane, "]"), stored);
+}
+
+std::string ExpressionEmitter::cast(const std::string& x, DType from, DType to) const {
+  if (from == to) return x;
+  // Rounded when stored, or by strict.
+  if (is_floating(from) && is_floating(to) && computed_type(from) == computed_type(to)) return x;
+  return cat("Cast<", computed_type(to), ", ", computed_type(from), ">::of(", x, ")");
+}
+
+std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
+  std::string args;
+  for (int a : e.args) args += (args.empty() ? "" : ", ") + value(a, lane);
+  const DType from = e.args.empty() ? e.dtype : p_.expr(e.args.back()).dtype;
+  std::string out;
+  if (e.op == Op::cast) out = cast(args, from, e.dtype);
+  else if (e.op == Op::bitcast)
+    out =
+        from_memory(cat("bits_as<", stored_type(e.dtype), ">(static_cast<", stored_type(from), ">(", to_memory(args, from), "))"), e.dtype);
+  else if (e.op == Op::nextafter && is_low_precision(e.dtype)) unsupported("cuda: no code for nextafter on ", name_of(e.dtype));
+  else out = cat("op_", name_of(e.op), "(", args, ")");
+  if (k_.strict && is_low_precision(e.dtype)) out = from_memory(to_memory(out, e.dtype), e.dtype);
+  return out;
+}
+
+void ExpressionEmitter::store(const KernelStore& s) {
+  const DType stored = k_.buffers[static_cast<size_t>(s.access.buffer)];
+  const bool along = p_.shape != KernelPlan::Shape::rows || p_.is_inside(s);
+  if (along && p_.is_packed(s.access)) {
+    std::string row;
+    for (int64_t l = 0; l < p_.lanes; ++l)
+      row += (l ? ", " : "") + cat("static_cast<", stored_type(stored), ">(", to_memory(value(s.expr, l), stored), ")");
+    line("store_row<", p_.lanes, ">(", address(s.access, 0), ", Row<", stored_type(stored), ", ", p_.lanes, ">{{", row, "}});");
+    return;
+  }
+  for (int64_t l = 0; l < (along ? p_.lanes : 1); ++l) line("*(", address(s.access, l), ") = ", to_memory(value(s.expr, l), stored), ";");
+}
+
+}  // namespace broach::cuda

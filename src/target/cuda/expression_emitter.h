@@ -1,0 +1,54 @@
+// Text of a kernel's values at one point: the lanes of a thread are written out one by one, and what they have in common once.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "support/error.h"
+#include "target/cuda/kernel_plan.h"
+
+namespace broach::cuda {
+
+class ExpressionEmitter {
+ protected:
+  ExpressionEmitter(const KernelPlan& plan, std::string name) : p_(plan), k_(plan.kernel), name_(std::move(name)) {}
+
+  template <class... Args>
+  void line(const Args&... args) {
+    out_ += std::string(static_cast<size_t>(depth_) * 2, ' ') + cat(args...) + "\n";
+  }
+  void open(const std::string& head) { line(head, " {"), ++depth_; }
+  void close() { --depth_, line("}"); }
+
+  // The name of a value: of the lane, or of all lanes where they do not differ.
+  std::string value(int e, int64_t lane);
+  std::string index(const SymInt& n, int64_t lane) const;
+  void store(const KernelStore& s);
+  const char* index_type() const { return p_.variant.wide ? "i64" : "int"; }
+
+  const KernelPlan& p_;
+  const Kernel& k_;
+  std::string name_, out_;
+  int depth_ = 1;
+  std::map<std::pair<int, int64_t>, std::string> values_;  // at the current point
+  std::set<int> filled_;                                   // of those that are cached
+  std::string cache_step_;                                 // which of a thread's steps the current point is
+
+ private:
+  std::string compute(int e, int64_t lane);
+  std::string operation(const KernelExpr& e, int64_t lane);
+  std::string cast(const std::string& x, DType from, DType to) const;
+  std::string address(const Access& a, int64_t lane);
+  std::string load(int at, int64_t lane);
+  std::string atom(const Atom& a, int64_t lane) const;
+};
+
+std::string stored_type(DType t);
+std::string computed_type(DType t);
+std::string constant_text(const Scalar& s, DType t);
+std::string from_memory(const std::string& x, DType t);
+std::string to_memory(const std::string& x, DType t);
+
+}  // namespace broach::cuda

@@ -1,0 +1,114 @@
+// NVIDIA's libraries as far as the target uses them: the driver, the compiler at run time and the library of products. They are opened
+// when they are first needed, so that one build serves machines with and without a GPU; what is called is declared here, after the
+// documentation of CUDA 12 and 13, since the build has none of their headers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace broach::cuda {
+
+using DevicePointer = unsigned long long;
+struct ContextObject;
+struct StreamObject;
+struct LibraryObject;
+struct KernelObject;
+using Context = ContextObject*;
+using Stream = StreamObject*;
+using Library = LibraryObject*;
+using Function = KernelObject*;
+
+// libcuda.so.1. Results are CUresult: 0 is success.
+struct Driver {
+  static const Driver& get();  // throws Unsupported where there is none
+
+  int (*init)(unsigned flags);
+  int (*device_get)(int* device, int ordinal);
+  int (*device_attribute)(int* value, int attribute, int device);
+  int (*context_current)(Context*);
+  int (*context_set)(Context);
+  int (*context_device)(int* device);
+  int (*context_retain)(Context*, int device);
+  int (*library_load)(Library*, const void* code, int* jit_options, void** jit_values, unsigned jit_count, int* options, void** values,
+                      unsigned count);
+  int (*library_kernel)(Function*, Library, const char* name);
+  int (*library_unload)(Library);
+  // A kernel of a library takes the place of a function, in whichever context is current.
+  int (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
+                unsigned shared_bytes, Stream, void** parameters, void** extra);
+  int (*copy_to_device)(DevicePointer to, const void* from, size_t bytes, Stream);
+  int (*copy_to_host)(void* to, DevicePointer from, size_t bytes, Stream);
+  int (*stream_wait)(Stream);
+  int (*memory_take)(DevicePointer*, size_t bytes);
+  int (*memory_give)(DevicePointer);
+  int (*error_text)(int result, const char** text);
+
+  // Throws an Error that names what was tried.
+  void check(int result, const char* what) const;
+};
+
+// Of a device by its ordinal: 90 for compute capability 9.0. Throws Unsupported where there is none.
+int architecture_of(int device);
+// The ordinal of the device that this thread works on; 0 if it has not chosen.
+int current_device();
+// Makes the device's context this thread's, if it has none yet: torch sets one only where something differs.
+void enter_device(int device);
+
+// libnvrtc.so. Results are nvrtcResult: 0 is success.
+struct Nvrtc {
+  static const Nvrtc& get();  // throws Unsupported where there is none
+  static bool is_available();
+
+  using Program = void*;
+  int (*version)(int* major, int* minor);
+  int (*create)(Program*, const char* source, const char* name, int headers, const char* const* header_texts,
+                const char* const* header_names);
+  int (*compile)(Program, int count, const char* const* options);
+  int (*cubin_size)(Program, size_t*);
+  int (*cubin)(Program, char*);
+  int (*log_size)(Program, size_t*);
+  int (*log)(Program, char*);
+  int (*destroy)(Program*);
+
+  std::string version_text() const;
+  // Machine code for an architecture (90). `contract`: products and sums may become one operation. Throws Unsupported with the
+  // compiler's words.
+  std::string machine_code(const std::string& source, int architecture, bool contract) const;
+};
+
+// libcublasLt.so. Results are cublasStatus_t: 0 is success.
+struct CublasLt {
+  static const CublasLt& get();  // throws Unsupported where there is none
+
+  using Handle = void*;
+  using Desc = void*;        // of an operation
+  using Layout = void*;      // of a matrix
+  using Preference = void*;  // of a search
+  struct Algorithm {
+    uint64_t data[8];
+  };
+  struct Found {  // cublasLtMatmulHeuristicResult_t
+    Algorithm algorithm;
+    size_t workspace;
+    int status;
+    float waves;
+    int reserved[4];
+  };
+
+  int (*create)(Handle*);
+  int (*desc_create)(Desc*, int compute_type, int scale_type);
+  int (*desc_destroy)(Desc);
+  int (*desc_set)(Desc, int attribute, const void* value, size_t bytes);
+  int (*layout_create)(Layout*, int type, uint64_t rows, uint64_t columns, int64_t leading);
+  int (*layout_destroy)(Layout);
+  int (*layout_set)(Layout, int attribute, const void* value, size_t bytes);
+  int (*preference_create)(Preference*);
+  int (*preference_destroy)(Preference);
+  int (*preference_set)(Preference, int attribute, const void* value, size_t bytes);
+  int (*search)(Handle, Desc, Layout a, Layout b, Layout c, Layout d, Preference, int wanted, Found*, int* found);
+  int (*matmul)(Handle, Desc, const void* alpha, const void* a, Layout, const void* b, Layout, const void* beta, const void* c, Layout,
+                void* d, Layout, const Algorithm*, void* workspace, size_t workspace_bytes, Stream);
+};
+
+}  // namespace broach::cuda

@@ -1,0 +1,109 @@
+#include "target/cuda/routine.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "support/error.h"
+#include "target/cuda/code.h"
+
+namespace broach::cuda {
+
+namespace {
+
+constexpr size_t kMostDims = 8;
+
+// The same structure as in the source below.
+struct Copy {
+  int rank;
+  int64_t elements, sizes[kMostDims], to[kMostDims], from[kMostDims];
+};
+
+constexpr const char* kSource = R"(
+struct Bits16 { unsigned long long low, high; };
+struct Copy { int rank; long long elements, sizes[8], to[8], from[8]; };
+template <class T> __device__ __forceinline__ void copy(const Copy& c, T* to, const T* from) {
+  long long i = blockIdx.x * 256ll + threadIdx.x, at_to = 0, at_from = 0;
+  if (i >= c.elements) return;
+  for (int d = c.rank - 1; d >= 0; --d) {
+    const long long n = c.sizes[d], p = c.elements < (1ll << 31) ? static_cast<unsigned>(i) % static_cast<unsigned>(n) : i % n;
+    i = c.elements < (1ll << 31) ? static_cast<unsigned>(i) / static_cast<unsigned>(n) : i / n;
+    at_to += p * c.to[d], at_from += p * c.from[d];
+  }
+  to[at_to] = from[at_from];
+}
+#define COPY(T, bytes) extern "C" __global__ void copy_##bytes(Copy c, T* to, const T* from) { copy<T>(c, to, from); }
+COPY(unsigned char, 1) COPY(unsigned short, 2) COPY(unsigned, 4) COPY(unsigned long long, 8) COPY(Bits16, 16)
+)";
+
+std::shared_ptr<const Code> copying_code(int architecture) {
+  static std::mutex mutex;
+  static std::map<int, std::shared_ptr<const Code>> known;
+  std::lock_guard lock(mutex);
+  auto& code = known[architecture];
+  if (!code) code = std::make_shared<const Code>(Nvrtc::get().machine_code(kSource, architecture, true));
+  return code;
+}
+
+// Dimensions of one element are left out, and those that lie one behind the other on both sides are one.
+Copy description(std::span<const int64_t> sizes, std::span<const int64_t> to, std::span<const int64_t> from) {
+  Copy c{0, 1, {}, {}, {}};
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    c.elements *= sizes[d];
+    if (sizes[d] == 1) continue;
+    const auto last = static_cast<size_t>(c.rank - 1);
+    if (c.rank > 0 && c.to[last] == to[d] * sizes[d] && c.from[last] == from[d] * sizes[d]) {
+      c.sizes[last] *= sizes[d], c.to[last] = to[d], c.from[last] = from[d];
+      continue;
+    }
+    check(c.rank < static_cast<int>(kMostDims), "cuda: a copy of more than ", kMostDims, " dimensions");
+    c.sizes[c.rank] = sizes[d], c.to[c.rank] = to[d], c.from[c.rank] = from[d];
+    ++c.rank;
+  }
+  return c;
+}
+
+// The window of the result's memory is written; the rest of it too, unless it is the operand's own memory.
+class Update : public CompiledRoutine {
+ public:
+  explicit Update(DType dtype) : bytes_(size_of(dtype)), name_(cat("copy_", bytes_)) { function_for(current_device()); }
+
+  void run(const RoutineArgs& args, const RunContext& run) const override {
+    const RoutineTensor &x = args.operands[0], &source = args.operands[1], &out = args.results[0];
+    if (!out.data) return;
+    enter_device(run.device.index);
+    if (x.data != out.data) copy(x.data, x.strides, out.data, out.strides, out.sizes, run);
+    int64_t start = 0;
+    for (size_t d = 0; d < out.sizes.size(); ++d) start += args.starts[d] * out.strides[d];
+    copy(source.data, source.strides, static_cast<std::byte*>(out.data) + start * bytes_, out.strides, source.sizes, run);
+  }
+
+ private:
+  Function function_for(int device) const { return copying_code(architecture_of(device))->function(name_); }
+
+  void copy(void* from, std::span<const int64_t> from_strides, void* to, std::span<const int64_t> to_strides,
+            std::span<const int64_t> sizes, const RunContext& run) const {
+    Copy c = description(sizes, to_strides, from_strides);
+    if (c.elements == 0) return;
+    void* parameters[] = {&c, &to, &from};
+    const Driver& driver = Driver::get();
+    driver.check(driver.launch(function_for(run.device.index), static_cast<unsigned>((c.elements + 255) / 256), 1, 1, 256, 1, 1, 0,
+                               static_cast<Stream>(run.queue), parameters, nullptr),
+                 "launching a copy");
+  }
+
+  int64_t bytes_;
+  std::string name_;
+};
+
+}  // namespace
+
+bool has_routine(Op op, DType dtype) { return op == Op::update && dtype != DType::opaque; }
+
+std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation) {
+  const Type& x = operation.operands[0];
+  if (!has_routine(operation.op, x.dtype) || x.rank() == 0) return nullptr;
+  return std::make_shared<Update>(x.dtype);
+}
+
+}  // namespace broach::cuda

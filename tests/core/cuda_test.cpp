@@ -1,0 +1,226 @@
+// Code for GPUs, without one: what is generated, and that NVIDIA's compiler takes it (where there is one: NVRTC needs no device).
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+#include "random_graph.h"
+#include "schedule/schedule.h"
+#include "support/error.h"
+#include "target/cuda/emit_kernel.h"
+#include "target/cuda/kernels.h"
+#include "target/cuda/libraries.h"
+#include "target/cuda/product_form.h"
+#include "target/target.h"
+
+namespace broach {
+
+namespace {
+
+using cuda::Sizes;
+using Kernels = std::vector<std::shared_ptr<const Kernel>>;
+
+Kernels kernels_of(const Schedule& schedule) {
+  Kernels out;
+  for (const Step& s : schedule.steps)
+    if (const auto* k = std::get_if<KernelStep>(&s.work)) out.push_back(k->kernel);
+  return out;
+}
+
+Kernels kernels_of(const Graph& source) {
+  auto graph =
+      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
+  std::vector<Shape> strides;
+  for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
+  std::vector<OutputRequest> requests;
+  for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
+  return kernels_of(make_schedule(graph, strides, requests, {}));
+}
+
+void compile(const Kernels& kernels, const cuda::Variant& variant) {
+  const std::string source = cuda::emit_unit(kernels, variant);
+  try {
+    CHECK(!cuda::Nvrtc::get().machine_code(source, variant.architecture, true).empty());
+  } catch (const Unsupported& e) {
+    std::string texts;
+    for (const auto& k : kernels) texts += k->str();
+    FAIL(e.what(), "\n", texts, source.substr(source.find("extern \"C\" __global__")));
+  }
+}
+
+bool has_compiler() {
+  if (cuda::Nvrtc::is_available()) return true;
+  MESSAGE("skipped: libnvrtc.so is not here (BROACH_NVRTC_LIBRARY names one)");
+  return false;
+}
+
+std::string emitted(const char* text) { return cuda::emit_kernel(cuda::plan_kernel(Kernel::parse(text), {90}), "k0"); }
+
+}  // namespace
+
+TEST_CASE("cuda: NVIDIA's compiler takes the kernels of random graphs") {
+  if (!has_compiler()) return;
+  Kernels all;
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    const Kernels some = kernels_of(testing::random_graph(seed, {.steps = 16, .symbolic = seed % 2 == 1, .max_elements = 1 << 16}));
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  for (const cuda::Variant& v : {cuda::Variant{90}, cuda::Variant{75, false, true}}) compile(all, v);
+}
+
+// A file with schedules, as BROACH_DUMP=schedule prints them, one behind the other.
+TEST_CASE("cuda: NVIDIA's compiler takes the kernels of a file of schedules") {
+  const char* path = std::getenv("BROACH_TEST_SCHEDULES");
+  if (!path || !has_compiler()) return;
+  std::ifstream file(path);
+  std::string line, text;
+  Kernels all;
+  auto add = [&] {
+    if (!text.empty()) all.push_back(std::make_shared<const Kernel>(Kernel::parse(text)));
+    text.clear();
+  };
+  while (std::getline(file, line)) {
+    if (line.starts_with("kernel ")) add();
+    else if (!line.starts_with("  ")) {
+      add();
+      continue;
+    }
+    if (line.starts_with("kernel ") || !text.empty()) text += line + "\n";
+  }
+  add();
+  compile(all, {90});
+  if (std::getenv("BROACH_TEST_SHOW")) std::cout << cuda::emit_unit(all, {90});
+}
+
+// On a GPU: a kernel that was saved does what the one did that it was made of.
+TEST_CASE("cuda: saved kernels are loaded") {
+  try {
+    cuda::Driver::get();
+  } catch (const Unsupported& e) {
+    MESSAGE("skipped: ", e.what());
+    return;
+  }
+  const Target& target = *cuda_target();
+  auto kernel = std::make_shared<const Kernel>(Kernel::parse(
+      "kernel symbols 1\n  axis i0 < s0\n  reduce i1 < 100\n  buffer b0 : f32\n  buffer b1 : f32\n  e0 = load b0[100*i0 + i1] : f32\n"
+      "  e1 = reduce_sum(e0) : f32\n  b1[i0] = e1\n"));
+  const CompiledKernels made = target.compile(std::span(&kernel, 1), {.save = true});
+  const std::string bytes = target.save({made[0], made[0]});
+  const CompiledKernels loaded = target.load(bytes);
+  REQUIRE(loaded.size() == 2);
+  CHECK_THROWS_AS(target.load(bytes.substr(0, bytes.size() / 2)), Unsupported);
+
+  ErrorFlag errors;
+  const RunContext run{.device = {DeviceKind::cuda, 0}, .memory = &target.memory(), .errors = &errors};
+  const MemoryLease x(target.memory(), 500 * sizeof(float), nullptr), y(target.memory(), 5 * sizeof(float), nullptr);
+  std::vector<float> in(500), out(5);
+  for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i / 100 + 1);
+  target.copy(x.data(), in.data(), in.size() * sizeof(float), false, run);
+  void* buffers[] = {x.data(), y.data()};
+  const int64_t rows = 5;
+  loaded[1]->launch(buffers, &rows, run);
+  target.copy(out.data(), y.data(), out.size() * sizeof(float), true, run);
+  for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == 100.0F * static_cast<float>(i + 1));
+}
+
+// Rows of 63 elements: 16 threads side by side for each, elements in registers between the passes.
+TEST_CASE("cuda: a softmax is one kernel, which reads its rows once") {
+  const std::string text = emitted(
+      "kernel symbols 0\n  axis i0 < 8192\n  reduce i1 < 63\n  buffer b0 : f32\n  buffer b1 : f32\n  e0 = load b0[63*i0 + i1] : f32\n"
+      "  e1 = reduce_max(e0) : f32\n  e2 = sub(e0, e1) : f32\n  e3 = exp(e2) : f32\n  e4 = reduce_sum(e3) : f32\n"
+      "  e5 = div(e3, e4) : f32\n  b1[63*i0 + i1] = e5\n");
+  CHECK(text == R"GOLD(extern "C" __global__ void __launch_bounds__(128) k0(float* b0, float* b1) {
+  const int units = (8192);
+  int unit = static_cast<int>(blockIdx.x) * 8 + static_cast<int>(threadIdx.y);
+  const bool is_unit = unit < units;
+  if (!is_unit) unit = units - 1;
+  const int i0 = unit;
+  float c0[4];
+  float c3[4];
+  float a1_0 = (-__int_as_float(0x7f800000));
+  #pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int step = t * 16 + static_cast<int>(threadIdx.x);
+    if (step < (63)) {
+      const int i1 = step;
+      const float v0_0 = *(b0 + ((63) * i0 + i1));
+      c0[t * 1 + 0] = v0_0;
+      a1_0 = Max::of(a1_0, v0_0);
+    }
+  }
+  const float v1 = over_row<16, Max>(a1_0);
+  float a4_0 = (0x0p+0f);
+  #pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int step = t * 16 + static_cast<int>(threadIdx.x);
+    if (step < (63)) {
+      const int i1 = step;
+      const float v2_0 = op_sub(c0[t * 1 + 0], v1);
+      const float v3_0 = op_exp(v2_0);
+      c3[t * 1 + 0] = v3_0;
+      a4_0 = Add::of(a4_0, v3_0);
+    }
+  }
+  const float v4 = over_row<16, Add>(a4_0);
+  #pragma unroll
+  for (int t = 0; t < 4; ++t) {
+    const int step = t * 16 + static_cast<int>(threadIdx.x);
+    if (step < (63)) {
+      const int i1 = step;
+      if (is_unit) {
+        const float v5_0 = op_div(c3[t * 1 + 0], v4);
+        *(b1 + ((63) * i0 + i1)) = v5_0;
+      }
+    }
+  }
+}
+)GOLD");
+}
+
+// Two elements of f64 are 16 bytes; where the row of a matrix is an address of 16 bytes, so is every second column.
+TEST_CASE("cuda: elements side by side are one access") {
+  const std::string text = emitted(
+      "kernel symbols 1\n  axis i0 < s0\n  axis i1 < 768\n  buffer b0 : f64\n  buffer b1 : f64\n  buffer b2 : f64\n"
+      "  e0 = load b0[768*i0 + i1] : f64\n  e1 = load b1[i0] : f64\n  e2 = mul(e0, e1) : f64\n"
+      "  b2[768*i0 + i1] = e2\n");
+  CHECK(text == R"GOLD(extern "C" __global__ void __launch_bounds__(256) k0(double* b0, double* b1, double* b2, i64 S0) {
+  const int s0 = static_cast<int>(S0);
+  const int units = (384) * s0;
+  int unit = static_cast<int>(blockIdx.x) * 256 + static_cast<int>(threadIdx.x);
+  if (unit >= units) return;
+  const int i1 = ((unit) % ((384))) * 2;
+  const int unit_1 = (unit) / ((384));
+  const int i0 = unit_1;
+  const auto r0 = load_row<2>(b0 + ((768) * i0 + i1));
+  const double v0_0 = r0.x[0];
+  const double v1 = *(b1 + (i0));
+  const double v2_0 = op_mul(v0_0, v1);
+  const double v0_1 = r0.x[1];
+  const double v2_1 = op_mul(v0_1, v1);
+  store_row<2>(b2 + ((768) * i0 + i1), Row<double, 2>{{static_cast<double>(v2_0), static_cast<double>(v2_1)}});
+}
+)GOLD");
+}
+
+TEST_CASE("cuda: products as the library takes them") {
+  const auto form = [](Sizes x, Sizes xs, Sizes w, Sizes ws, Sizes y, Sizes ys) {
+    return cuda::ProductForm{{x, xs, DType::bf16}, {w, ws, DType::bf16}, {y, ys, DType::bf16}, {}, {}};
+  };
+  // A linear layer: the weight lies as [n, k].
+  auto plain = cuda::library_product(form({4, 8}, {8, 1}, {8, 16}, {1, 8}, {4, 16}, {16, 1}));
+  REQUIRE(plain);
+  CHECK((plain->weight.transposed && !plain->x.transposed && plain->weight.leading == 8 && plain->x.leading == 8));
+  CHECK((plain->result.rows == 16 && plain->result.columns == 4 && plain->batches == 1 && plain->starts.size() == 1));
+  // Heads of attention, [b, h] of [b, s, h, d]: the larger dimension is the library's, the other one calls; what is not read lies as the result.
+  auto heads = cuda::library_product(form({2, 4, 5, 8}, {160, 8, 32, 1}, {2, 4, 8, 5}, {160, 8, 1, 32}, {2, 4, 5, 5}, {100, 25, 5, 1}));
+  REQUIRE(heads);
+  CHECK((heads->batches == 4 && heads->starts.size() == 2 && heads->x.batch_stride == 8 && heads->result.batch_stride == 25));
+  CHECK((heads->starts[1].x == 160 && heads->starts[1].result == 100 && heads->added.batch_stride == 25));
+  // No dimension of x has its elements side by side; results lie in columns.
+  CHECK(!cuda::library_product(form({4, 8}, {16, 2}, {8, 16}, {16, 1}, {4, 16}, {16, 1})));
+  CHECK(!cuda::library_product(form({4, 8}, {8, 1}, {8, 16}, {16, 1}, {4, 16}, {1, 4})));
+}
+
+}  // namespace broach

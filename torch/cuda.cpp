@@ -1,0 +1,52 @@
+#include "cuda.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+
+#include "compat.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+class CachingMemory : public Memory {
+ public:
+  // Of the current device, for its current stream.
+  Piece take(int64_t bytes, void*) override {
+    return {static_cast<std::byte*>(allocator().raw_allocate(static_cast<size_t>(bytes))), bytes};
+  }
+  void give(Piece piece, void*) override { allocator().raw_deallocate(piece.data); }
+
+ private:
+  static c10::Allocator& allocator() { return *c10::GetAllocator(c10::kCUDA); }
+};
+
+// Versions of torch whose streams do not say their handle have it in a class of libc10_cuda's that is nothing but the stream.
+[[maybe_unused]] void* handle_by_symbol(const c10::Stream& stream) {
+  using Handle = void* (*)(const c10::Stream*);
+  static const auto handle = [] {
+    void* library = dlopen("libc10_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library ? reinterpret_cast<Handle>(dlsym(library, "_ZNK3c104cuda10CUDAStream6streamEv")) : nullptr;
+  }();
+  if (!handle) unsupported("cuda: this version of torch does not say which stream is the current one");
+  return handle(&stream);
+}
+
+template <class Stream>
+void* handle_of(const Stream& stream) {
+  if (stream.id() == 0) return nullptr;  // the default stream
+  if constexpr (requires { stream.native_handle(); }) return stream.native_handle();
+  else return handle_by_symbol(stream);
+}
+
+}  // namespace
+
+std::optional<DeviceUse> device_use(c10::Device device) {
+  if (!device.is_cuda()) return std::nullopt;
+  static CachingMemory memory;
+  return DeviceUse{device_of(device), handle_of(c10::impl::getDeviceGuardImpl(device.type())->getStream(device)), &memory};
+}
+
+}  // namespace broach
