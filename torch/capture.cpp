@@ -1,6 +1,5 @@
 #include "capture.h"
 
-#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -56,7 +55,7 @@ constexpr std::string_view kMetadataReads[] = {"aten::is_same_size",
                                                "aten::_has_same_storage_numel",
                                                "aten::is_pinned"};
 
-// Attention on a GPU gives the largest lengths besides, for its backward. No program sees them.
+// Attention on a GPU gives the largest lengths besides, as numbers, for its backward. No program sees them.
 constexpr std::string_view kGiveLengths[] = {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"};
 bool gives_lengths(const std::string& name) { return std::ranges::find(kGiveLengths, name) != std::end(kGiveLengths); }
 
@@ -574,8 +573,11 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
     if (stack[i].isTensor()) add(stack[i].toTensor());
     else if (stack[i].isTensorList())
       for (const at::Tensor& t : stack[i].toTensorVector()) add(t);
-    else if (stack[i].isNone() || (stack[i].isInt() && gives_lengths(op.schema().name()))) out.results.push_back(kNoTensor);
-    else if (!is_metadata_read(op.schema().name())) fail_with(unread(out.schema, at_line()));
+    else if (stack[i].isNone()) out.results.push_back(kNoTensor);
+    else if (stack[i].isInt() && gives_lengths(op.schema().name())) {
+      out.results.push_back(kNoTensor);
+      if (differentiates_) fix_sizes(out);
+    } else if (!is_metadata_read(op.schema().name())) fail_with(unread(out.schema, at_line()));
     else fix_sizes(out);
   }
   if (!symbolic_) return;
@@ -727,11 +729,6 @@ static c10::DispatchKey backend_of(const c10::OperatorHandle& op, const torch::j
     if (v.isTensorList() || v.isOptionalTensorList()) std::for_each(v.toListRef().begin(), v.toListRef().end(), look_at);
     else look_at(v);
   return c10::computeDispatchKey(std::nullopt, std::nullopt, found);
-}
-
-void Capture::refuse_hooks_on_saved() {
-  if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
-    fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);
 }
 
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

@@ -183,6 +183,11 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results) {
   return "";
 }
 
+void Capture::refuse_hooks_on_saved() {
+  if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
+    fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);
+}
+
 void Capture::differentiate(const std::vector<at::Tensor>& results) {
   if (abandoned_ || !verdict_.is_good()) return;
   std::string why = record_gradients(results);

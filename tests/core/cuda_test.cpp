@@ -8,6 +8,7 @@
 
 #include "random_graph.h"
 #include "schedule/schedule.h"
+#include "scheduled.h"
 #include "support/error.h"
 #include "target/cuda/emit_kernel.h"
 #include "target/cuda/kernels.h"
@@ -29,15 +30,7 @@ Kernels kernels_of(const Schedule& schedule) {
   return out;
 }
 
-Kernels kernels_of(const Graph& source) {
-  auto graph =
-      std::make_shared<const Graph>(rewrite(source, [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
-  std::vector<Shape> strides;
-  for (const Value& v : graph->inputs()) strides.push_back(contiguous_strides(v.shape()));
-  std::vector<OutputRequest> requests;
-  for (const Value& v : graph->outputs()) requests.push_back({contiguous_strides(v.shape()), -1});
-  return kernels_of(make_schedule(graph, strides, requests, {}));
-}
+Kernels kernels_of(const Graph& source) { return kernels_of(broach::testing::scheduled(source)); }
 
 void compile(const Kernels& kernels, const cuda::Variant& variant) {
   const std::string source = cuda::emit_unit(kernels, variant);

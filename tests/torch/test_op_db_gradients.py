@@ -41,7 +41,8 @@ def gradients(program, tensors, call):
     wanted = [t for t in own if t.requires_grad]
     if not with_history or not wanted:
         return results, None
-    tangents = [torch.rand(r.shape, dtype=torch.float64).to(r.dtype) for r in with_history]
+    # Laid out as the results are: gradients lie as eager's do in the recorded call, whose tangents do.
+    tangents = [torch.rand_like(r, dtype=torch.float64).to(r.dtype) for r in with_history]
     return results, torch.autograd.grad(with_history, wanted, tangents, allow_unused=True)
 
 
