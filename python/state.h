@@ -79,7 +79,7 @@ class State {
   std::vector<std::string> written() const;
   size_t size() const { return nodes_.size(); }
   bool has_entered(PyCodeObject* code) const { return entered_.contains(code); }
-  const std::unordered_set<PyCodeObject*>& codes() const { return codes_; }
+  const std::unordered_set<PyCodeObject*>& entered() const { return entered_; }
 
   int traverse(visitproc visit, void* arg) const;
   // A dict has announced a change.
@@ -179,7 +179,7 @@ class State {
   };
   std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
   std::unordered_set<PyObject*> candidates_;                       // functions that were there before the run without having been watched
-  std::unordered_set<PyCodeObject*> codes_, entered_, made_here_;  // without and with torch's
+  std::unordered_set<PyCodeObject*> entered_, made_here_;
   std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them
   struct Held {
     at::Tensor tensor;

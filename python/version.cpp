@@ -87,13 +87,14 @@ class WatchedRun {
     if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1)
       return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
     // What the bytecode that ran does to tensors without an operation's showing it.
-    std::string invisible = in_users_code("invisible");
+    std::string invisible = in_code("invisible", Owner::user);
+    if (invisible.empty()) invisible = in_code("writes_invisibly", Owner::torch);
     return {invisible.empty() ? Outcome::compiled : Outcome::spoilt, std::move(invisible)};
   }
 
   // A program that can tell its stand-ins from numbers may have gone another way than with these.
   void must_not_tell_numbers() const {
-    if (std::string asks = in_users_code("asks_for_type_of_number"); !asks.empty()) unsupported(asks);
+    if (std::string asks = in_code("asks_for_type_of_number", Owner::user); !asks.empty()) unsupported(asks);
   }
 
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
@@ -112,11 +113,11 @@ class WatchedRun {
     return checked(PyObject_CallNoArgs(ask));
   }
 
-  // What a function of `_codes` finds first in the code that ran.
-  std::string in_users_code(const char* function) const {
+  // What a function of `_codes` finds first in the code of theirs that ran.
+  std::string in_code(const char* function, Owner whose) const {
     py::object find = py::module_::import("broach._codes").attr(function);
-    for (PyCodeObject* code : state_.codes()) {
-      if (owner_of_file(code->co_filename) != Owner::user) continue;
+    for (PyCodeObject* code : state_.entered()) {
+      if (owner_of_file(code->co_filename) != whose) continue;
       Ref found = checked(PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr));
       if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
     }

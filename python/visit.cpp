@@ -466,7 +466,6 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
   in_library_ = whose == Owner::library;
   bool fresh = entered_.insert(code).second;
   if (fresh) {
-    if (!torchs) codes_.insert(code);
     keep_.push_back(Ref::borrow(c));
     PyObject* constants = cpython::constants_of(code);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)

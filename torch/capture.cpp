@@ -248,7 +248,7 @@ at::Tensor Capture::seen_by_program(const at::Tensor& real) {
   if (it != seen_as_.end())
     if (auto alive = it->second.lock()) return at::Tensor(std::move(alive));
   if (!has_symbols(t)) return real;
-  at::Tensor stand_in = capture_tensor(real, t.type.shape, t.strides, t.offset, trace_.symbols);
+  at::Tensor stand_in = capture_tensor(real, t.type.shape, t.strides, t.offset, trace_.symbols, token_);
   seen_as_.insert_or_assign(real.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(stand_in.getIntrusivePtr()));
   return stand_in;
 }
@@ -283,7 +283,7 @@ void Capture::roll_back() {
 bool Capture::has_escaped() {
   inputs_.clear();
   made_for_.clear();
-  return std::any_of(seen_as_.begin(), seen_as_.end(), [](const auto& s) { return s.second.use_count() > 0; });
+  return token_.use_count() > 1;
 }
 
 void Capture::fix_sizes(const TraceOp& op) {

@@ -224,6 +224,7 @@ class Capture {
   bool abandoned_ = false, refuses_reads_ = false;
   bool differentiates_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
+  std::shared_ptr<const void> token_ = std::make_shared<char>();
   std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs

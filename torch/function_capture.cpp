@@ -135,6 +135,7 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   try {
     Stopwatch watch(attempt.capture_seconds);
     record(call, symbolic ? &sizes : nullptr, out);
+    if (symbolic && out.has_history) out.results.tensors.clear();  // whose history holds what stood for the program's tensors
     if (symbolic && out.capture->has_escaped()) {
       out.capture->roll_back();
       attempt.verdict = {Outcome::refuses_symbols, "the program keeps a tensor that it computed"};

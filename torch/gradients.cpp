@@ -133,7 +133,7 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
   return r.neg ? t._neg_view() : t;
 }
 
-// Nobody else has the base: for autograd the window is no view, and gets a history of its own.
+// For autograd no view: nobody else has the base.
 at::Tensor window_of_fresh(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
   at::AutoDispatchBelowADInplaceOrView below;
   return window(base, r, symbols);
@@ -149,17 +149,20 @@ at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides,
 }  // namespace
 
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const std::function<const at::Tensor&(size_t)>& input,
-                                   const std::function<const at::Tensor&(size_t)>& fresh, std::span<const int64_t> symbols) {
+                                   const std::function<const at::Tensor&(size_t)>& fresh, const std::vector<bool>& own_history,
+                                   std::span<const int64_t> symbols) {
   std::vector<at::Tensor> out;
   out.reserve(specs.size());
   for (const ResultSpec& r : specs) {
+    const size_t at = out.size();
     using K = ResultSpec::Kind;
     const auto i = static_cast<size_t>(r.index);
     if (r.kind == K::none) out.emplace_back();
     else if (r.kind == K::input) out.push_back(input(i));
     else if (r.kind == K::view_of_input) out.push_back(window(input(i), r, symbols));
     else if (r.kind == K::fresh) out.push_back(fresh(i));
-    else out.push_back(fresh(i).defined() ? window_of_fresh(fresh(i), r, symbols) : at::Tensor());
+    else if (!fresh(i).defined()) out.emplace_back();
+    else out.push_back(at < own_history.size() && own_history[at] ? window_of_fresh(fresh(i), r, symbols) : window(fresh(i), r, symbols));
   }
   return out;
 }
@@ -231,7 +234,7 @@ std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, con
   std::vector<ResultSpec> specs = stage_->results;
   for (size_t g = 0; g < specs.size(); ++g)
     if (!wanted[g]) specs[g] = {};
-  return tensors_of(specs, [&](size_t i) -> const at::Tensor& { return all[i]; }, fresh, symbols);
+  return tensors_of(specs, [&](size_t i) -> const at::Tensor& { return all[i]; }, fresh, wanted, symbols);
 }
 
 // As eager's, a gradient is undefined unless a result that it depends on has one.

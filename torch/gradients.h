@@ -46,9 +46,11 @@ class InputWithHistory {
   NodePointer node_;
 };
 
-// The tensors that a graph's outputs and inputs are the memory of.
+// The tensors that a graph's outputs and inputs are the memory of. `own_history`: which get one that is not that of what they are a
+// window of; none if empty.
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const std::function<const at::Tensor&(size_t)>& input,
-                                   const std::function<const at::Tensor&(size_t)>& fresh, std::span<const int64_t> symbols);
+                                   const std::function<const at::Tensor&(size_t)>& fresh, const std::vector<bool>& own_history,
+                                   std::span<const int64_t> symbols);
 
 class Backward : public std::enable_shared_from_this<Backward> {
  public:

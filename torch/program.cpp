@@ -337,7 +337,7 @@ std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const 
                                                  const SymbolValues& symbols) const {
   std::vector<at::Tensor> out = tensors_of(
       program_.results, [&](size_t i) -> const at::Tensor& { return *inputs.tensors[i]; },
-      [&](size_t i) -> const at::Tensor& { return fresh[i]; }, symbols.sizes);
+      [&](size_t i) -> const at::Tensor& { return fresh[i]; }, has_history_, symbols.sizes);
   for (size_t i = 0; i < has_history_.size(); ++i)
     if (!has_history_[i] && program_.results[i].kind == ResultSpec::Kind::view_of_input && out[i].requires_grad()) out[i] = out[i].detach();
   return out;

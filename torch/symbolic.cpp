@@ -258,8 +258,8 @@ c10::SymIntArrayRef view(const std::vector<c10::SymInt>& v) { return {v.data(), 
 
 class CaptureTensor : public c10::TensorImpl {
  public:
-  CaptureTensor(at::Tensor real, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, const c10::SymInt& offset)
-      : c10::TensorImpl(keys_of(real), real.dtype(), real.device()), real_(std::move(real)) {
+  CaptureTensor(at::Tensor real, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, const c10::SymInt& offset, Token token)
+      : c10::TensorImpl(keys_of(real), real.dtype(), real.device()), real_(std::move(real)), token_(std::move(token)) {
     set_sizes_and_strides(sizes, strides, offset);
     set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
     set_storage_access_should_throw();
@@ -276,6 +276,10 @@ class CaptureTensor : public c10::TensorImpl {
   int64_t storage_offset_custom() const override { return sym_storage_offset().guard_int(__FILE__, __LINE__); }
   int64_t size_custom(int64_t d) const override { return sym_size(d).guard_int(__FILE__, __LINE__); }
   bool has_storage() const override { return false; }
+  void release_resources() override {  // weak references may outlive it
+    token_.reset();
+    TensorImpl::release_resources();
+  }
 
   c10::intrusive_ptr<c10::TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& v, bool change) const override {
     return copy(v, change);
@@ -297,14 +301,13 @@ class CaptureTensor : public c10::TensorImpl {
   }
   template <class Version>
   c10::intrusive_ptr<c10::TensorImpl> copy(Version&& version, bool change) const {
-    auto impl = c10::make_intrusive<CaptureTensor>(real_, sym_sizes(), sym_strides(), sym_storage_offset());
-    impl->first_ = first_ ? first_ : c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(const_cast<CaptureTensor*>(this));
+    auto impl = c10::make_intrusive<CaptureTensor>(real_, sym_sizes(), sym_strides(), sym_storage_offset(), token_);
     copy_tensor_metadata(this, impl.get(), std::forward<Version>(version), change);
     return impl;
   }
 
   at::Tensor real_;
-  c10::intrusive_ptr<c10::TensorImpl> first_;  // what this is a copy of: lives as long, so that one that outlives the program is found
+  Token token_;  // what autograd saves is a copy: it must not hold what it is a copy of
 };
 
 std::vector<c10::SymInt> program_integers(const Shape& s, const std::shared_ptr<Symbols>& symbols) {
@@ -347,11 +350,11 @@ double recorded_value(const c10::SymNode& node) { return dynamic_cast<SizeNode&>
 c10::SymNode apply_function(size_t function, const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).apply(function); }
 
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset,
-                          const std::shared_ptr<Symbols>& symbols) {
+                          const std::shared_ptr<Symbols>& symbols, const Token& token) {
   // Which is whether a tensor made now is one.
   c10::InferenceMode like_it(real.is_inference());
   auto s = program_integers(sizes, symbols), t = program_integers(strides, symbols);
-  return at::detail::make_tensor<CaptureTensor>(real, view(s), view(t), program_integer(offset, symbols));
+  return at::detail::make_tensor<CaptureTensor>(real, view(s), view(t), program_integer(offset, symbols), token);
 }
 
 const at::Tensor* real_tensor(const at::Tensor& t) {

@@ -35,10 +35,13 @@ double recorded_value(const c10::SymNode& node);
 // Function number `function` of HostFloats. Null where it is an error.
 c10::SymNode apply_function(size_t function, const c10::SymNode& node);
 
+// Held by each of a capture's tensors, and the copies that autograd makes of them: whether any of them is alive.
+using Token = std::shared_ptr<const void>;
+
 // A tensor with symbolic sizes outside and the real tensor inside. It has no memory of its own: what reaches for it directly
 // (a data pointer, a storage) fails, and the capture with it. Code in C++ that asks for plain sizes fixes them by guards.
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset,
-                          const std::shared_ptr<Symbols>& symbols);
+                          const std::shared_ptr<Symbols>& symbols, const Token& token);
 // The real tensor inside, or null for any other tensor.
 const at::Tensor* real_tensor(const at::Tensor& t);
 

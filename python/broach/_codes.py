@@ -57,6 +57,15 @@ def invisible(code: types.CodeType) -> str:
 
 
 @_once
+def writes_invisibly(code: types.CodeType) -> str:
+    """The same for torch's own code, which reads such attributes only where that changes nothing."""
+    if code.co_filename.endswith("/torch/utils/weak.py"):  # whose .data is a dict
+        return ""
+    why = invisible(code)
+    return why if why.startswith("writes") else ""
+
+
+@_once
 def asks_for_type_of_number(code: types.CodeType) -> str:
     """Where the code may tell a number from what stands for it by asking `type`; empty if it cannot.
 

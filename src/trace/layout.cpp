@@ -5,6 +5,7 @@
 
 #include "ops/lower.h"
 #include "support/error.h"
+#include "trace/mutations.h"
 
 namespace broach {
 
@@ -98,13 +99,15 @@ bool apply(Symbols& symbols, const Node& step, TraceTensor& t) {
 class Results {
  public:
   Results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen)
-      : t_(trace), op_(op), seen_(std::move(seen)), scratch_(trace.symbols) {}
+      : t_(trace), op_(trace.resolved(op)), seen_(std::move(seen)), scratch_(trace.symbols) {}
 
   std::optional<std::vector<TraceTensor>> run() {
     if (op_.schema == "aten::as_strided") return as_strided();
     if (op_.schema == "aten::unfold") return windows();
     if (op_.args.size() == 9 && op_.schema.ends_with(".input")) return recurrent();
-    const OpEntry* entry = OpTable::get().find(op_.schema);
+    const std::string form = op_.mutated.empty() ? "" : form_with_results(t_, op_);
+    const std::string& schema = form.empty() ? op_.schema : form;
+    const OpEntry* entry = OpTable::get().find(schema);
     if (!entry) return std::nullopt;
     std::vector<Value> operands(t_.tensors.size());
     for_each_tensor(op_.args, [&](TensorId id) {
@@ -113,8 +116,10 @@ class Results {
     });
     std::vector<Type> expected;
     for (const TraceTensor& s : seen_) expected.push_back(placeholder(s.type));
-    auto values = where_handled(op_.schema, [&] {
-      OpCall call(scratch_, op_.schema, op_.args, operands, expected);
+    if (!form.empty())
+      for (TensorId id : op_.mutated) expected.push_back(tensor(id).type);
+    auto values = where_handled(schema, [&] {
+      OpCall call(scratch_, schema, op_.args, operands, expected);
       return entry->lower(call);
     });
     if (!values || values->size() < seen_.size()) return std::nullopt;
@@ -128,7 +133,7 @@ class Results {
   }
 
  private:
-  const TraceTensor& tensor(TensorId id) const { return t_.tensors[static_cast<size_t>(id)]; }
+  TraceTensor tensor(TensorId id) const { return t_.resolved(t_.tensors[static_cast<size_t>(id)]); }
   Symbols& symbols() { return *t_.symbols; }
   std::vector<int64_t> hints(const Shape& s) {
     std::vector<int64_t> out;
@@ -168,7 +173,7 @@ class Results {
   TensorId base_of(const TraceTensor& seen) const {
     TensorId base = kNoTensor;
     for_each_tensor(op_.args, [&](TensorId id) {
-      if (base == kNoTensor && tensor(id).storage == seen.storage) base = id;
+      if (base == kNoTensor && t_.tensors[static_cast<size_t>(id)].storage == seen.storage) base = id;
     });
     return base;
   }
@@ -204,7 +209,7 @@ class Results {
 
   // Windows of a dimension, whose positions become one more.
   std::optional<std::vector<TraceTensor>> windows() {
-    const TraceTensor& t = tensor(std::get<Arg::Tensor>(op_.args.at(0).value).id);
+    const TraceTensor t = tensor(std::get<Arg::Tensor>(op_.args.at(0).value).id);
     auto integer = [&](size_t i) { return std::get<SymInt>(op_.args.at(i).value); };
     if (t.type.shape.empty() || !integer(1).is_constant() || !integer(3).is_constant()) return std::nullopt;
     int64_t dim = integer(1).constant(), step = integer(3).constant();
@@ -230,7 +235,7 @@ class Results {
     auto one = std::get_if<Arg::Tensor>(&op_.args[1].value);
     auto many = std::get_if<Arg::Tensors>(&op_.args[1].value);
     std::vector<TensorId> states = one ? std::vector{one->id} : many ? many->ids : std::vector<TensorId>();
-    const Shape& in = tensor(std::get<Arg::Tensor>(op_.args[0].value).id).type.shape;
+    const Shape in = tensor(std::get<Arg::Tensor>(op_.args[0].value).id).type.shape;
     if (in.size() != 3 || seen_.size() != states.size() + 1 || seen_[0].type.rank() != 3) return std::nullopt;
     std::vector<TraceTensor> out = seen_;
     for (size_t i = 0; i < out.size(); ++i) {
@@ -245,7 +250,7 @@ class Results {
 
   static constexpr SymbolId kPlaceholder = 1u << 21;
   const Trace& t_;
-  const TraceOp& op_;
+  const TraceOp op_;
   std::vector<TraceTensor> seen_;
   GraphBuilder scratch_;
 };

@@ -94,7 +94,9 @@ struct Trace {
   static Trace parse(std::string_view text);
   // Throws an Error that names the part if what is recorded does not fit together.
   void verify() const;
-  // Writes every size as what the symbols' guards say it equals.
+  // With every size written as what the symbols' guards say it equals.
+  TraceTensor resolved(TraceTensor t) const;
+  TraceOp resolved(TraceOp op) const;
   void resolve();
 };
 

@@ -1,6 +1,7 @@
 // The C++ API as a program of libtorch uses it, in a process without Python.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <broach/broach.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/functional.h>
@@ -10,6 +11,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/pooling.h>
+#include <torch/optim/sgd.h>
 #include <torch/nn/modules/rnn.h>
 
 #include <atomic>
@@ -243,6 +245,40 @@ TEST_CASE("libtorch's own errors pass through") {
   auto fast = broach::compile(nn::Linear(4, 4));
   CHECK_THROWS_AS(fast(torch::ones({2, 5})), c10::Error);
   CHECK_NOTHROW(fast(torch::ones({2, 4})));
+}
+
+TEST_CASE("backward runs compiled code, with changing sizes too") {
+  torch::manual_seed(0);
+  // No batch norm: libtorch's reads the sizes as plain numbers.
+  nn::Sequential module(nn::Linear(8, 16), nn::LayerNorm(nn::LayerNormOptions({16})), nn::GELU(), nn::Linear(16, 3));
+  auto twin = std::dynamic_pointer_cast<nn::SequentialImpl>(module->clone());
+  auto fast = broach::compile(module);
+  torch::optim::SGD ours(module->parameters(), 0.1), eagers(twin->parameters(), 0.1);
+  for (int64_t n : {4, 4, 6, 9, 5, 7}) {
+    Tensor x = torch::randn({n, 8}), y = x.clone();
+    x.requires_grad_(), y.requires_grad_();
+    ours.zero_grad(), eagers.zero_grad();
+    Tensor got = fast(x).square().mean(), want = twin->forward(y).square().mean();
+    got.backward(), want.backward();
+    CHECK(close(got, want));
+    CHECK(close(x.grad(), y.grad()));
+    ours.step(), eagers.step();
+    for (size_t i = 0; i < module->parameters().size(); ++i) CHECK(close(module->parameters()[i], twin->parameters()[i]));
+  }
+  auto e = fast.explain();
+  CHECK(e.compiled_calls >= 3);
+  CHECK(e.programs <= 2);
+}
+
+TEST_CASE("gradients of gradients run the program again") {
+  auto cube = broach::compile([](Tensor x) { return x * x * x; }, Options().pure());
+  for (int i = 0; i < 3; ++i) {
+    Tensor x = torch::randn({5}, torch::requires_grad());
+    Tensor once = torch::autograd::grad({cube(x).sum()}, {x}, {}, true, true)[0];
+    CHECK(close(once, 3 * x * x));
+    CHECK(close(torch::autograd::grad({once.sum()}, {x})[0], 6 * x));
+  }
+  CHECK(cube.explain().compiled_calls == 2);
 }
 
 TEST_CASE("gradients are eager's") {

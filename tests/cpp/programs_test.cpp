@@ -198,15 +198,23 @@ TEST_CASE("a training step runs eagerly, says so once and is not captured again"
   }
 }
 
-TEST_CASE("calls that need gradients are told once, and NoGradGuard inside helps") {
+TEST_CASE("gradients that cannot be compiled are told once, and NoGradGuard inside helps") {
   nn::Linear linear(4, 4);
   Tensor x = torch::randn({2, 4});
-  auto fast = broach::compile(linear);
+  int hooks = 0;
+  auto hooked = broach::compile(
+      [&](Tensor t) {
+        Tensor h = linear(t);
+        if (h.requires_grad()) h.register_hook([&](Tensor g) { return ++hooks, g; });
+        return h * 2;
+      },
+      Options().pure());
   {
     Warnings warnings;
-    for (int i = 0; i < 3; ++i) fast(x);
+    for (int i = 0; i < 3; ++i) hooked(x).sum().backward();
     CHECK(warnings.count("NoGradGuard") == 1);
   }
+  CHECK(hooks == 3);
   auto inside = broach::compile(
       [&](Tensor t) {
         torch::NoGradGuard no_grad;

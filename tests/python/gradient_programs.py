@@ -21,7 +21,9 @@ def same(have, want, where="observed"):
             pairs = [(h, w) for h, w, n in zip(have.stride(), want.stride(), want.shape) if n > 1]
             assert all(h == w for h, w in pairs), f"{where}: strides {have.stride()}, eager has {want.stride()}"
         low = want.dtype in (torch.bfloat16, torch.float16)
-        limits = {"atol": 2e-2, "rtol": 2e-2} if low else {"atol": 1e-5, "rtol": 1e-4}
+        # Sums round by the size of what they add: where that cancels (in front of a batch norm), the largest element tells it best.
+        largest = 1.0 if low or not want.is_floating_point() or not want.numel() else max(1.0, want.detach().abs().nan_to_num(0, 0, 0).max().item())
+        limits = {"atol": 2e-2, "rtol": 2e-2} if low else {"atol": 1e-5 * largest, "rtol": 1e-4}
         torch.testing.assert_close(have.detach(), want.detach(), equal_nan=True, msg=lambda m: f"{where}: {m}", **limits)
     elif isinstance(want, (list, tuple)):
         assert type(have) is type(want) and len(have) == len(want), f"{where}: {have!r}, eager has {want!r}"

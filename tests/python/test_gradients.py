@@ -617,3 +617,24 @@ def test_symbols_with_dropout_and_batch_statistics():
             torch.testing.assert_close(a, b)
     s = stats_of(f)
     assert s["compiled_calls"] >= 2 and len(s["programs"]) <= 2, (s["attempts"], s["recompilations"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_over_changing_lengths(causal):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = torch.nn.Sequential(torch.nn.Embedding(20, 16), layer, torch.nn.Linear(16, 20))
+
+    def program(tokens):
+        x = model[0](tokens)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if causal else None
+        return F.cross_entropy(model[2](layer(x, mask, is_causal=causal)).flatten(0, 1), tokens.flatten())
+
+    f = broach.compile(program)
+    for size in ((2, 4), (2, 6), (3, 5), (4, 9), (2, 7), (5, 3)):
+        tokens = torch.randint(20, size)
+        got = torch.autograd.grad(f(tokens), list(model.parameters()))
+        want = torch.autograd.grad(program(tokens), list(model.parameters()))
+        for g, w in zip(got, want, strict=True):
+            torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-4)
+    s = stats_of(f)
+    assert s["compiled_calls"] >= 3 and len(s["programs"]) <= 3, (s["attempts"], s["recompilations"])
