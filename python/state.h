@@ -178,7 +178,7 @@ class State {
     }
   };
   std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
-  std::unordered_set<PyObject*> candidates_;                       // functions that were there before the run without having been watched
+  std::unordered_set<PyObject*> candidates_;  // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> entered_, made_here_;
   std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them
   struct Held {

@@ -88,7 +88,7 @@ class WatchedRun {
       return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
     // What the bytecode that ran does to tensors without an operation's showing it.
     std::string invisible = in_code("invisible", Owner::user);
-    if (invisible.empty()) invisible = in_code("writes_invisibly", Owner::torch);
+    if (invisible.empty()) invisible = in_code("invisible_in_torch", Owner::torch);
     return {invisible.empty() ? Outcome::compiled : Outcome::spoilt, std::move(invisible)};
   }
 

@@ -14,7 +14,8 @@ from typing import Callable, TypeVar
 STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
 READ = frozenset({"grad", "grad_fn", "_version", "_base", "__cuda_array_interface__", "__array_interface__"})
-NAMES = STORED | READ
+# What takes an attribute's name as a text.
+BY_NAME = frozenset({"getattr", "setattr", "delattr", "hasattr", "attrgetter"})
 
 # How bytecode compares; what it does with a value without telling numbers apart; what says nothing of the values.
 COMPARED = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
@@ -40,10 +41,12 @@ def _once(find: Callable[[types.CodeType], Answer]) -> Callable[[types.CodeType]
     return found
 
 
-@_once
-def invisible(code: types.CodeType) -> str:
-    """Why a run of this code cannot be replayed from its operations; empty if it can."""
-    if not NAMES.intersection(code.co_names):
+def _works_invisibly(code: types.CodeType, read: frozenset[str]) -> str:
+    names = STORED | read
+    if by := BY_NAME.intersection(code.co_names):
+        if named := names.intersection(k for k in code.co_consts if isinstance(k, str)):
+            return f"uses an attribute .{min(named)} by {min(by)} in {getattr(code, 'co_qualname', code.co_name)}"
+    if not names.intersection(code.co_names):
         return ""
     line = code.co_firstlineno
     for step in dis.get_instructions(code):
@@ -51,18 +54,28 @@ def invisible(code: types.CodeType) -> str:
             line = step.line_number if hasattr(step, "line_number") else step.starts_line
         if step.opname in ("STORE_ATTR", "DELETE_ATTR") and step.argval in STORED:
             return f"writes an attribute .{step.argval} at {code.co_filename}:{line}"
-        if step.opname.startswith("LOAD_ATTR") and step.argval in READ:
+        if step.opname == "LOAD_ATTR" and step.argval in read and not _is_called(step):
             return f"reads an attribute .{step.argval} at {code.co_filename}:{line}"
     return ""
 
 
+def _is_called(step: dis.Instruction) -> bool:
+    """From Python 3.12 on a method is loaded by the same instruction, with a bit set."""
+    return sys.version_info >= (3, 12) and bool(step.arg & 1)
+
+
 @_once
-def writes_invisibly(code: types.CodeType) -> str:
-    """The same for torch's own code, which reads such attributes only where that changes nothing."""
+def invisible(code: types.CodeType) -> str:
+    """Why a run of this code cannot be replayed from its operations; empty if it can."""
+    return _works_invisibly(code, READ)
+
+
+@_once
+def invisible_in_torch(code: types.CodeType) -> str:
+    """The same for torch's own code, which reads the others where that changes nothing."""
     if code.co_filename.endswith("/torch/utils/weak.py"):  # whose .data is a dict
         return ""
-    why = invisible(code)
-    return why if why.startswith("writes") else ""
+    return _works_invisibly(code, frozenset({"grad"}))
 
 
 @_once

@@ -11,8 +11,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/pooling.h>
-#include <torch/optim/sgd.h>
 #include <torch/nn/modules/rnn.h>
+#include <torch/optim/sgd.h>
 
 #include <atomic>
 #include <fstream>

@@ -638,3 +638,52 @@ def test_attention_over_changing_lengths(causal):
             torch.testing.assert_close(g, w, atol=1e-5, rtol=1e-4)
     s = stats_of(f)
     assert s["compiled_calls"] >= 3 and len(s["programs"]) <= 3, (s["attempts"], s["recompilations"])
+
+
+def _clip(m, o, x):
+    torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+    return m(x).sum()
+
+
+def _by_name(m, o, x):
+    return m(x).sum() * (1 if getattr(m.weight, "grad") is None else 2)  # noqa: B009
+
+
+def _sets_by_name(m, o, x):
+    setattr(m.weight, "grad", torch.ones_like(m.weight))  # noqa: B010
+    return m(x).sum()
+
+
+def _given_memory(m, o, x):
+    torch.nn.utils.vector_to_parameters(x.detach().flatten().repeat(3)[:8] * 0.5, m.parameters())
+    return m(x).sum()
+
+
+OF_GRADIENTS = {
+    "zero_grad of a module": lambda m, o, x: (m.zero_grad(), m(x).sum())[1],
+    "zero_grad that keeps them": lambda m, o, x: (m.zero_grad(set_to_none=False), m(x).sum())[1],
+    "zero_grad of an optimizer": lambda m, o, x: (o.zero_grad(), m(x).sum())[1],
+    "step": lambda m, o, x: (o.step(), m(x).sum())[1],
+    "clipping": _clip,
+    "whether there is one": lambda m, o, x: m(x).sum() * (1 if m.weight.grad is None else 2),
+    "by name": _by_name,
+    "set by name": _sets_by_name,
+    "parameters in other memory": _given_memory,
+    "autograd.grad": lambda m, o, x: m(x).sum() + torch.autograd.grad(m(x).sum(), m.weight)[0].sum(),
+}
+
+
+@pytest.mark.parametrize("name", OF_GRADIENTS)
+def test_programs_that_work_on_gradients_themselves(name):
+    seen = []
+    for compile in (lambda f: f, broach.compile):
+        torch.manual_seed(0)
+        m = torch.nn.Linear(3, 2)
+        o = torch.optim.SGD(m.parameters(), 0.1)
+        run, saw = compile(lambda x, m=m, o=o: OF_GRADIENTS[name](m, o, x)), []
+        for i in range(4):
+            run(torch.ones(1, 3) + i).backward()
+            saw += [m.weight.detach().clone(), None if m.weight.grad is None else m.weight.grad.clone()]
+        seen.append(saw)
+    for want, got in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
