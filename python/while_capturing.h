@@ -8,27 +8,40 @@
 
 namespace broach {
 
-// torch.compiler.is_compiling() is true while this lives.
+// torch.compiler.is_compiling() is true while one of these lives. Several threads may capture at once, and end in any order: only the
+// last takes back what the first has set.
 class Compiling {
  public:
   Compiling() {
-    module_ = Ref::steal(PyImport_ImportModule("torch.compiler"));
-    if (module_) before_ = Ref::steal(PyObject_GetAttrString(module_.get(), "_is_compiling_flag"));
-    PyErr_Clear();
-    if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", Py_True);
+    if (alive_++ == 0) has_set_ = flag() == Py_False && set(Py_True);
   }
   ~Compiling() {
-    if (before_) PyObject_SetAttrString(module_.get(), "_is_compiling_flag", before_.get());
+    if (--alive_ == 0 && has_set_) set(Py_False);
   }
+  Compiling(const Compiling&) = delete;
+  Compiling& operator=(const Compiling&) = delete;
 
   // Ahead of its time, where a capture is abandoned.
-  static void end() {
-    Ref module = Ref::steal(PyImport_ImportModule("torch.compiler"));
-    if (!module || PyObject_SetAttrString(module.get(), "_is_compiling_flag", Py_False)) PyErr_Clear();
-  }
+  static void end() { set(Py_False); }
 
  private:
-  Ref module_, before_;
+  static constexpr const char* kFlag = "_is_compiling_flag";
+
+  static PyObject* flag() {
+    Ref module = Ref::steal(PyImport_ImportModule("torch.compiler"));
+    Ref value = module ? Ref::steal(PyObject_GetAttrString(module.get(), kFlag)) : Ref();
+    if (!value) PyErr_Clear();
+    return value.get();  // True and False never die
+  }
+  static bool set(PyObject* value) {
+    Ref module = Ref::steal(PyImport_ImportModule("torch.compiler"));
+    const bool done = module && PyObject_SetAttrString(module.get(), kFlag, value) == 0;
+    if (!done) PyErr_Clear();
+    return done;
+  }
+
+  static inline int alive_ = 0;  // these two: whoever has the GIL
+  static inline bool has_set_ = false;
 };
 
 // While it lives, what a program may ask of a number knows those that stand for others.

@@ -656,6 +656,35 @@ def test_is_compiling():
     assert told[0] is True and not torch.compiler.is_compiling()
 
 
+def test_is_compiling_ends_with_the_last_of_several_captures():
+    first_runs, second_runs, first_done = threading.Event(), threading.Event(), threading.Event()
+
+    def first(x):
+        first_runs.set()
+        second_runs.wait(20)
+        return x * 2
+
+    def second(x):
+        second_runs.set()
+        first_done.wait(20)
+        return x * 2
+
+    def run_first():
+        broach.compile(first)(torch.ones(3))
+        first_done.set()
+
+    def run_second():
+        first_runs.wait(20)
+        broach.compile(second)(torch.ones(3))
+
+    threads = [threading.Thread(target=run) for run in (run_first, run_second)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not torch.compiler.is_compiling()
+
+
 def test_an_error_that_only_is_compiling_causes():
     """The run that raises is run again plainly, and the next capture does not say that it compiles."""
     tries = []

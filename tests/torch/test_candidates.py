@@ -32,8 +32,11 @@ def test_candidates_are_measured_and_agree(rows, width):
         fast(x)
         fast(x)
         (early,) = broach.explain(fast, x).picks
-        results = _many(fast, x)
-        (pick,) = broach.explain(fast, x).picks
+        for _ in range(10):  # a machine that is busy with something else takes more calls
+            results = _many(fast, x)
+            (pick,) = broach.explain(fast, x).picks
+            if "being measured" not in pick:
+                break
     assert "being measured" in early and "being measured" not in pick
     assert all(f"{name} " in pick.split("[")[1] for name in ("plain", "packed", "aten"))
     for actual in results:
