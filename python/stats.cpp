@@ -14,6 +14,7 @@ ProgramOptions options_from(const py::dict& d) {
   flag("strict", o.settings.strict);
   flag("freeze", o.freeze);
   flag("whole", o.whole);
+  if (d.contains("memory_budget")) o.memory_budget = d["memory_budget"].cast<double>();
   flag("fuse", o.fuse);
   flag("lower", o.lower);
   flag("deterministic", o.settings.contractions.deterministic);
@@ -51,6 +52,7 @@ py::dict dict_of(const ProgramStats& x) {
   for (const auto& [memory, bytes] : x.packed) packed[py::int_(reinterpret_cast<uintptr_t>(memory))] = bytes;
   e["packed"] = packed;
   e["arena_bytes"] = x.arena_bytes;
+  e["saved_bytes"] = x.saved_bytes;
   e["graph"] = x.graph_text;
   e["schedule"] = x.schedule_text;
   py::list steps;

@@ -177,14 +177,17 @@ Joint joint_of(const Trace& trace, const Program& program, const TracedGradients
 }
 
 // The part of the program that is computed at once stays in `module` and `program`.
-std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, Program& program, Module& module) {
-  const Joint joint = joint_of(trace, program, traced);
+std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, double budget, Program& program,
+                                                     Module& module) {
+  Joint joint = joint_of(trace, program, traced);
+  joint.memory_budget = budget;
   Partition parts = partition(*module.graph, joint);
   auto out = std::make_shared<BackwardStage>();
   out->graph = std::move(parts.backward);
   out->inputs = std::move(parts.inputs);
   out->saved = std::move(parts.saved);
   out->tangents = traced.tangents;
+  out->saved_bytes = parts.saved_bytes;
   std::vector<int> position;  // of each output in its own graph
   int before = 0, later = 0;
   for (bool is_gradient : joint.is_gradient) position.push_back(is_gradient ? later++ : before++);
@@ -225,7 +228,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   run_passes(module, Pass::Part::program, compiler.context(std::move(constant)), options.disabled_passes, &out.seconds, observe);
   watch.skip();
   if (gradients.gradients > 0) {
-    out.backward = split_gradients(trace, gradients, out.program, module);
+    out.backward = split_gradients(trace, gradients, options.memory_budget, out.program, module);
     watch.lap("partition");
     dump("passes", "forward", [&] { return module.graph->str(); });
     dump("passes", "backward", [&] { return out.backward->graph->str(); });

@@ -21,6 +21,7 @@ struct PipelineOptions {
   int branches = 0;                     // most programs kept for different values read on the host; 0: none is compiled
   bool whole = false;                   // what the program itself decides by computed values is refused
   bool freeze = true;                   // compute what depends on constant inputs once
+  double memory_budget = 1.0;           // at most this part of what is saved for gradients by default (0..1)
   bool fuse = true;
   bool lower = true;                         // false: every op a call of the host's library
   std::vector<std::string> disabled_passes;  // by name
@@ -40,6 +41,7 @@ struct BackwardStage {
   std::vector<int> inputs;             // positions among those of the program
   std::vector<int> saved;              // outputs of the main graph
   size_t tangents = 0;
+  int64_t saved_bytes = 0;          // in memory of its own, at the sizes' hints
   std::vector<ResultSpec> results;  // by gradient, of the graph's inputs and outputs
 };
 // Of some gradients, where some tangents are known to be zero.

@@ -233,6 +233,7 @@ class Compiled::State {
     ProgramOptions o;
     o.settings.strict = options_.is_strict();
     o.freeze = options_.freezes();
+    o.memory_budget = options_.memory_budget();
     o.settings.threads = options_.threads();
     o.settings.contractions.deterministic = options_.is_deterministic();
     o.branches = kMostBranches;
@@ -318,6 +319,7 @@ class Compiled::State {
     out.guards.insert(out.guards.end(), p.guards.begin(), p.guards.end());
     packed.insert(p.packed.begin(), p.packed.end());
     out.arena_bytes = std::max(out.arena_bytes, p.arena_bytes);
+    out.saved_bytes = std::max(out.saved_bytes, p.saved_bytes);
   }
 
   static constexpr size_t kMostVariants = 64, kMostPrograms = 32;
@@ -359,6 +361,7 @@ std::string Explanation::str() const {
   row("compile", 1e3 * compile_seconds, " ms");
   row("packed weights", static_cast<double>(packed_bytes) / (1 << 20), " MiB");
   row("arena", static_cast<double>(arena_bytes) / (1 << 20), " MiB");
+  if (saved_bytes) row("saved for gradients", static_cast<double>(saved_bytes) / (1 << 20), " MiB");
   for (const auto& [schema, n] : externs) row("extern", schema, " (", n, "x)");
   std::map<std::string, int> counted;
   for (const auto& p : picks) ++counted[p];

@@ -258,8 +258,8 @@ void Capture::save_before_write(TensorId id) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
     const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-    if (std::none_of(saved_.begin(), saved_.end(), [&](const auto& s) { return s.first.is_same(real); }))
-      saved_.emplace_back(real, real.clone());
+    if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); }))
+      saved_.push_back({real, real.clone(), real.is_inference() ? 0 : real._version()});
   }
 }
 
@@ -276,7 +276,12 @@ bool Capture::has_written() const {
 void Capture::roll_back() {
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
   at::NoGradGuard no_grad;
-  for (auto& [real, before] : saved_) real.copy_(before);
+  drop_gradients();
+  for (const Saved& s : saved_) {
+    s.tensor.copy_(s.elements);
+    c10::VariableVersion version = s.tensor.unsafeGetTensorImpl()->version_counter();
+    if (version.enabled()) version.set_version(s.version);
+  }
   random_before_.put_back();
 }
 

@@ -71,6 +71,8 @@ class Capture {
   // A tensor that the program computed, or took of its inputs, and that outlives it elsewhere than in its outputs: in words,
   // empty if there is none. To be asked after `finish`, when the front has let go of all it made for the run.
   std::string kept(const std::vector<at::Tensor>& outputs) const;
+  // The same for gradients alone: what autograd saves of results with a history is kept in any case.
+  std::string kept_gradient() const;
   // Whether it writes to what it was given or reads by itself.
   bool writes_inputs() const;
   // ---- gradients (capture_gradients.cpp) ----
@@ -182,6 +184,7 @@ class Capture {
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void refuse_hooks_on_saved();
+  void drop_gradients();
   void fail_with(Reason why, Outcome outcome = Outcome::unsupported);
   std::string at_line() const;
 
@@ -228,7 +231,11 @@ class Capture {
   std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
-  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;   // tensors that the program writes, with their elements before
+  struct Saved {
+    at::Tensor tensor, elements;
+    int64_t version;
+  };
+  std::vector<Saved> saved_;  // tensors that the program writes, as they were before
 };
 
 }  // namespace broach

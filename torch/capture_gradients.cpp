@@ -183,6 +183,13 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results) {
   return "";
 }
 
+// What stands for a gradient is nobody's.
+void Capture::drop_gradients() {
+  for (const auto* list : {&given_, &lifted_})
+    for (const at::Tensor& t : *list)
+      if (t.defined() && t.is_leaf() && real_tensor(t.grad())) t.mutable_grad().reset();
+}
+
 void Capture::refuse_hooks_on_saved() {
   if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
     fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);

@@ -21,22 +21,29 @@ void add_with_base(const at::Tensor& t, Known& known) {
   if (!t.is_inference() && t.is_view()) known.insert(t._base().unsafeGetTensorImpl());
 }
 
-bool is_gradient_of(const at::Tensor& t, const c10::TensorImpl* kept) {
-  return t.defined() && t.is_leaf() && t.grad().unsafeGetTensorImpl() == kept;
-}
-
 }  // namespace
 
+// A new gradient lies in memory that the capture has seen an operation fill; that which was there before is another tensor to it.
+std::string Capture::kept_gradient() const {
+  Known known;
+  for (const auto* list : {&given_, &lifted_})
+    for (const at::Tensor& t : *list) add_with_base(t, known);
+  for (const auto* list : {&given_, &lifted_})
+    for (const at::Tensor& t : *list) {
+      if (!t.defined() || !t.is_leaf() || !t.grad().defined() || known.contains(t.grad().unsafeGetTensorImpl())) continue;
+      if (storage_of(t.grad()) >= 0) return cat("the gradient of a tensor, ", t.toString(), t.sizes(), ", that it was given or holds");
+    }
+  return "";
+}
+
 std::string Capture::kept(const std::vector<at::Tensor>& outputs) const {
+  if (std::string gradient = kept_gradient(); !gradient.empty()) return gradient;
   Known known;
   for (const auto* list : {&given_, &lifted_, &outputs})
     for (const at::Tensor& t : *list) add_with_base(t, known);
   for (const auto& [impl, seen] : tensors_) {
     if (seen.impl.use_count() == 0 || known.contains(impl)) continue;
     const Type& type = trace_.tensors[static_cast<size_t>(seen.id)].type;
-    for (const auto* list : {&given_, &lifted_})
-      for (const at::Tensor& t : *list)
-        if (is_gradient_of(t, impl)) return cat("the gradient, ", type.str(), ", of a tensor that it was given or holds");
     auto maker = std::find_if(trace_.ops.begin(), trace_.ops.end(), [&, id = seen.id](const TraceOp& op) {
       return std::find(op.results.begin(), op.results.end(), id) != op.results.end();
     });

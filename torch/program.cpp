@@ -88,6 +88,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   options = options_for(trace, std::move(options));
   CompiledTrace compiled = compile_trace(trace, constant, targets, make_extern, options, gradients);
   if (compiled.backward) {
+    stats_.saved_bytes = compiled.backward->saved_bytes;
     backward_ = std::make_shared<const Backward>(std::move(compiled.backward), with_reason(differentiable, trace, compiled.program),
                                                  lifted_, targets, options);
     required_grad_.assign(given_, false);

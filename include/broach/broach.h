@@ -86,6 +86,7 @@ struct Explanation {
   std::vector<std::string> fixed_sizes;     // sizes that host code read as plain numbers
   double capture_seconds = 0, compile_seconds = 0;
   int64_t packed_bytes = 0, arena_bytes = 0;  // rearranged weights; intermediate results of one call
+  int64_t saved_bytes = 0;                    // what a call saves for gradients
 
   std::string str() const;  // as a table
 };

@@ -27,6 +27,12 @@ class Options {
   // weight is noticed, single elements included, by whatever way torch gave the address since the last call; through a raw
   // address (data_ptr(), an accessor) that is older it is not. Default: on.
   Options& freeze(bool on = true) { return set(freeze_, on); }
+  // Of a call that needs gradients: at most this part, 0 to 1, of the bytes that are saved for them by default; the backward
+  // computes the rest anew, which takes longer. Default: 1.
+  Options& memory_budget(double part) {
+    if (!(part >= 0 && part <= 1)) throw Error("broach::Options::memory_budget(" + std::to_string(part) + "): must be from 0 to 1");
+    return set(memory_budget_, part);
+  }
   // Threads that compile kernels; 0, the default, is one a core. Compiled programs run on libtorch's own threads
   // (at::set_num_threads).
   Options& threads(int n) { return set(threads_, counted("threads", n)); }
@@ -41,6 +47,7 @@ class Options {
   bool is_strict() const { return strict_; }
   bool is_deterministic() const { return deterministic_; }
   bool freezes() const { return freeze_; }
+  double memory_budget() const { return memory_budget_; }
   int threads() const { return threads_; }
   bool falls_back() const { return fallback_; }
   int verifies() const { return verify_; }
@@ -58,6 +65,7 @@ class Options {
 
   bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false, deterministic_ = false;
   int threads_ = 0, verify_ = 0;
+  double memory_budget_ = 1.0;
 };
 
 }  // namespace broach

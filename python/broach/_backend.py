@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import threading
 import time
@@ -10,10 +11,13 @@ import weakref
 from typing import Any, Callable
 
 import torch
+import torch._dynamo.exc
 
 from ._native import _C
 from ._options import OPTIONS, Options
-from ._regions import Region, is_region
+from ._regions import Region, differs_under_gradients, is_region
+
+log = logging.getLogger("broach")
 
 # Everything compiled that is alive, for `reset`.
 _functions: "weakref.WeakSet[_C.Callable]" = weakref.WeakSet()
@@ -169,16 +173,33 @@ def backend(
     options: dict[str, Any] | None = None,
     mode: str | None = None,
     collect: list[CompiledModule] | None = None,
+    skip_gradients: Callable[[], None] | None = None,
 ) -> Callable[..., Any]:
-    """For ``torch.compile(model, backend="broach", options={...})``; `collect` receives what is compiled."""
+    """For ``torch.compile(model, backend="broach", options={...})``; `collect` receives what is compiled. A part of a program that
+    needs gradients runs eagerly where `skip_gradients` is given, which is told."""
     if not isinstance(options, Options):
         options = Options(options, mode)
+    if _needs_gradients(gm, example_inputs):
+        if skip_gradients is not None:
+            skip_gradients()
+            raise torch._dynamo.exc.SkipFrame("broach: gradients are needed")
+        if why := differs_under_gradients(gm):
+            log.info("a part of the program runs eagerly under gradients: it %s", why)
+            raise torch._dynamo.exc.SkipFrame(f"broach: gradients are needed, and it {why}")
     compiled = CompiledModule(gm, example_inputs, options)
     for observer in (collect, _observers.current):
         if observer is not None:
             observer.append(compiled)
     # The native object itself, so that a call passes no Python frame of ours.
     return compiled.function
+
+
+def _needs_gradients(gm: torch.fx.GraphModule, examples: list[Any]) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    given = [x for x in (*examples, *gm.parameters(), *gm.buffers()) if isinstance(x, torch.Tensor)]
+    makes_them = any(n.target in ("requires_grad_", torch.nn.Parameter) for n in gm.graph.nodes)
+    return makes_them or any(t.requires_grad for t in given)
 
 
 class _Observers(threading.local):

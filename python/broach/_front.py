@@ -9,6 +9,7 @@ import warnings
 from typing import Any, Callable
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ._backend import Collected, backend, native_options, register
 from ._native import _C
@@ -47,7 +48,26 @@ class Front:
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program
         log.info("%s goes through Dynamo: %s", describe(self.program), why)
-        return compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected)
+        run = compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected, self.skip_gradients)
+        return run if self.fullgraph else self.apart_from_gradients(run)
+
+    def skip_gradients(self) -> None:
+        """What Dynamo makes of hooks, checkpoints and custom functions is for a compiler that treats them in its own way."""
+        why = "while gradients are needed the program runs eagerly: it cannot be captured natively"
+        if why not in self.reasons:
+            self.reasons.append(why)
+            log.info("%s: %s", describe(self.program), why)
+
+    def apart_from_gradients(self, through_dynamo: Callable) -> Callable:
+        program = self.program
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and _may_need_gradients(program, args, kwargs):
+                self.skip_gradients()
+                return program(*args, **kwargs)
+            return through_dynamo(*args, **kwargs)
+
+        return run
 
     def differs(self, why: str, changed: str, written: list[str]) -> Callable:
         """What runs the program from now on, after `verify` has found another answer than eager's."""
@@ -76,6 +96,26 @@ def _again(program: Callable, options: dict, fullgraph: bool, dynamic: bool | No
     return compile_natively(program, Options(options), fullgraph, dynamic)
 
 
+def _may_need_gradients(program: Any, args: tuple, kwargs: dict) -> bool:
+    """As far as can be told without running it; what is missed here the backend finds."""
+    owner = getattr(program, "__self__", program)
+    held = [cell.cell_contents for cell in getattr(program, "__closure__", None) or () if _is_filled(cell)]
+    for x in (owner, *held, *pytree.tree_leaves((args, kwargs))):
+        if isinstance(x, torch.nn.Module) and any(p.requires_grad for p in x.parameters()):
+            return True
+        if isinstance(x, torch.Tensor) and x.requires_grad:
+            return True
+    return False
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:  # of a function that names itself
+        return False
+    return True
+
+
 def describe(program: Callable) -> str:
     return getattr(program, "__qualname__", None) or type(program).__qualname__
 
@@ -101,9 +141,14 @@ def suspends(program: Any) -> str:
 
 
 def compile_with_dynamo(
-    program: Callable, options: Options, fullgraph: bool, dynamic: bool | None, collected: Collected
+    program: Callable,
+    options: Options,
+    fullgraph: bool,
+    dynamic: bool | None,
+    collected: Collected,
+    skip_gradients: Callable[[], None] | None = None,
 ) -> Callable:
-    run = functools.partial(backend, options=options, collect=collected)
+    run = functools.partial(backend, options=options, collect=collected, skip_gradients=skip_gradients)
     # Dynamo names backends by this attribute in its logs.
     run.__name__ = "broach"  # type: ignore[attr-defined]
     return torch.compile(program, fullgraph=fullgraph, dynamic=dynamic, backend=run)

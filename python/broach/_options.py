@@ -35,6 +35,14 @@ def _count(value: Any) -> int:
     return int(value)
 
 
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError("must be a number from 0 to 1")
+    if not 0 <= value <= 1:
+        raise ValueError("must be a number from 0 to 1")
+    return float(value)
+
+
 def _capture(value: Any) -> str:
     if not isinstance(value, str) or value not in CAPTURES:
         raise (ValueError if isinstance(value, str) else TypeError)(f"must be one of {', '.join(map(repr, CAPTURES))}")
@@ -78,6 +86,7 @@ OPTIONS = {
         Option("strict", False, _flag, "results bit-equal to eager's for everything but contractions; slower"),
         Option("deterministic", False, _flag, "choose products and convolutions by rule, not by what was measured: equal bits from run to run"),
         Option("freeze", True, _flag, "keep weights packed for the kernels that read them; a write to a weight is noticed"),
+        Option("memory_budget", 1.0, _share, "save at most this part of what is saved for gradients by default, and compute the rest anew"),
         Option("fuse", True, _flag, "compute several operations in one kernel (off: one kernel each, to find a difference)"),
         Option("lower", True, _flag, "compile operations (off: call each one in libtorch, to find a difference)"),
         Option("compile_threads", 0, _count, "threads that compile kernels; 0: one a core"),

@@ -70,6 +70,35 @@ def is_region(node: torch.fx.Node, operands: Any) -> bool:
     return any(_has_region(m) for m in inner)
 
 
+# What a graph may say of gradients beside what its operations are: methods of tensors, and packages of functions.
+OF_AUTOGRAD = frozenset(
+    """
+    register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ backward grad grad_fn detach_ _backward_hooks
+    """.split()
+)
+AUTOGRADS = ("torch.autograd", "torch._C._autograd", "torch._C._functorch", "torch._functorch", "torch.func", "torch.utils", "torch._dynamo")
+
+
+def differs_under_gradients(gm: torch.fx.GraphModule) -> str:
+    """What of a graph of Dynamo's means something else to autograd than the calls that it stands for: it leaves that to compilers
+    which treat it in their own way. Empty if there is nothing such."""
+    for n in gm.graph.nodes:
+        if n.op == "call_method" and n.target in OF_AUTOGRAD:
+            return f"calls Tensor.{n.target}"
+        if n.op != "call_function":
+            continue
+        if isinstance(n.target, torch._ops.HigherOrderOperator):
+            return f"calls the higher-order operator {n.target.name()}"
+        if not _is_transparent(n.target):
+            return f"calls {n.target}, which Dynamo was told to leave whole"
+        home = getattr(n.target, "__module__", None) or ""
+        if home.startswith(AUTOGRADS):
+            return f"calls {home}.{getattr(n.target, '__name__', n.target)}"
+        if n.target is getattr and n.args[1] in OF_AUTOGRAD:
+            return f"reads Tensor.{n.args[1]}"
+    return ""
+
+
 def _has_region(module: torch.fx.GraphModule) -> bool:
     graphs = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
     return any(n.op == "call_function" and not _is_transparent(n.target) for g in graphs for n in g.nodes)

@@ -404,7 +404,7 @@ void add_scatter_ops(OpTable& t) {
   add_real(t, "scatter.src scatter.value", [](OpCall& c) { return scatter(c, Update::replace); });
   add_real(t, "scatter_add", [](OpCall& c) { return scatter(c, Update::add); });
   add_real(t, "scatter.reduce scatter.value_reduce scatter_reduce.two", scatter_named);
-  add_real(t, "index_put _unsafe_index_put", index_put);
+  add_real(t, "index_put _unsafe_index_put _index_put_impl", index_put);
   add_real(t, "_unsafe_masked_index_put_accumulate", masked_index_put);
   add_real(t, "put", put);
   add_real(t, "max_unpool2d", max_unpool(2));

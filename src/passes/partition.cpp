@@ -51,13 +51,17 @@ struct Emission {
 class Partitioner {
  public:
   Partitioner(const Graph& g, const Joint& joint)
-      : g_(g), joint_(joint), numbers_(g), late_(g.nodes().size()), needed_later_(g.nodes().size()), is_saved_(numbers_.count()) {}
+      : g_(g), joint_(joint), numbers_(g), late_(g.nodes().size()), needed_later_(g.nodes().size()), is_saved_(numbers_.count()) {
+    for (const Node& n : g.nodes()) repeatable_.push_back(is_cheap(n));
+  }
 
   Partition run() {
     find_late();
     find_needed_later();
-    choose();
     Partition out;
+    out.saved_bytes = choose();
+    const auto most = static_cast<int64_t>(joint_.memory_budget * static_cast<double>(out.saved_bytes));
+    if (out.saved_bytes > most) out.saved_bytes = choose_within(most);
     out.forward = forward(out);
     out.backward = backward(out);
     return out;
@@ -88,7 +92,7 @@ class Partitioner {
   }
 
   // ---- what is saved ----
-  static bool may_be_repeated(const Node& n) {
+  static bool is_cheap(const Node& n) {
     switch (kind_of(n.op)) {
       case OpKind::source: return n.op != Op::input;
       case OpKind::unary:
@@ -100,6 +104,26 @@ class Partitioner {
       case OpKind::heavy_view: return true;
       default: return false;
     }
+  }
+  static bool is_dear(const Node& n) {
+    const OpKind k = kind_of(n.op);
+    return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
+  }
+
+  double elements(const Value& v) const { return static_cast<double>(bytes(v)) / static_cast<double>(size_of(v.dtype())); }
+
+  // Multiplications, or elements read, for a byte of what they give.
+  double work_for_a_byte(const Node& n) const {
+    auto extent = [&](const Value& v, size_t d) { return static_cast<double>(g_.symbols()->hint(v.shape()[d])); };
+    double work = 0, given = 0;
+    for (uint32_t r = 0; r < n.results.size(); ++r) given += static_cast<double>(bytes({&n, r}));
+    const double made = elements({&n, 0});
+    if (n.op == Op::dot) work = made * extent(n.inputs[0], n.inputs[0].shape().size() - 1);
+    else if (n.op == Op::conv) work = made * elements(n.inputs[1]) / std::max(1.0, extent(n.inputs[1], 0));
+    else if (n.op == Op::attention) work = 2 * made * extent(n.inputs[1], 2);
+    else
+      for (const Value& v : n.inputs) work += elements(v);
+    return work / std::max(1.0, given);
   }
 
   int64_t bytes(const Value& v) const {
@@ -123,8 +147,28 @@ class Partitioner {
     return kept;
   }
 
+  // What may be computed anew grows, the cheapest first, until what is left to save fits: the more of it, the less is saved. To be
+  // called where nothing of it is not enough.
+  int64_t choose_within(int64_t most) {
+    std::vector<std::pair<double, uint32_t>> dear;
+    for (const Node& n : g_.nodes())
+      if (needed_later_[n.id] && !late_[n.id] && is_dear(n)) dear.emplace_back(work_for_a_byte(n), n.id);
+    std::sort(dear.begin(), dear.end());
+    auto saved_with = [&](size_t count) {
+      for (size_t i = 0; i < dear.size(); ++i) repeatable_[dear[i].second] = i < count;
+      return choose();
+    };
+    size_t too_few = 0, enough = dear.size();
+    while (too_few + 1 < enough) {
+      const size_t middle = (too_few + enough) / 2;
+      (saved_with(middle) <= most ? enough : too_few) = middle;
+    }
+    return saved_with(enough);
+  }
+
   // Each value is an edge that costs what it takes to save it; between those that can be computed of one another there is no end.
-  void choose() {
+  // Gives the bytes of the values to save that nobody keeps for nothing.
+  int64_t choose() {
     const std::vector<bool> kept = kept_values();
     FlowNetwork net(2 * numbers_.count() + 2);
     const size_t source = 2 * numbers_.count(), sink = source + 1;
@@ -141,7 +185,7 @@ class Partitioner {
       for (uint32_t r = 0; r < n.results.size(); ++r) {
         const Value v{&n, r};
         net.connect(in(v), in(v) + 1, cost(v, kept));
-        if (!may_be_repeated(n)) net.connect(source, in(v), FlowNetwork::kUnlimited);
+        if (!repeatable_[n.id]) net.connect(source, in(v), FlowNetwork::kUnlimited);
         else
           for (const Value& from : n.inputs) net.connect(in(from) + 1, in(v), FlowNetwork::kUnlimited);
       }
@@ -149,11 +193,15 @@ class Partitioner {
     for (size_t i = 0; i < g_.outputs().size(); ++i)
       if (joint_.is_gradient[i]) read_later(g_.outputs()[i]);
     const std::vector<bool> before = net.source_side(source, sink);
+    int64_t saved = 0;
     for (const Node& n : g_.nodes())
       for (uint32_t r = 0; r < n.results.size(); ++r) {
         const Value v{&n, r};
-        is_saved_[numbers_.of(v)] = !late_[n.id] && before[in(v)] && !before[in(v) + 1];
+        const bool saves = !late_[n.id] && before[in(v)] && !before[in(v) + 1];
+        is_saved_[numbers_.of(v)] = saves;
+        if (saves && !kept[numbers_.of(v)]) saved += bytes(v);
       }
+    return saved;
   }
 
   // ---- the two graphs ----
@@ -221,9 +269,7 @@ class Partitioner {
     }
     for (const Value& v : g_.inputs())
       if (is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
-    const std::vector<bool> computed = computed_later();
-    for (const Node& n : g_.nodes())
-      if (computed[n.id]) e.emit(n);
+    for (const Node* n : as_late_as_possible(computed_later())) e.emit(*n);
     return std::make_shared<const Graph>(e.finish(joint_.is_gradient));
   }
 
@@ -240,11 +286,35 @@ class Partitioner {
     return computed;
   }
 
+  // What depends on a tangent keeps its order; the rest comes where it is first read.
+  std::vector<const Node*> as_late_as_possible(const std::vector<bool>& computed) const {
+    std::vector<const Node*> out, stack;
+    std::vector<bool> done(g_.nodes().size());
+    auto place = [&](const Node& last) {
+      stack.push_back(&last);
+      while (!stack.empty()) {  // a chain may be as long as the program
+        const Node& n = *stack.back();
+        const size_t depth = stack.size();
+        for (const Value& v : n.inputs)
+          if (computed[v.node->id] && !done[v.node->id]) stack.push_back(v.node);
+        if (stack.size() > depth) continue;
+        stack.pop_back();
+        if (!done[n.id]) out.push_back(&n);
+        done[n.id] = true;
+      }
+    };
+    for (const Node& n : g_.nodes())
+      if (computed[n.id] && late_[n.id]) place(n);
+    for (const Node& n : g_.nodes())
+      if (computed[n.id] && !done[n.id]) place(n);
+    return out;
+  }
+
   const Graph& g_;
   const Joint& joint_;
   ValueNumbers numbers_;
-  std::vector<bool> late_, needed_later_;  // by node
-  std::vector<bool> is_saved_;             // by value
+  std::vector<bool> late_, needed_later_, repeatable_;  // by node
+  std::vector<bool> is_saved_;                          // by value
 };
 
 }  // namespace

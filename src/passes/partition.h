@@ -15,6 +15,7 @@ struct Joint {
   std::vector<bool> is_gradient;  // by output: asked for later, with the tangents
   std::vector<bool> input_kept;   // by input: its tensor is held as it is until then, for nothing
   std::vector<bool> output_kept;  // by output: likewise
+  double memory_budget = 1.0;     // at most this part of what is saved by default, if it can be
 };
 
 struct Partition {
@@ -22,10 +23,12 @@ struct Partition {
   std::vector<int> saved;                 // outputs of `forward`; some are results as well
   std::shared_ptr<const Graph> backward;  // inputs: `inputs`, the saved values, the tangents; outputs: the gradients
   std::vector<int> inputs;                // positions among the inputs of the whole
+  int64_t saved_bytes = 0;                // in memory of its own, at the sizes' hints
 };
 
-// Saves what takes the fewest bytes, computing anew what is pointwise or a view; never contractions, routines, reductions or calls.
-// Throws Unsupported where an effect depends on a tangent.
+// Saves what takes the fewest bytes, computing anew what is pointwise or a view. Below a budget of 1 contractions, reductions and
+// routines are computed anew too, those first that take the least work for a byte; calls of the host's library never are. Each
+// value is computed as late as it can be. Throws Unsupported where an effect depends on a tangent.
 Partition partition(const Graph& graph, const Joint& joint);
 
 // The later graph with only some of its outputs, and zeros for those of its last inputs that are not given.

@@ -183,11 +183,26 @@ class Grouper {
   // The first visit of a node in a search that began with ++searches_.
   bool visit(const Node& n) { return std::exchange(seen_[n.id], searches_) != searches_; }
 
+  static uint32_t first_root(const Group& k) {
+    return (*std::min_element(k.roots.begin(), k.roots.end(), [](const Node* a, const Node* b) { return a->id < b->id; }))->id;
+  }
+  static uint32_t last_root(const Group& k) {
+    return (*std::max_element(k.roots.begin(), k.roots.end(), [](const Node* a, const Node* b) { return a->id < b->id; }))->id;
+  }
+
+  // No node behind this one leads to kernel k. One behind k's own may: a kernel that it feeds has roots in front of it as well.
+  uint32_t last_before(int k) const {
+    uint32_t last = last_root(groups_.kernels[static_cast<size_t>(k)]);
+    for (bool grows = true; std::exchange(grows, false);)
+      for (const auto& other : groups_.kernels)
+        if (const uint32_t end = last_root(other); end > last && first_root(other) < last) last = end, grows = true;
+    return last;
+  }
+
   // Whether something outside kernel k must run after n and before k.
   bool blocked(const Node& n, int k) {
     std::vector<const Node*> work(users_[n.id].begin(), users_[n.id].end()), outside;
-    uint32_t last = 0;
-    for (const Node* m : groups_.kernels[static_cast<size_t>(k)].roots) last = std::max(last, m->id);
+    const uint32_t last = last_before(k);
     ++searches_;
     for (size_t visited = 0; !work.empty();) {
       const Node* u = work.back();

@@ -149,3 +149,44 @@ TEST_CASE("partition: random programs compute the same in two as in one") {
     check_same(g, joint, seed);
   }
 }
+
+TEST_CASE("partition: the smaller the budget, the less is saved, and the same is computed") {
+  // Three layers, tanh(h w), and the gradients of the first operand.
+  std::string text = "%0 = input(index=0) : f32[8, 8]\n%1 = input(index=1) : f32[8, 8]\n%2 = input(index=2) : f32[8, 8]\n";
+  int next = 3;
+  std::vector<int> made;
+  for (int h = 0, layer = 0; layer < 3; ++layer) {
+    text += "%" + std::to_string(next) + " = dot(%" + std::to_string(h) + ", %1, batch=0) : f32[8, 8]\n";
+    text += "%" + std::to_string(next + 1) + " = tanh(%" + std::to_string(next) + ") : f32[8, 8]\n";
+    made.push_back(h = next + 1);
+    next += 2;
+  }
+  int gradient = 2;
+  for (int layer = 3; layer-- > 0;) {
+    auto line = [&](const std::string& what) { text += "%" + std::to_string(next++) + " = " + what + " : f32[8, 8]\n"; };
+    const std::string h = "%" + std::to_string(made[static_cast<size_t>(layer)]);
+    line("mul(" + h + ", " + h + ")");
+    line("neg(%" + std::to_string(next - 1) + ")");
+    line("mul(%" + std::to_string(next - 1) + ", %" + std::to_string(gradient) + ")");
+    line("add(%" + std::to_string(next - 1) + ", %" + std::to_string(gradient) + ")");
+    line("permute(%1, dims=[1, 0])");
+    line("dot(%" + std::to_string(next - 2) + ", %" + std::to_string(next - 1) + ", batch=0)");
+    gradient = next - 1;
+  }
+  text += "return %" + std::to_string(made.back()) + ", %" + std::to_string(gradient) + "\n";
+  Graph g = Graph::parse(text);
+  Joint joint = joint_of(g, 1);
+  joint.input_kept = {true, true, false};
+  const int64_t all = partition(g, joint).saved_bytes;
+  CHECK(all == 3 * 8 * 8 * 4);
+  int64_t before = all;
+  for (double budget : {0.9, 0.67, 0.5, 0.34, 0.1, 0.0}) {
+    joint.memory_budget = budget;
+    Partition p = partition(g, joint);
+    CHECK(static_cast<double>(p.saved_bytes) <= budget * static_cast<double>(all));
+    CHECK(p.saved_bytes <= before);
+    before = p.saved_bytes;
+    check_same(g, joint, 5);
+  }
+  CHECK(before == 0);
+}

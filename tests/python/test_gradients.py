@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 import broach
 
@@ -687,3 +688,103 @@ def test_programs_that_work_on_gradients_themselves(name):
         seen.append(saw)
     for want, got in zip(*seen, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_a_smaller_memory_budget_saves_less_and_computes_the_same():
+    saved = []
+    for budget in (1.0, 0.6, 0.3, 0.0):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(4)))
+        f = broach.compile(model, options={"memory_budget": budget})
+        for i in range(3):
+            x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(i))
+            got = torch.autograd.grad(f(x).square().sum(), list(model.parameters()))
+            want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+            for g, w in zip(got, want, strict=True):
+                torch.testing.assert_close(g, w, atol=2e-5, rtol=1e-4)
+        s = stats_of(f)
+        assert s["compiled_calls"] >= 2, s["attempts"]
+        saved.append(s["programs"][0]["saved_bytes"])
+    assert saved[1] <= 0.6 * saved[0] and saved[2] <= 0.3 * saved[0], saved  # at 0.0 there are biases, which eager does not hold
+    assert saved[0] > 0 and saved == sorted(saved, reverse=True)
+
+
+@pytest.mark.parametrize("wrong", [1.5, -0.1, "half", True, float("nan")])
+def test_a_memory_budget_that_is_none_is_refused_by_name(wrong):
+    with pytest.raises((TypeError, ValueError), match="memory_budget"):
+        broach.compile(torch.nn.Linear(2, 2), options={"memory_budget": wrong})
+
+
+# ---- what Dynamo would make of gradients ----
+
+
+def _checkpointed_dropout(x, m):
+    return torch.utils.checkpoint.checkpoint(lambda z: F.dropout(m(z), 0.5), x, use_reentrant=False)
+
+
+def _checkpointed_statistics(x, m):
+    return torch.utils.checkpoint.checkpoint(lambda z: F.batch_norm(m(z), None, None, training=True), x, use_reentrant=False)
+
+
+def _hook_and_kept_gradient(x, m):
+    y = m(x)
+    y.register_hook(lambda g: g * 3)
+    y.retain_grad()
+    _hook_and_kept_gradient.last = y
+    return y.exp()
+
+
+def _removed_hook(x, m):
+    y = m(x)
+    y.register_hook(lambda g: g * 3).remove()
+    return y.exp()
+
+
+def _backward_inside(x, m):
+    loss = m(x).sum()
+    loss.backward(retain_graph=True)
+    return loss * 1
+
+
+def _backward_of_another(x, m):
+    (x * m.weight.sum()).sum().backward()
+    return m(x)
+
+
+def _reads_a_value(x, m):
+    y = m(x)
+    return y * 2 if y.sum().item() > 0 else y * 3
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_checkpointed_dropout, _checkpointed_statistics, _hook_and_kept_gradient, _removed_hook, _backward_inside, _backward_of_another, _reads_a_value],
+)
+def test_programs_that_only_eager_knows_the_gradients_of(program):
+    seen = []
+    for compile in (lambda f: f, broach.compile):
+        torch.manual_seed(0)
+        m = torch.nn.Linear(4, 4)
+        run, saw = compile(lambda x, m=m: program(x, m)), []
+        for i in range(7):
+            x = (torch.ones(3, 4) * (i + 1)).requires_grad_()
+            if i == 5:
+                m.register_forward_hook(lambda module, given, result: result * 2)
+            run(x).sum().backward()
+            kept = getattr(program, "last", None)
+            saw += [x.grad, m.weight.grad.clone(), None if kept is None else kept.grad, torch.get_rng_state().sum()]
+        seen.append(saw)
+    for want, got in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("index", [(slice(None), "i"), ("i",), ("i", "i")])
+def test_gradients_of_what_is_taken_by_index_are_compiled(index):
+    f = broach.compile(lambda x, i: x[tuple(i if k == "i" else k for k in index)].sin())
+    for n in range(4):
+        x = torch.randn(5, 6, requires_grad=True)
+        i = torch.randint(-5, 5, (7,), generator=torch.Generator().manual_seed(n))
+        (got,) = torch.autograd.grad(f(x, i).sum(), x)
+        (want,) = torch.autograd.grad(x[tuple(i if k == "i" else k for k in index)].sin().sum(), x)
+        torch.testing.assert_close(got, want)
+    assert stats_of(f)["compiled_calls"] >= 3
