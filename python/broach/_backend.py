@@ -15,7 +15,7 @@ import torch._dynamo.exc
 
 from ._native import _C
 from ._options import OPTIONS, Options
-from ._regions import Region, differs_under_gradients, is_region
+from ._regions import Region, differs_under_gradients, is_region, transforms_functions
 
 log = logging.getLogger("broach")
 
@@ -179,6 +179,9 @@ def backend(
     needs gradients runs eagerly where `skip_gradients` is given, which is told."""
     if not isinstance(options, Options):
         options = Options(options, mode)
+    if skip_gradients is not None and transforms_functions(gm):
+        log.info("a part of the program that transforms functions runs eagerly")
+        raise torch._dynamo.exc.SkipFrame("broach: torch.func is left to eager")
     if _needs_gradients(gm, example_inputs):
         if skip_gradients is not None:
             skip_gradients()

@@ -99,6 +99,12 @@ def differs_under_gradients(gm: torch.fx.GraphModule) -> str:
     return ""
 
 
+def transforms_functions(gm: torch.fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo's has the steps of `torch.func`: it has taken custom functions apart, whose own rules are lost."""
+    homes = [getattr(n.target, "__module__", None) or "" for n in gm.graph.nodes if n.op == "call_function"]
+    return any(home.startswith(("torch._C._functorch", "torch._functorch")) for home in homes)
+
+
 def _has_region(module: torch.fx.GraphModule) -> bool:
     graphs = [m.graph for m in module.modules() if isinstance(m, torch.fx.GraphModule)]
     return any(n.op == "call_function" and not _is_transparent(n.target) for g in graphs for n in g.nodes)

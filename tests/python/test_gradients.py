@@ -788,3 +788,24 @@ def test_gradients_of_what_is_taken_by_index_are_compiled(index):
         (want,) = torch.autograd.grad(x[tuple(i if k == "i" else k for k in index)].sin().sum(), x)
         torch.testing.assert_close(got, want)
     assert stats_of(f)["compiled_calls"] >= 3
+
+
+def test_a_custom_function_keeps_its_own_jvp():
+    class Sine(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent * 9
+
+    f = broach.compile(lambda x: torch.func.jvp(Sine.apply, (x,), (torch.ones_like(x),))[1])
+    for _ in range(6):
+        torch.testing.assert_close(f(torch.ones(2)), torch.full((2,), 9.0))
