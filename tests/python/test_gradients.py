@@ -7,7 +7,6 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 
 import broach
 
@@ -713,99 +712,3 @@ def test_a_smaller_memory_budget_saves_less_and_computes_the_same():
 def test_a_memory_budget_that_is_none_is_refused_by_name(wrong):
     with pytest.raises((TypeError, ValueError), match="memory_budget"):
         broach.compile(torch.nn.Linear(2, 2), options={"memory_budget": wrong})
-
-
-# ---- what Dynamo would make of gradients ----
-
-
-def _checkpointed_dropout(x, m):
-    return torch.utils.checkpoint.checkpoint(lambda z: F.dropout(m(z), 0.5), x, use_reentrant=False)
-
-
-def _checkpointed_statistics(x, m):
-    return torch.utils.checkpoint.checkpoint(lambda z: F.batch_norm(m(z), None, None, training=True), x, use_reentrant=False)
-
-
-def _hook_and_kept_gradient(x, m):
-    y = m(x)
-    y.register_hook(lambda g: g * 3)
-    y.retain_grad()
-    _hook_and_kept_gradient.last = y
-    return y.exp()
-
-
-def _removed_hook(x, m):
-    y = m(x)
-    y.register_hook(lambda g: g * 3).remove()
-    return y.exp()
-
-
-def _backward_inside(x, m):
-    loss = m(x).sum()
-    loss.backward(retain_graph=True)
-    return loss * 1
-
-
-def _backward_of_another(x, m):
-    (x * m.weight.sum()).sum().backward()
-    return m(x)
-
-
-def _reads_a_value(x, m):
-    y = m(x)
-    return y * 2 if y.sum().item() > 0 else y * 3
-
-
-@pytest.mark.parametrize(
-    "program",
-    [_checkpointed_dropout, _checkpointed_statistics, _hook_and_kept_gradient, _removed_hook, _backward_inside, _backward_of_another, _reads_a_value],
-)
-def test_programs_that_only_eager_knows_the_gradients_of(program):
-    seen = []
-    for compile in (lambda f: f, broach.compile):
-        torch.manual_seed(0)
-        m = torch.nn.Linear(4, 4)
-        run, saw = compile(lambda x, m=m: program(x, m)), []
-        for i in range(7):
-            x = (torch.ones(3, 4) * (i + 1)).requires_grad_()
-            if i == 5:
-                m.register_forward_hook(lambda module, given, result: result * 2)
-            run(x).sum().backward()
-            kept = getattr(program, "last", None)
-            saw += [x.grad, m.weight.grad.clone(), None if kept is None else kept.grad, torch.get_rng_state().sum()]
-        seen.append(saw)
-    for want, got in zip(*seen, strict=True):
-        torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("index", [(slice(None), "i"), ("i",), ("i", "i")])
-def test_gradients_of_what_is_taken_by_index_are_compiled(index):
-    f = broach.compile(lambda x, i: x[tuple(i if k == "i" else k for k in index)].sin())
-    for n in range(4):
-        x = torch.randn(5, 6, requires_grad=True)
-        i = torch.randint(-5, 5, (7,), generator=torch.Generator().manual_seed(n))
-        (got,) = torch.autograd.grad(f(x, i).sum(), x)
-        (want,) = torch.autograd.grad(x[tuple(i if k == "i" else k for k in index)].sin().sum(), x)
-        torch.testing.assert_close(got, want)
-    assert stats_of(f)["compiled_calls"] >= 3
-
-
-def test_a_custom_function_keeps_its_own_jvp():
-    class Sine(torch.autograd.Function):
-        generate_vmap_rule = True
-
-        @staticmethod
-        def forward(x):
-            return x.sin()
-
-        @staticmethod
-        def setup_context(ctx, inputs, output):
-            pass
-
-        @staticmethod
-        def jvp(ctx, tangent):
-            return tangent * 9
-
-    f = broach.compile(lambda x: torch.func.jvp(Sine.apply, (x,), (torch.ones_like(x),))[1])
-    for _ in range(6):
-        torch.testing.assert_close(f(torch.ones(2)), torch.full((2,), 9.0))
