@@ -76,7 +76,12 @@ OF_AUTOGRAD = frozenset(
     register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ backward grad grad_fn detach_ _backward_hooks
     """.split()
 )
-AUTOGRADS = ("torch.autograd", "torch._C._autograd", "torch._C._functorch", "torch._functorch", "torch.func", "torch.utils", "torch._dynamo")
+FUNCTORCHS = ("torch._C._functorch", "torch._functorch", "torch.func")
+AUTOGRADS = ("torch.autograd", "torch._C._autograd", "torch.utils", "torch._dynamo", *FUNCTORCHS)
+
+
+def _module(target: Any) -> str:
+    return getattr(target, "__module__", None) or ""
 
 
 def differs_under_gradients(gm: torch.fx.GraphModule) -> str:
@@ -91,9 +96,8 @@ def differs_under_gradients(gm: torch.fx.GraphModule) -> str:
             return f"calls the higher-order operator {n.target.name()}"
         if not _is_transparent(n.target):
             return f"calls {n.target}, which Dynamo was told to leave whole"
-        home = getattr(n.target, "__module__", None) or ""
-        if home.startswith(AUTOGRADS):
-            return f"calls {home}.{getattr(n.target, '__name__', n.target)}"
+        if _module(n.target).startswith(AUTOGRADS):
+            return f"calls {_module(n.target)}.{getattr(n.target, '__name__', n.target)}"
         if n.target is getattr and n.args[1] in OF_AUTOGRAD:
             return f"reads Tensor.{n.args[1]}"
     return ""
@@ -101,8 +105,7 @@ def differs_under_gradients(gm: torch.fx.GraphModule) -> str:
 
 def transforms_functions(gm: torch.fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's has the steps of `torch.func`: it has taken custom functions apart, whose own rules are lost."""
-    homes = [getattr(n.target, "__module__", None) or "" for n in gm.graph.nodes if n.op == "call_function"]
-    return any(home.startswith(("torch._C._functorch", "torch._functorch")) for home in homes)
+    return any(n.op == "call_function" and _module(n.target).startswith(FUNCTORCHS) for n in gm.graph.nodes)
 
 
 def _has_region(module: torch.fx.GraphModule) -> bool:

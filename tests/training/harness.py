@@ -61,6 +61,7 @@ def mstate(m, opt=None):
     return o
 
 
+# Of cases under autocast: bf16 rounds to 8 bits, and a fused chain leaves roundings out.
 LOOSE = [False]
 
 

@@ -15,7 +15,9 @@ FILES = sorted(p.stem for p in HERE.glob("*.py") if p.read_text().rstrip().endsw
 def test_trains_as_eager(name):
     if name == "transformers_models":
         pytest.importorskip("transformers")
-    ran = subprocess.run([sys.executable, HERE / f"{name}.py"], capture_output=True, text=True, timeout=900, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    ran = subprocess.run(
+        [sys.executable, HERE / f"{name}.py"], capture_output=True, text=True, timeout=900, env={**os.environ, "PYTHONWARNINGS": "ignore"}
+    )
     lines = ran.stdout.splitlines()
     failed = [line for line in lines if not line.startswith("ok ")]
     assert ran.returncode == 0 and lines and lines[-1] == "failed 0", "\n".join([*failed, ran.stderr[-3000:]])
