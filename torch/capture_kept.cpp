@@ -37,7 +37,6 @@ std::string Capture::kept_gradient() const {
 }
 
 std::string Capture::kept(const std::vector<at::Tensor>& outputs) const {
-  if (std::string gradient = kept_gradient(); !gradient.empty()) return gradient;
   Known known;
   for (const auto* list : {&given_, &lifted_, &outputs})
     for (const at::Tensor& t : *list) add_with_base(t, known);

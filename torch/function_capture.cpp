@@ -266,7 +266,7 @@ Verdict Function::judge(const CallInputs& call, const Modes& modes, const Record
   if (!capture.verdict().is_good()) return capture.verdict();
   if (modes.grad && !recorded.has_history && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
-  if (std::string gradient = modes.grad ? capture.kept_gradient() : ""; !gradient.empty())
+  if (std::string gradient = capture.kept_gradient(); !gradient.empty())
     return {Outcome::needs_gradients, {cat("gradients are needed: the program keeps ", gradient), Fallback::eager}};
   if (!rules_.unwatched_state) return {};
   // What autograd saves of a program that gives results with a history is kept, too.

@@ -105,3 +105,22 @@ def test_a_custom_function_keeps_its_own_jvp():
     f = broach.compile(lambda x: torch.func.jvp(Sine.apply, (x,), (torch.ones_like(x),))[1])
     for _ in range(6):
         torch.testing.assert_close(f(torch.ones(2)), torch.full((2,), 9.0))
+
+
+def test_gradients_that_a_program_accumulates_where_the_caller_wants_none():
+    m = torch.nn.Linear(4, 4)
+
+    def program(x):
+        with torch.enable_grad():
+            loss = m(x).square().sum()
+            loss.backward()
+        return loss.detach() * 2
+
+    f, x = broach.compile(program), torch.randn(3, 4)
+    with torch.no_grad():
+        for _ in range(5):
+            m.weight.grad = None
+            program(x)
+            want, m.weight.grad = m.weight.grad, None
+            f(x)
+            torch.testing.assert_close(m.weight.grad, want)
