@@ -177,8 +177,8 @@ Joint joint_of(const Trace& trace, const Program& program, const TracedGradients
 }
 
 // The part of the program that is computed at once stays in `module` and `program`.
-std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, double budget, Program& program,
-                                                     Module& module) {
+std::shared_ptr<BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, double budget, Program& program,
+                                               Module& module) {
   Joint joint = joint_of(trace, program, traced);
   joint.memory_budget = budget;
   Partition parts = partition(*module.graph, joint);
@@ -208,6 +208,13 @@ std::shared_ptr<const BackwardStage> split_gradients(const Trace& trace, const T
   return out;
 }
 
+void lay_saved(BackwardStage& stage, const Graph& forward) {
+  std::map<size_t, Shape> strides;
+  for (size_t i = 0; i < stage.saved.size(); ++i)
+    strides[stage.inputs.size() + i] = forward.requests()[static_cast<size_t>(stage.saved[i])].strides;
+  stage.graph = std::make_shared<const Graph>(with_input_strides(*stage.graph, strides));
+}
+
 }  // namespace
 
 CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, const Targets& targets, const ExternFactory& externs,
@@ -227,11 +234,12 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   Module module{out.program.graph, nullptr, nullptr};
   run_passes(module, Pass::Part::program, compiler.context(std::move(constant)), options.disabled_passes, &out.seconds, observe);
   watch.skip();
+  std::shared_ptr<BackwardStage> backward;
   if (gradients.gradients > 0) {
-    out.backward = split_gradients(trace, gradients, options.memory_budget, out.program, module);
+    backward = split_gradients(trace, gradients, options.memory_budget, out.program, module);
     watch.lap("partition");
     dump("passes", "forward", [&] { return module.graph->str(); });
-    dump("passes", "backward", [&] { return out.backward->graph->str(); });
+    dump("passes", "backward", [&] { return backward->graph->str(); });
   }
   out.program.graph = module.graph;
   out.segments = module.segments;
@@ -245,6 +253,8 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   if (module.prologue) out.prologue = build(module.prologue);
   if (!module.segments) {
     out.main = build(module.graph);
+    if (backward) lay_saved(*backward, *out.stages.back().first);
+    out.backward = std::move(backward);
     return out;
   }
   for (const Segment& s : module.segments->list) {

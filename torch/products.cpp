@@ -5,6 +5,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
@@ -40,6 +41,15 @@ bool has_bias(const HostContraction& c) { return c.bias.data && c.bias.dtype == 
 at::Tensor convolution(const HostContraction& c) {
   const Operation& n = c.operation;
   at::Tensor x = tensor(c, c.x), w = tensor(c, c.weight), bias = has_bias(c) ? tensor(c, c.bias) : at::Tensor();
+  // Of what is computed only the sizes are looked at. A transposed convolution is the gradient of one that is not.
+  auto gradient = [&](const at::Tensor& y, const at::Tensor& input, const at::Tensor& weight, bool of_weight) {
+    auto all =
+        at::convolution_backward(y, input, weight, c10::nullopt, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), false,
+                                 std::vector<int64_t>(c.padding.size()), n.integer(Attr::groups), {!of_weight, of_weight, false});
+    return of_weight ? std::get<1>(all) : std::get<0>(all);
+  };
+  if (n.op == Op::conv_weight_gradient) return gradient(w, x, tensor(c, c.result), true);
+  if (n.integer(Attr::transposed) && !bias.defined() && !c.bias.data) return gradient(x, tensor(c, c.result), w, false);
   return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0,
                          list(c.output_padding), n.integer(Attr::groups));
 }
@@ -71,7 +81,7 @@ c10::SmallVector<Following, 4> operations_behind(const HostContraction& c) {
   if (c.bias.data && !has_bias(c)) {
     at::Tensor bias = tensor(c, c.bias);
     std::vector<int64_t> sizes(c.result.sizes.size(), 1);
-    if (c.operation.op == Op::conv) sizes[1] = bias.numel(), bias = bias.reshape(sizes);
+    if (c.operation.op != Op::dot) sizes[1] = bias.numel(), bias = bias.reshape(sizes);
     out.push_back({Op::add, bias});
   }
   size_t next = 0;
@@ -110,7 +120,7 @@ void aten_contraction(const HostContraction& c) {
   c10::SmallVector<Following, 4> following = operations_behind(c);
   const bool in_place = std::none_of(following.begin(), following.end(),
                                      [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });
-  at::Tensor x = c.operation.op == Op::conv ? convolution(c) : product(c, result, in_place);
+  at::Tensor x = c.operation.op == Op::dot ? product(c, result, in_place) : convolution(c);
   // Between several operations nothing is rounded.
   const bool wide = following.size() > 1 && x.scalar_type() != at::kFloat;
   if (wide) x = x.to(at::kFloat);

@@ -26,6 +26,11 @@ bool is_left_out(const Node& n) {
 }
 
 ContractionAbility usual_ability(Op op, DType dtype) {
+  if (op == Op::conv_weight_gradient) {
+    ContractionAbility bare;
+    bare.bias = false, bare.channels_last = true;
+    return bare;
+  }
   std::set<Op> activations;
   std::copy_if(std::begin(kOps), std::end(kOps), std::inserter(activations, activations.end()), is_activation);
   std::set<Op> exact = activations;

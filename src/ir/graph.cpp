@@ -277,6 +277,24 @@ struct Inference {
     return like(in[0], out);
   }
 
+  Type conv_weight_gradient() const {
+    const Shape &x = in[0].shape(), &y = in[1].shape(), &w = get<Shape>(Attr::shape), &padding = get<Shape>(Attr::padding);
+    const auto &stride = get<std::vector<int64_t>>(Attr::stride), &dilation = get<std::vector<int64_t>>(Attr::dilation);
+    const SymInt groups(get<int64_t>(Attr::groups));
+    const size_t rank = stride.size() + 2;
+    check(
+        rank >= 3 && x.size() == rank && y.size() == rank && w.size() == rank && dilation.size() + 2 == rank && padding.size() + 2 == rank,
+        "conv_weight_gradient: ranks of ", Shown{in[0].type()}, " and ", Shown{in[1].type()});
+    check(in[0].dtype() == in[1].dtype() && x[0] == y[0] && x[1] == w[1] * groups && y[1] == w[0],
+          "conv_weight_gradient: ", Shown{in[0].type()}, " and ", Shown{in[1].type()}, " do not fit with ", groups, " groups");
+    for (size_t i = 0; i + 2 < rank; ++i) {
+      const SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
+      check(y[i + 2] == floordiv(x[i + 2] + padding[i] * SymInt(2) - kernel, stride[i]) + 1, "conv_weight_gradient: ", Shown{in[1].type()},
+            " is no result of ", Shown{in[0].type()});
+    }
+    return like(in[0], w);
+  }
+
   // ---- routines ----
 
   Shape search_shape() const {
@@ -346,7 +364,7 @@ struct Inference {
       case OpKind::view: return {view()};
       case OpKind::heavy_view: return {take()};
       case OpKind::reduce: return {reduction()};
-      case OpKind::heavy: return {op == Op::dot ? dot() : conv()};
+      case OpKind::heavy: return {op == Op::dot ? dot() : op == Op::conv ? conv() : conv_weight_gradient()};
       case OpKind::routine: return routine();
       case OpKind::external: return get<std::shared_ptr<const ExternCall>>(Attr::call)->results;
       default: return {elementwise()};
@@ -465,6 +483,12 @@ std::vector<Placement> Graph::placements() const {
 Graph Graph::with(std::vector<Placement> placements) const {
   Graph out = *this;
   out.placements_ = std::move(placements);
+  return out;
+}
+
+Graph Graph::with(std::vector<OutputRequest> requests) const {
+  Graph out = *this;
+  out.requests_ = std::move(requests);
   return out;
 }
 

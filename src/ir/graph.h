@@ -269,6 +269,7 @@ struct Placement {
 struct OutputRequest {
   Shape strides;        // of the new tensor; none: contiguous
   int into_input = -1;  // write into this input instead of a new tensor
+  bool free = false;    // the strides may be others: those that the layouts pass finds best replace them
 };
 
 // Copies share their nodes.
@@ -282,6 +283,7 @@ class Graph {
   Shape strides(const Value& v) const;        // of the value where it is stored
   std::vector<Placement> placements() const;  // by node id
   Graph with(std::vector<Placement> placements) const;
+  Graph with(std::vector<OutputRequest> requests) const;
   const std::shared_ptr<Symbols>& symbols() const { return symbols_; }
   const std::vector<std::string>& lines() const { return *lines_; }
 

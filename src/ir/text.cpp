@@ -121,6 +121,7 @@ std::string placement_text(const Node& n, const Graph& graph) {
 
 std::string output_text(const Value& v, const OutputRequest& r) {
   if (r.into_input >= 0) return cat(ref(v), " into ", r.into_input);
+  if (r.free) return ref(v) + " free";
   return r.strides == contiguous_strides(v.shape()) ? ref(v) : cat(ref(v), " strides ", list_text(r.strides));
 }
 
@@ -246,6 +247,7 @@ class GraphParser : TextParser {
       OutputRequest& r = requests_.emplace_back();
       if (c_.accept("into")) r.into_input = static_cast<int>(c_.integer());
       else if (c_.accept("strides")) r.strides = shape();
+      else r.free = c_.accept("free");
     } while (c_.accept(","));
   }
 

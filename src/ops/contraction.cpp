@@ -349,6 +349,57 @@ Result convolution_by_name(OpCall& c) {
   return convolve(c, a);
 }
 
+// Arguments: gradient, input, weight, sizes of the bias, stride, padding, dilation, transposed, output padding, groups, mask. The
+// input's gradient is a convolution with what was transposed and what was not exchanged, and so are the roles in the weight's.
+Result convolution_backward(OpCall& c) {
+  GraphBuilder& b = c.b;
+  Value x = c.tensor(1), w = c.tensor(2), y = c.tensor(0);
+  const bool transposed = c.flag(7);
+  const DType type = x.dtype();
+  if (!is_floating(type) || w.dtype() != type || y.dtype() != type || w.rank() < 3 || x.rank() != w.rank()) return std::nullopt;
+  if (type == DType::f16 && x.type().device.kind == DeviceKind::cpu)
+    for (Value* v : {&x, &w, &y}) *v = b.cast(*v, DType::f32);
+  const auto n = static_cast<size_t>(w.rank()) - 2;
+  const std::vector<int64_t> stride = for_each_dim(c.constants(4), n, 1), dilation = for_each_dim(c.constants(6), n, 1);
+  const Shape padding = for_each_dim(c.ints(5), n, 0);
+  const int64_t groups = c.constant(9);
+  const SymInt in_channels = transposed ? w.shape()[0] : w.shape()[1] * SymInt(groups);
+  Shape sizes = x.shape(), given = y.shape();
+  sizes[1] = in_channels, given[0] = sizes[0], given[1] = transposed ? w.shape()[1] * SymInt(groups) : w.shape()[0];
+  x = with_sizes(b, x, sizes);
+  const Shape &large = transposed ? y.shape() : x.shape(), &kernel = w.shape();
+  Shape left;  // of the larger side, what the last window does not reach
+  for (size_t i = 0; i < n; ++i) {
+    const SymInt reach = SymInt(dilation[i]) * (kernel[i + 2] - 1) + 1,
+                 windows = floordiv(large[i + 2] + padding[i] * SymInt(2) - reach, stride[i]) + 1;
+    left.push_back(large[i + 2] - ((windows - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + reach));
+    (transposed ? sizes : given)[i + 2] = windows;
+  }
+  (transposed ? x : y) = with_sizes(b, transposed ? x : y, transposed ? sizes : given);
+  auto wanted = [&](size_t i) { return c.result(i).dtype != DType::opaque; };
+  std::vector<Value> results(3);
+  if (wanted(0))
+    results[0] = b.emit(Op::conv, {y, w},
+                        {{Attr::stride, stride},
+                         {Attr::padding, padding},
+                         {Attr::dilation, dilation},
+                         {Attr::transposed, int64_t{!transposed}},
+                         {Attr::output_padding, transposed ? Shape(n, SymInt(0)) : left},
+                         {Attr::groups, groups}});
+  if (wanted(1))
+    results[1] = b.emit(
+        Op::conv_weight_gradient, transposed ? std::vector{y, x} : std::vector{x, y},
+        {{Attr::stride, stride}, {Attr::padding, padding}, {Attr::dilation, dilation}, {Attr::groups, groups}, {Attr::shape, kernel}});
+  if (wanted(2)) {
+    std::vector<int64_t> dims{0};
+    for (size_t i = 0; i < n; ++i) dims.push_back(static_cast<int64_t>(i) + 2);
+    results[2] = b.reduce(Op::reduce_sum, b.cast(y, compute_dtype(type)), dims);
+  }
+  for (Value& v : results)
+    if (v) v = b.cast(v, type);
+  return results;
+}
+
 // Time, batch, channels.
 Result conv_tbc(OpCall& c) {
   GraphBuilder& b = c.b;
@@ -389,6 +440,7 @@ void add_contraction_ops(OpTable& t) {
 
   add_real(t, "convolution _convolution _convolution.deprecated convolution_overrideable",
            convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));
+  add_real(t, "convolution_backward convolution_backward_overrideable", convolution_backward);
   add_real(t, "conv1d conv2d conv3d", convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .groups = 6}));
   add_real(t, "conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
            convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 7, .output_padding = 5, .groups = 6, .always_transposed = true}));

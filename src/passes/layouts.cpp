@@ -1,5 +1,7 @@
 #include "passes/layouts.h"
 
+#include <utility>
+
 #include "ir/strides.h"
 #include "passes/epilogues.h"
 #include "passes/passes.h"
@@ -22,7 +24,13 @@ class Chooser {
       for (size_t i = 0; i < n.results.size(); ++i) strides.push_back(requested(n, i));
       placements_[n.id].strides = std::move(strides);
     }
-    return graph_.with(std::move(placements_));
+    std::vector<OutputRequest> requests = graph_.requests();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Value& v = graph_.outputs()[i];
+      if (std::exchange(requests[i].free, false) && placements_[v.node->id].in < 0)
+        requests[i].strides = placements_[v.node->id].strides[v.index];
+    }
+    return graph_.with(std::move(placements_)).with(std::move(requests));
   }
 
  private:
@@ -47,6 +55,7 @@ class Chooser {
     if (it == outputs_.end()) return chosen(n, i);
     const OutputRequest& r = graph_.requests()[static_cast<size_t>(it->second)];
     if (graph_.outputs()[static_cast<size_t>(it->second)].node != &n) return contiguous_strides(n.results[i].shape);
+    if (r.free && graph_.placement(n).in < 0) return chosen(n, i);
     return r.into_input >= 0 ? graph_.strides(graph_.inputs()[static_cast<size_t>(r.into_input)]) : r.strides;
   }
 

@@ -242,7 +242,7 @@ class Partitioner {
     }
     for (const Value& v : saved_values()) {
       auto [it, fresh] = results.emplace(numbers_.of(v), static_cast<int>(outputs.size()));
-      if (fresh) outputs.push_back(e.of(v));
+      if (fresh) outputs.push_back(e.of(v)), requests.push_back({{}, -1, true});
       out.saved.push_back(it->second);
     }
     return std::make_shared<const Graph>(e.b.finish(std::move(outputs), std::move(requests)));
@@ -318,6 +318,18 @@ class Partitioner {
 };
 
 }  // namespace
+
+Graph with_input_strides(const Graph& graph, const std::map<size_t, Shape>& strides) {
+  Emission e(graph);
+  for (size_t i = 0; i < graph.inputs().size(); ++i) {
+    const Value& v = graph.inputs()[i];
+    auto other = strides.find(i);
+    e.now[v.node->id] = {e.b.input(v.type(), other == strides.end() ? graph.strides(v) : other->second)};
+  }
+  for (const Node& n : graph.nodes())
+    if (n.op != Op::input) e.emit(n);
+  return e.finish(std::vector<bool>(graph.outputs().size(), true));
+}
 
 Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given) {
   Emission e(backward);

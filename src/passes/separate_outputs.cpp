@@ -21,8 +21,8 @@ std::vector<bool> own_outputs(const Graph& graph) {
     const OutputRequest& r = graph.requests()[i];
     const OpKind k = kind_of(v.node->op);
     // An extern's result can be handed out as it is if it lies as the caller expects.
-    const bool fits =
-        k != OpKind::external || (v.index < v.node->call().result_strides.size() && v.node->call().result_strides[v.index] == r.strides);
+    const bool fits = k != OpKind::external ||
+                      (v.index < v.node->call().result_strides.size() && (r.free || v.node->call().result_strides[v.index] == r.strides));
     own.push_back(k != OpKind::source && fits && r.into_input < 0 && taken.insert({v.node, v.index}).second);
   }
   return own;

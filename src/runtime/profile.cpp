@@ -71,13 +71,16 @@ StepCost cost_of(const ContractionStep& c, std::span<const int64_t> symbols) {
     if (e.operand) cost.bytes += bytes_of(*e.operand, symbols);
   const Shape& x = c.operands[0].type.shape;
   const Shape& w = c.operands[1].type.shape;
-  // Multiply-adds for each element: of the result, or for a transposed convolution of the operand.
+  // Multiply-adds for each element: of the result, for a transposed convolution of the operand, for a weight's gradient of that.
   bool transposed = c.operation.op == Op::conv && c.operation.integer(Attr::transposed) != 0;
+  const bool to_weight = c.operation.op == Op::conv_weight_gradient;
+  const Shape& kernel = to_weight ? c.result.type.shape : w;
   double depth = 1;
-  if (c.operation.op == Op::conv)
-    for (size_t d = 1; d < w.size(); ++d) depth *= static_cast<double>(w[d].eval(symbols));
-  else depth = static_cast<double>(x.back().eval(symbols));
-  cost.flops = 2 * depth * static_cast<double>((transposed ? c.operands[0].type : c.operation.results[0]).numel().eval(symbols));
+  if (c.operation.op == Op::dot) depth = static_cast<double>(x.back().eval(symbols));
+  else
+    for (size_t d = 1; d < kernel.size(); ++d) depth *= static_cast<double>(kernel[d].eval(symbols));
+  const Type& each = to_weight ? c.operands[1].type : transposed ? c.operands[0].type : c.operation.results[0];
+  cost.flops = 2 * depth * static_cast<double>(each.numel().eval(symbols));
   return cost;
 }
 

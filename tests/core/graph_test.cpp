@@ -380,6 +380,16 @@ TEST_CASE("graph: operands that do not fit are errors") {
   CHECK(error_of(Op::conv, {x, w}, conv(2)) == "no error");
   CHECK(error_of(Op::conv, {x, w}, conv(1)) == "conv: f32[1, 4, 5] and f32[6, 2, 3] do not fit with 1 groups");
   CHECK(error_of(Op::conv, {x, w, bias}, conv(2)) == "conv: the bias is f32[5]");
+  const Type y{DType::f32, {1, 6, 3}, {}};
+  auto to_weight = [](Shape shape) {
+    return Attrs{
+        {Attr::stride, Ints{1}}, {Attr::padding, Shape{0}}, {Attr::dilation, Ints{1}}, {Attr::groups, int64_t{2}}, {Attr::shape, shape}};
+  };
+  CHECK(error_of(Op::conv_weight_gradient, {x, y}, to_weight({6, 2, 3})) == "no error");
+  CHECK(error_of(Op::conv_weight_gradient, {x, y}, to_weight({6, 4, 3})) ==
+        "conv_weight_gradient: f32[1, 4, 5] and f32[1, 6, 3] do not fit with 2 groups");
+  CHECK(error_of(Op::conv_weight_gradient, {x, y}, to_weight({6, 2, 2})) ==
+        "conv_weight_gradient: f32[1, 6, 3] is no result of f32[1, 4, 5]");
 }
 
 TEST_CASE("graph: facts of operations agree with each other") {

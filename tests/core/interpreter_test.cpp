@@ -537,6 +537,22 @@ TEST_CASE("interpreter: conv") {
   CHECK_NUMBERS(apply(Op::conv, {y2, w3}, attrs({1}, {0}, {1}, true, 2)), {1, 10, 200, 2000});
 }
 
+TEST_CASE("interpreter: gradients of a convolution's weight") {
+  auto gradient = [](const HostTensor& x, const HostTensor& y, Shape shape, int64_t stride, int64_t padding, int64_t groups) {
+    return apply(Op::conv_weight_gradient, {x, y},
+                 {{Attr::stride, Sizes{stride}},
+                  {Attr::padding, Shape{padding}},
+                  {Attr::dilation, Sizes{1}},
+                  {Attr::groups, groups},
+                  {Attr::shape, std::move(shape)}});
+  };
+  HostTensor x = tensor(DType::f32, {1, 1, 5}, {1, 2, 3, 4, 5}), y = tensor(DType::f32, {1, 1, 3}, {1, 10, 100});
+  CHECK_NUMBERS(gradient(x, y, {1, 1, 3}, 1, 0, 1), {321, 432, 543});
+  CHECK_NUMBERS(gradient(x, y, {1, 1, 3}, 2, 1, 1), {420, 531, 42});
+  HostTensor x2 = tensor(DType::f32, {1, 4, 1}, {1, 2, 3, 4}), y2 = tensor(DType::f32, {1, 2, 1}, {1, 10});
+  CHECK_NUMBERS(gradient(x2, y2, {2, 2, 1}, 1, 0, 2), {1, 2, 30, 40});
+}
+
 TEST_CASE("interpreter: symbols come from the call, from inputs and from extern results") {
   Graph g = Graph::parse(
       "symbol s0(hint=2, min=0, input=0, dim=1)\n"

@@ -499,14 +499,20 @@ class Generator {
     std::vector<Value> operands{in.value, weight.value};
     if (chance(0.5)) operands.push_back(add_input(t, {3 * groups}).value);
     std::vector<int64_t> strides(dims, stride), dilations(dims, dilation);
-    add(b_.emit(Op::conv, operands,
-                {{Attr::stride, strides},
-                 {Attr::padding, Shape(dims, below(2))},
-                 {Attr::dilation, dilations},
-                 {Attr::transposed, int64_t{transposed}},
-                 {Attr::output_padding, Shape(dims, transposed ? stride - 1 : 0)},
-                 {Attr::groups, groups}}),
-        200, false);
+    const Shape padding(dims, below(2));
+    Value y = b_.emit(Op::conv, operands,
+                      {{Attr::stride, strides},
+                       {Attr::padding, padding},
+                       {Attr::dilation, dilations},
+                       {Attr::transposed, int64_t{transposed}},
+                       {Attr::output_padding, Shape(dims, transposed ? stride - 1 : 0)},
+                       {Attr::groups, groups}});
+    add(y, 200, false);
+    if (!transposed && chance(0.5))
+      add(b_.emit(
+              Op::conv_weight_gradient, {in.value, y},
+              {{Attr::stride, strides}, {Attr::padding, padding}, {Attr::dilation, dilations}, {Attr::groups, groups}, {Attr::shape, w}}),
+          40000, false);
   }
 
   Options options_;

@@ -118,6 +118,8 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     Choice::Set available = 0;
     if (prepared) available |= Choice::set_of(Candidate::packed);
     if (!args.operands[1]) return available;
+    // A weight that changes from call to call is packed within each.
+    if (b.primitive && b.needs_packing && b.packing_is_cheap) available |= Choice::set_of(Candidate::packed);
     if (b.primitive) available |= Choice::set_of(Candidate::plain);
     return b.host ? available | Choice::set_of(Candidate::host) : available;
   }

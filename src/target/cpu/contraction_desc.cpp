@@ -130,8 +130,11 @@ MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> sym
 
 onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols) {
   const Operation& n = step.operation;
-  Window x = window(step.operands[0], symbols), w = window(step.operands[1], symbols), y = window(step.result, symbols);
-  bool transposed = n.integer(Attr::transposed) != 0;
+  const bool to_weight = n.op == Op::conv_weight_gradient;
+  Window x = window(step.operands[0], symbols), w = window(to_weight ? step.result : step.operands[1], symbols),
+         y = window(to_weight ? step.operands[1] : step.result, symbols);
+  const Dims kernel(w.dims.begin() + 2, w.dims.end());
+  const bool transposed = !to_weight && n.integer(Attr::transposed) != 0;
   int64_t groups = n.integer(Attr::groups);
   if (groups > 1) {  // [G, O/G, I/G, ...]; torch stores transposed weights as [I, O/G, ...]
     w.dims.insert(w.dims.begin(), groups);
@@ -152,12 +155,13 @@ onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t>
                         .pad_l = {},
                         .pad_r = {},
                         .transposed = transposed,
+                        .to_weight = to_weight,
                         .post = {}};
   desc.weight.any = true;
   desc.pad_l = evaluated<Dims>(n.sizes(Attr::padding), symbols);
-  Dims extra = evaluated<Dims>(n.sizes(Attr::output_padding), symbols);
+  const Dims extra = transposed ? evaluated<Dims>(n.sizes(Attr::output_padding), symbols) : Dims(desc.pad_l.size());
   for (size_t i = 0; i < desc.pad_l.size(); ++i) {
-    int64_t d = n.ints(Attr::dilation)[i], k = d * (step.operands[1].type.shape[i + 2].eval(symbols) - 1) + 1, s = desc.strides[i];
+    int64_t d = n.ints(Attr::dilation)[i], k = d * (kernel[i] - 1) + 1, s = desc.strides[i];
     desc.dilations.push_back(d - 1);
     // What the right side must be padded with (or lose) so that the sizes fit exactly.
     desc.pad_r.push_back(transposed ? desc.pad_l[i] - extra[i] : (y.dims[i + 2] - 1) * s + k - x.dims[i + 2] - desc.pad_l[i]);
@@ -230,7 +234,7 @@ std::string key_of(const MatmulDesc& d) {
 }
 
 std::string key_of(const onednn::ConvDesc& d) {
-  std::string key = d.transposed ? "deconv" : "conv";
+  std::string key = d.to_weight ? "to weight" : d.transposed ? "deconv" : "conv";
   for (const auto* o : {&d.src, &d.weight, &d.dst}) append(key, *o);
   if (d.bias) append(key, *d.bias);
   for (const auto* v : {&d.strides, &d.dilations, &d.pad_l, &d.pad_r})

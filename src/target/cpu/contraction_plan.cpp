@@ -64,7 +64,9 @@ class Planner {
   ContractionPlan plan(std::span<const int64_t> symbols) const {
     ContractionPlan b;
     if (step_.result.type.numel().eval(symbols) == 0) return b.empty = true, b;
-    if (step_.operation.op == Op::conv) {
+    if (step_.operation.op == Op::conv_weight_gradient) {
+      build_to_weight(b, conv_desc(step_, symbols), symbols);
+    } else if (step_.operation.op == Op::conv) {
       auto desc = conv_desc(step_, symbols);
       desc.math = math_mode(math_of(step_, settings_));
       if (settings_.host_contraction) b.host = host_form(desc, symbols);
@@ -105,6 +107,25 @@ class Planner {
     int64_t points = desc.dst.dims[0];
     for (size_t d = 2; d < desc.dst.dims.size(); ++d) points *= desc.transposed ? desc.src.dims[d] : desc.dst.dims[d];
     b.packing_is_cheap = points >= kCheap;
+  }
+
+  void build_to_weight(ContractionPlan& b, onednn::ConvDesc desc, std::span<const int64_t> symbols) const {
+    desc.math = math_mode(math_of(step_, settings_));
+    if (settings_.host_contraction) b.host = host_form(desc, symbols);
+    b.primitive = primitive_for(desc);
+    if (slow_conv(b.primitive)) {
+      const auto from = onednn::strided_layout(desc.src);
+      desc.src.any = true;
+      if (auto better = primitive_for(desc); from && !slow_conv(better)) {
+        b.primitive = std::move(better);
+        if (!(from == b.primitive->src_layout())) b.source_reorder = Primitive::reorder(from, b.primitive->src_layout());
+      }
+    }
+    if (b.host && slow_conv(b.primitive)) b.primitive = nullptr;
+    if (!b.primitive) return;
+    const auto to = onednn::strided_layout(desc.weight);
+    if (!(to == b.primitive->dst_layout())) b.result_reorder = Primitive::reorder(b.primitive->dst_layout(), to);
+    if (is_worth_measuring(desc.weight, flops(desc))) find_candidates(b, key_of(desc));
   }
 
   // Computes the bare product into memory with these strides, and what follows it in a kernel. False, and nothing changed, if
@@ -217,7 +238,7 @@ class Planner {
     for (const auto& e : step_.epilogue)
       if (e.operand) form.operands.push_back(operand_of(*e.operand, symbols));
     form.padding = evaluated<Dims>(n.sizes(Attr::padding), symbols);
-    form.output_padding = evaluated<Dims>(n.sizes(Attr::output_padding), symbols);
+    if (n.op == Op::conv) form.output_padding = evaluated<Dims>(n.sizes(Attr::output_padding), symbols);
     return form;
   }
 

@@ -24,35 +24,36 @@ using Dims = std::vector<int64_t>;
 
 // ---- the library ------------------------------------------------------------------------------------------------------
 
-#define BROACH_ONEDNN_FUNCTIONS(X)               \
-  X(version)                                     \
-  X(engine_create)                               \
-  X(stream_create)                               \
-  X(stream_destroy)                              \
-  X(memory_create)                               \
-  X(memory_destroy)                              \
-  X(memory_set_data_handle)                      \
-  X(memory_desc_create_with_strides)             \
-  X(memory_desc_create_with_tag)                 \
-  X(memory_desc_clone)                           \
-  X(memory_desc_destroy)                         \
-  X(memory_desc_equal)                           \
-  X(memory_desc_get_size)                        \
-  X(memory_desc_query)                           \
-  X(post_ops_create)                             \
-  X(post_ops_destroy)                            \
-  X(post_ops_append_eltwise)                     \
-  X(post_ops_append_binary)                      \
-  X(post_ops_append_sum)                         \
-  X(primitive_attr_create)                       \
-  X(primitive_attr_destroy)                      \
-  X(primitive_attr_set_scratchpad_mode)          \
-  X(primitive_attr_set_fpmath_mode)              \
-  X(primitive_attr_set_post_ops)                 \
-  X(matmul_primitive_desc_create)                \
-  X(convolution_forward_primitive_desc_create)   \
-  X(deconvolution_forward_primitive_desc_create) \
-  X(reorder_primitive_desc_create)               \
+#define BROACH_ONEDNN_FUNCTIONS(X)                      \
+  X(version)                                            \
+  X(engine_create)                                      \
+  X(stream_create)                                      \
+  X(stream_destroy)                                     \
+  X(memory_create)                                      \
+  X(memory_destroy)                                     \
+  X(memory_set_data_handle)                             \
+  X(memory_desc_create_with_strides)                    \
+  X(memory_desc_create_with_tag)                        \
+  X(memory_desc_clone)                                  \
+  X(memory_desc_destroy)                                \
+  X(memory_desc_equal)                                  \
+  X(memory_desc_get_size)                               \
+  X(memory_desc_query)                                  \
+  X(post_ops_create)                                    \
+  X(post_ops_destroy)                                   \
+  X(post_ops_append_eltwise)                            \
+  X(post_ops_append_binary)                             \
+  X(post_ops_append_sum)                                \
+  X(primitive_attr_create)                              \
+  X(primitive_attr_destroy)                             \
+  X(primitive_attr_set_scratchpad_mode)                 \
+  X(primitive_attr_set_fpmath_mode)                     \
+  X(primitive_attr_set_post_ops)                        \
+  X(matmul_primitive_desc_create)                       \
+  X(convolution_forward_primitive_desc_create)          \
+  X(convolution_backward_weights_primitive_desc_create) \
+  X(deconvolution_forward_primitive_desc_create)        \
+  X(reorder_primitive_desc_create)                      \
   X(primitive_desc_query) X(primitive_desc_query_md) X(primitive_desc_destroy) X(primitive_create) X(primitive_destroy) X(primitive_execute)
 
 struct Library {
@@ -436,9 +437,15 @@ struct Argument {
 
 constexpr int post_argument(size_t index) { return DNNL_ARG_ATTR_MULTIPLE_POST_OP(int(index)) | DNNL_ARG_SRC_1; }
 
-std::vector<Argument> arguments(bool weight, bool bias, const std::vector<PostOp>& post) {
-  std::vector<Argument> out = {{DNNL_ARG_SRC, from_a}, {DNNL_ARG_DST, from_c}};
-  if (weight) out.push_back({DNNL_ARG_WEIGHTS, from_b});
+// What oneDNN calls the second operand and what is computed.
+struct Roles {
+  int second = DNNL_ARG_WEIGHTS, computed = DNNL_ARG_DST;
+};
+constexpr Roles kToWeight{DNNL_ARG_DIFF_DST, DNNL_ARG_DIFF_WEIGHTS};
+
+std::vector<Argument> arguments(const Roles& roles, bool weight, bool bias, const std::vector<PostOp>& post) {
+  std::vector<Argument> out = {{DNNL_ARG_SRC, from_a}, {roles.computed, from_c}};
+  if (weight) out.push_back({roles.second, from_b});
   if (bias) out.push_back({DNNL_ARG_BIAS, from_bias});
   size_t operands = 0;
   for (size_t i = 0; i < post.size(); ++i)
@@ -511,6 +518,7 @@ struct Primitive::Parts {
   Owned<dnnl_primitive> primitive;
   Owned<dnnl_memory_desc> plain_weight;
   std::vector<Argument> arguments;
+  Roles roles;
   size_t post_operands = 0;
   size_t scratchpad_bytes = 0;
   mutable PackPool packs;
@@ -541,6 +549,7 @@ struct Builder {
 
   std::string text;
   std::vector<PostOp> post = {};
+  Roles roles = {};
 
   // `status` and `created` come from creating the primitive descriptor. As shapes have been checked, invalid arguments are
   // dtypes, layouts or attributes that oneDNN does not take, which it does not always call unimplemented.
@@ -551,7 +560,8 @@ struct Builder {
     parts->text = std::move(text);
     parts->desc.reset(created);
     parts->plain_weight = std::move(plain_weight);
-    parts->arguments = arguments(weight, bias, post);
+    parts->roles = roles;
+    parts->arguments = arguments(roles, weight, bias, post);
     parts->post_operands = size_t(std::ranges::count_if(post, &PostOp::binary));
     if (!compile(*parts)) return nullptr;
     return Result(new Primitive(std::move(parts)));
@@ -586,9 +596,11 @@ std::string text_of(const MatmulDesc& d) {
 }
 
 std::string text_of(const ConvDesc& d) {
-  return cat(d.transposed ? "transposed convolution " : "convolution ", text_of(d.src), " x ", text_of(d.weight), " -> ", text_of(d.dst),
-             ", strides (", joined(d.strides), "), dilations (", joined(d.dilations), "), padding (", joined(d.pad_l), ")-(",
-             joined(d.pad_r), ")", text_of(d.bias, d.post, d.math));
+  return cat(d.to_weight    ? "convolution to weight "
+             : d.transposed ? "transposed convolution "
+                            : "convolution ",
+             text_of(d.src), " x ", text_of(d.weight), " -> ", text_of(d.dst), ", strides (", joined(d.strides), "), dilations (",
+             joined(d.dilations), "), padding (", joined(d.pad_l), ")-(", joined(d.pad_r), ")", text_of(d.bias, d.post, d.math));
 }
 
 size_t batch_rank(const Operand& t) { return t.dims.size() < 2 ? 0 : t.dims.size() - 2; }
@@ -669,12 +681,35 @@ std::shared_ptr<const Primitive> Primitive::create(const MatmulDesc& d) {
   return builder.finish(status, created, true, d.bias.has_value(), std::move(o.plain_weight));
 }
 
+namespace {
+
+// Like that of a forward convolution of the same tensors, which oneDNN asks for as a hint.
+dnnl_status_t describe_to_weight(dnnl_primitive_desc_t* created, const ConvDesc& d, const Operands& o) {
+  dnnl_primitive_desc_t hint = nullptr;
+  const auto status = library().convolution_forward_primitive_desc_create(
+      &hint, library().engine, dnnl_forward_training, dnnl_convolution_direct, o.src.get(), o.weight.get(), nullptr, o.dst.get(),
+      d.strides.data(), d.dilations.data(), d.pad_l.data(), d.pad_r.data(), o.attr.get());
+  if (status != dnnl_success) return status;
+  const Owned<dnnl_primitive_desc> forward(hint);
+  return library().convolution_backward_weights_primitive_desc_create(
+      created, library().engine, dnnl_convolution_direct, o.src.get(), o.weight.get(), nullptr, o.dst.get(), d.strides.data(),
+      d.dilations.data(), d.pad_l.data(), d.pad_r.data(), hint, o.attr.get());
+}
+
+}  // namespace
+
 std::shared_ptr<const Primitive> Primitive::create(const ConvDesc& d) {
   if (!available()) return nullptr;
-  Builder builder{text_of(d), d.post};
+  Builder builder{text_of(d), d.post, d.to_weight ? kToWeight : Roles{}};
   check(shapes_fit(d), "oneDNN: shapes that do not fit: ", builder.text);
+  check(!d.to_weight || (!d.transposed && !d.bias && d.post.empty()), "oneDNN: nothing follows ", builder.text);
   Operands o(d.src, d.weight, d.dst, d.bias, d, builder.text);
   if (!o.describable) return nullptr;
+  if (d.to_weight) {
+    dnnl_primitive_desc_t created = nullptr;
+    const auto status = describe_to_weight(&created, d, o);
+    return builder.finish(status, created, true, false, nullptr);
+  }
   const auto create_desc =
       d.transposed ? library().deconvolution_forward_primitive_desc_create : library().convolution_forward_primitive_desc_create;
   const auto algorithm = d.transposed ? dnnl_deconvolution_direct : dnnl_convolution_direct;
@@ -699,8 +734,8 @@ Primitive::Primitive(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Primitive::~Primitive() = default;
 
 MemoryLayout Primitive::src_layout() const { return parts_->layout(DNNL_ARG_SRC); }
-MemoryLayout Primitive::weight_layout() const { return parts_->layout(DNNL_ARG_WEIGHTS); }
-MemoryLayout Primitive::dst_layout() const { return parts_->layout(DNNL_ARG_DST); }
+MemoryLayout Primitive::weight_layout() const { return parts_->layout(parts_->roles.second); }
+MemoryLayout Primitive::dst_layout() const { return parts_->layout(parts_->roles.computed); }
 MemoryLayout Primitive::post_layout(size_t i) const { return parts_->layout(post_argument(i)); }
 size_t Primitive::scratchpad_bytes() const { return parts_->scratchpad_bytes; }
 const std::string& Primitive::text() const { return parts_->text; }

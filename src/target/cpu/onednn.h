@@ -123,6 +123,8 @@ struct ConvDesc {
   std::optional<Operand> bias = {};  // O
   std::vector<int64_t> strides, dilations, pad_l, pad_r;  // dilation 0 is a dense kernel (torch's dilation - 1)
   bool transposed = false;
+  // The gradient of the weight instead: `dst` is given, with the gradient of the result, and `weight` computed. No bias, no post.
+  bool to_weight = false;
   std::vector<PostOp> post = {};
   MathMode math = MathMode::strict;
 };
@@ -139,7 +141,8 @@ class Primitive {
   Primitive(const Primitive&) = delete;
   Primitive& operator=(const Primitive&) = delete;
 
-  // The layouts in effect, those chosen by oneDNN included.
+  // The layouts in effect, those chosen by oneDNN included. To a weight, the second operand (`weight_layout`) is the gradient of the
+  // result, and what is computed (`dst_layout`) that of the weight.
   MemoryLayout src_layout() const;
   MemoryLayout weight_layout() const;
   MemoryLayout dst_layout() const;
@@ -162,7 +165,7 @@ class Primitive {
   // From the strides of the description to weight_layout().
   void pack_weight(const void* plain, void* packed) const;
 
-  // a is the source and b the weight. `post_operands` has one pointer per binary post-op, in order. `scratch` has at least
+  // a is the source and b the weight, or gradient. `post_operands` has one pointer per binary post-op, in order. `scratch` has at least
   // scratchpad_bytes() and belongs to this call until it returns; null if that is 0. Thread-safe.
   void run(const void* a, const void* b, const void* bias, void* c, std::span<const void* const> post_operands, void* scratch) const;
 

@@ -272,6 +272,7 @@ class Run {
     HostTensor out = result_of(n);
     if (is_reduce(n.op)) reduce(n, operand(n, 0), out);
     else if (n.op == Op::dot) multiply(n, operand(n, 0), operand(n, 1), out);
+    else if (n.op == Op::conv_weight_gradient) convolve_to_weight(n, operand(n, 0), operand(n, 1), eval(n.sizes(Attr::padding)), out);
     else convolve(n, operand(n, 0), operand(n, 1), n.inputs.size() > 2 ? &operand(n, 2) : nullptr, eval(n.sizes(Attr::padding)), out);
     return out;
   }

@@ -177,4 +177,36 @@ void convolve(const Node& n, const HostTensor& x, const HostTensor& w, const Hos
   });
 }
 
+void convolve_to_weight(const Node& n, const HostTensor& x, const HostTensor& y, const Sizes& padding, HostTensor& out) {
+  const int64_t groups = n.integer(Attr::groups);
+  const Sizes x_sizes = x.sizes(), y_sizes = y.sizes(), x_strides = strides_of(x_sizes), y_strides = strides_of(y_sizes);
+  Sizes points(y_sizes.begin() + 2, y_sizes.end());
+  points.insert(points.begin(), y_sizes[0]);
+  const int64_t in_per_group = x_sizes[1] / groups, out_per_group = y_sizes[1] / groups;
+  std::vector<Window> windows;
+  for (size_t d = 0; d + 2 < x_sizes.size(); ++d)
+    windows.push_back({n.ints(Attr::stride)[d], padding[d], n.ints(Attr::dilation)[d], x_sizes[d + 2], false});
+  with_element(x.type.dtype, [&](auto element) {
+    using E = decltype(element);
+    using W = typename Wide<typename E::Computed>::type;
+    if constexpr (is_bool_v<W>) undefined(n.op, "b1");
+    else
+      for_each_index(out.sizes(), [&](const Sizes& w, int64_t i) {
+        const int64_t channel = w[0] / out_per_group * in_per_group + w[1];
+        W sum{};
+        for_each_index(points, [&](const Sizes& at, int64_t) {
+          int64_t from = at[0] * x_strides[0] + channel * x_strides[1], to = at[0] * y_strides[0] + w[0] * y_strides[1];
+          for (size_t d = 0; d < windows.size(); ++d) {
+            const int64_t position = windows[d].at(at[d + 1], w[d + 2]);
+            if (position < 0) return;
+            from += position * x_strides[d + 2];
+            to += at[d + 1] * y_strides[d + 2];
+          }
+          sum += static_cast<W>(load<E>(x.bytes.data(), from)) * static_cast<W>(load<E>(y.bytes.data(), to));
+        });
+        store<E>(out.bytes.data(), i, static_cast<typename E::Computed>(sum));
+      });
+  });
+}
+
 }  // namespace broach::reference
