@@ -253,45 +253,39 @@ struct Inference {
   }
 
   // Sizes as in the PyTorch documentation of conv and conv_transpose.
-  Type conv() const {
-    check(in.size() == 2 || in.size() == 3, "conv: ", in.size(), " operands, expected 2 or 3");
-    const Shape &x = in[0].shape(), &w = in[1].shape();
+  Shape convolved(const Shape& x, const Shape& w, bool transposed) const {
     const auto &stride = get<std::vector<int64_t>>(Attr::stride), &dilation = get<std::vector<int64_t>>(Attr::dilation);
-    const auto &padding = get<Shape>(Attr::padding), &extra = get<Shape>(Attr::output_padding);
-    bool transposed = get<int64_t>(Attr::transposed) != 0;
-    int64_t groups = get<int64_t>(Attr::groups);
+    const Shape& padding = get<Shape>(Attr::padding);
+    const Shape extra = transposed ? get<Shape>(Attr::output_padding) : Shape(stride.size());
+    const SymInt groups(get<int64_t>(Attr::groups));
     const size_t spatial = stride.size();
-    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, "conv: ranks of ", Shown{in[0].type()}, " and ",
+    check(x.size() >= 3 && w.size() == x.size() && spatial == x.size() - 2, name_of(op), ": ranks of ", Shown{in[0].type()}, " and ",
           Shown{in[1].type()});
-    check(dilation.size() == spatial && padding.size() == spatial && extra.size() == spatial, "conv: the ranks of the attributes differ");
-    check(in[0].dtype() == in[1].dtype() && x[1] == (transposed ? w[0] : w[1] * SymInt(groups)), "conv: ", Shown{in[0].type()}, " and ",
+    check(dilation.size() == spatial && padding.size() == spatial && extra.size() == spatial, name_of(op),
+          ": the ranks of the attributes differ");
+    check(in[0].dtype() == in[1].dtype() && x[1] == (transposed ? w[0] : w[1] * groups), name_of(op), ": ", Shown{in[0].type()}, " and ",
           Shown{in[1].type()}, " do not fit with ", groups, " groups");
-    Shape out{x[0], transposed ? w[1] * SymInt(groups) : w[0]};
-    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ",
-          Shown{in.back().type()});
-    for (size_t i = 0; i + 2 < x.size(); ++i) {
+    Shape out{x[0], transposed ? w[1] * groups : w[0]};
+    for (size_t i = 0; i < spatial; ++i) {
       SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
       out.push_back(transposed ? (x[i + 2] - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + kernel + extra[i]
                                : floordiv(x[i + 2] + padding[i] * SymInt(2) - kernel, stride[i]) + 1);
     }
+    return out;
+  }
+
+  Type conv() const {
+    check(in.size() == 2 || in.size() == 3, "conv: ", in.size(), " operands, expected 2 or 3");
+    const Shape out = convolved(in[0].shape(), in[1].shape(), get<int64_t>(Attr::transposed) != 0);
+    check(in.size() < 3 || (in[2].dtype() == in[0].dtype() && in[2].shape() == Shape{out[1]}), "conv: the bias is ",
+          Shown{in.back().type()});
     return like(in[0], out);
   }
 
   Type conv_weight_gradient() const {
-    const Shape &x = in[0].shape(), &y = in[1].shape(), &w = get<Shape>(Attr::shape), &padding = get<Shape>(Attr::padding);
-    const auto &stride = get<std::vector<int64_t>>(Attr::stride), &dilation = get<std::vector<int64_t>>(Attr::dilation);
-    const SymInt groups(get<int64_t>(Attr::groups));
-    const size_t rank = stride.size() + 2;
-    check(
-        rank >= 3 && x.size() == rank && y.size() == rank && w.size() == rank && dilation.size() + 2 == rank && padding.size() + 2 == rank,
-        "conv_weight_gradient: ranks of ", Shown{in[0].type()}, " and ", Shown{in[1].type()});
-    check(in[0].dtype() == in[1].dtype() && x[0] == y[0] && x[1] == w[1] * groups && y[1] == w[0],
-          "conv_weight_gradient: ", Shown{in[0].type()}, " and ", Shown{in[1].type()}, " do not fit with ", groups, " groups");
-    for (size_t i = 0; i + 2 < rank; ++i) {
-      const SymInt kernel = SymInt(dilation[i]) * (w[i + 2] - 1) + 1;
-      check(y[i + 2] == floordiv(x[i + 2] + padding[i] * SymInt(2) - kernel, stride[i]) + 1, "conv_weight_gradient: ", Shown{in[1].type()},
-            " is no result of ", Shown{in[0].type()});
-    }
+    const Shape& w = get<Shape>(Attr::shape);
+    check(in[1].shape() == convolved(in[0].shape(), w, false), name_of(op), ": ", Shown{in[1].type()}, " is no result of ",
+          Shown{in[0].type()});
     return like(in[0], w);
   }
 
@@ -480,15 +474,10 @@ std::vector<Placement> Graph::placements() const {
   return out;
 }
 
-Graph Graph::with(std::vector<Placement> placements) const {
+Graph Graph::with(std::vector<Placement> placements, std::vector<OutputRequest> requests) const {
   Graph out = *this;
   out.placements_ = std::move(placements);
-  return out;
-}
-
-Graph Graph::with(std::vector<OutputRequest> requests) const {
-  Graph out = *this;
-  out.requests_ = std::move(requests);
+  if (!requests.empty()) out.requests_ = std::move(requests);
   return out;
 }
 

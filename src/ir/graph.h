@@ -280,10 +280,9 @@ class Graph {
   const std::vector<Value>& outputs() const { return outputs_; }
   const std::vector<OutputRequest>& requests() const { return requests_; }  // by output
   const Placement& placement(const Node& n) const;
-  Shape strides(const Value& v) const;        // of the value where it is stored
-  std::vector<Placement> placements() const;  // by node id
-  Graph with(std::vector<Placement> placements) const;
-  Graph with(std::vector<OutputRequest> requests) const;
+  Shape strides(const Value& v) const;                                                            // of the value where it is stored
+  std::vector<Placement> placements() const;                                                      // by node id
+  Graph with(std::vector<Placement> placements, std::vector<OutputRequest> requests = {}) const;  // without requests: its own
   const std::shared_ptr<Symbols>& symbols() const { return symbols_; }
   const std::vector<std::string>& lines() const { return *lines_; }
 

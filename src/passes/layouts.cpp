@@ -30,7 +30,7 @@ class Chooser {
       if (std::exchange(requests[i].free, false) && placements_[v.node->id].in < 0)
         requests[i].strides = placements_[v.node->id].strides[v.index];
     }
-    return graph_.with(std::move(placements_)).with(std::move(requests));
+    return graph_.with(std::move(placements_), std::move(requests));
   }
 
  private:

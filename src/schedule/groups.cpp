@@ -85,7 +85,8 @@ class Grouper {
 
   // The kernel that stores it: that of a user, or one more.
   int kernel_for(const Node& n, const std::set<int>& kernels) {
-    const int joined = r_.must_split[n.id] || !r_.fuse ? -1 : joinable(n, kernels);
+    int joined = r_.must_split[n.id] || !r_.fuse ? -1 : joinable(n, kernels);
+    if (joined < 0 && !r_.must_split[n.id] && r_.fuse && is_reduce(n.op)) joined = joinable(n, beside(n));
     if (joined >= 0 && fits_[static_cast<size_t>(joined)].add_root(n)) return joined;
     r_.must_split[n.id] = r_.must_split[n.id] || joined >= 0;
     Fit& fit = fits_.emplace_back(r_.storage);
@@ -180,22 +181,48 @@ class Grouper {
     return -1;
   }
 
+  // Kernels that reduce, as n does, what is computed of the same: read once, it serves both.
+  std::set<int> beside(const Node& n) {
+    const Shape& shape = n.inputs[0].shape();
+    std::set<int> out;
+    std::vector<const Node*> work{n.inputs[0].node};
+    ++searches_;
+    for (size_t visited = 0; !work.empty() && visited < kMostBelow;) {
+      const Node* m = work.back();
+      work.pop_back();
+      if (!visit(*m) || kind_of(m->op) == OpKind::view || (kind_of(m->op) == OpKind::source && m->op != Op::input)) continue;
+      ++visited;
+      for (const Node* u : users_[m->id])
+        for (int k : kernels_of_[u->id])
+          if (reduces_as(k, n)) out.insert(k);
+      if (is_elementwise(m->op))
+        for (const Value& v : m->inputs)
+          if (v.shape() == shape) work.push_back(v.node);
+    }
+    return out;
+  }
+
+  bool reduces_as(int k, const Node& n) const {
+    return std::ranges::any_of(groups_.kernels[static_cast<size_t>(k)].roots, [&](const Node* root) {
+      return is_reduce(root->op) && root->inputs[0].shape() == n.inputs[0].shape() && root->ints(Attr::dims) == n.ints(Attr::dims);
+    });
+  }
+
   // The first visit of a node in a search that began with ++searches_.
   bool visit(const Node& n) { return std::exchange(seen_[n.id], searches_) != searches_; }
 
-  static uint32_t first_root(const Group& k) {
-    return (*std::min_element(k.roots.begin(), k.roots.end(), [](const Node* a, const Node* b) { return a->id < b->id; }))->id;
-  }
-  static uint32_t last_root(const Group& k) {
-    return (*std::max_element(k.roots.begin(), k.roots.end(), [](const Node* a, const Node* b) { return a->id < b->id; }))->id;
+  // The first and the last of the nodes that it stores.
+  static std::pair<uint32_t, uint32_t> span(const Group& k) {
+    const auto [first, last] = std::ranges::minmax(k.roots, {}, &Node::id);
+    return {first->id, last->id};
   }
 
   // No node behind this one leads to kernel k. One behind k's own may: a kernel that it feeds has roots in front of it as well.
   uint32_t last_before(int k) const {
-    uint32_t last = last_root(groups_.kernels[static_cast<size_t>(k)]);
+    uint32_t last = span(groups_.kernels[static_cast<size_t>(k)]).second;
     for (bool grows = true; std::exchange(grows, false);)
       for (const auto& other : groups_.kernels)
-        if (const uint32_t end = last_root(other); end > last && first_root(other) < last) last = end, grows = true;
+        if (const auto [begin, end] = span(other); end > last && begin < last) last = end, grows = true;
     return last;
   }
 

@@ -106,6 +106,24 @@ TEST_CASE("large results") {
   }
 }
 
+// Sums of columns of one tensor are one kernel, which stores what it sums as well.
+TEST_CASE("sums of columns, and what they are of") {
+  for (DType t : {DType::f32, DType::bf16})
+    for (int64_t columns : {7, 40, 300}) {
+      const int64_t rows = 50;
+      GraphBuilder b;
+      Value x = b.input({t, {SymInt(rows), SymInt(columns)}}), y = b.input(x.type());
+      Value both = b.binary(Op::mul, x, y);
+      Graph g = b.finish({both, b.reduce(Op::reduce_sum, both, {0}), b.reduce(Op::reduce_sum, y, {0})});
+      CHECK(testing::scheduled(g, {}).steps.size() == 1);
+      const int64_t sizes[] = {rows, columns};
+      std::vector<HostTensor> in(2, zeros(t, sizes));
+      for (int64_t i = 0; i < rows * columns; ++i) in[0].set(i, static_cast<double>(i % 3)), in[1].set(i, static_cast<double>(i / 5 % 2));
+      const auto expected = interpret(g, in), actual = run_compiled(g, in);
+      for (size_t i = 0; i < expected.size(); ++i) CHECK(actual[i].bytes == expected[i].bytes);
+    }
+}
+
 namespace {
 
 Value number_like(GraphBuilder& b, Value v, int64_t n) { return b.expand(b.constant(n, v.dtype()), v.shape()); }

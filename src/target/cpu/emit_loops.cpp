@@ -337,16 +337,18 @@ void KernelEmitter::emit_tall(V begin, V end) {
   SymbolId row_axis = k_.axes[innermost].id;
   auto add_rows = [&](V first, unsigned rows) {
     each([&] {
-      for (size_t i = 0; i < reductions.size(); ++i) {
-        const auto& r = plan_.expr(reductions[i]);
-        V sum = b_.CreateAlignedLoad(vector_of(accumulator_type(r)), place(i), llvm::Align(4));
-        for (unsigned row = 0; row < rows; ++row) {
-          point_[row_axis] = b_.CreateAdd(first, i64(row));
-          fresh_values();
-          sum = combine(reductions[i], sum, splat(value(r.args[0])));
-        }
-        b_.CreateAlignedStore(sum, place(i), llvm::Align(4));
+      std::vector<V> sums;
+      for (size_t i = 0; i < reductions.size(); ++i)
+        sums.push_back(b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4)));
+      for (unsigned row = 0; row < rows; ++row) {
+        point_[row_axis] = b_.CreateAdd(first, i64(row));
+        fresh_values();
+        for (size_t i = 0; i < reductions.size(); ++i)
+          sums[i] = combine(reductions[i], sums[i], splat(value(plan_.expr(reductions[i]).args[0])));
+        for (const auto& s : k_.stores)
+          if (plan_.stored_inside(s)) store(s, to_memory(value(s.expr), k_.buffers[static_cast<size_t>(s.access.buffer)]));
       }
+      for (size_t i = 0; i < reductions.size(); ++i) b_.CreateAlignedStore(sums[i], place(i), llvm::Align(4));
     });
   };
   for_reduced_axes(0, innermost, [&] {

@@ -99,7 +99,22 @@ class Planner {
     for (const auto& a : k_.axes)
       if (a.reduced) rows *= a.extent.eval([](SymbolId) { return int64_t{1000}; });
     bool simple = std::none_of(p_.stages[0].begin(), p_.stages[0].end(), [&](int r) { return is_index_reduction(p_.expr(r).op); });
-    return simple && !p_.stores_inside() && rows >= 32;
+    return simple && !stores_wait() && rows >= 32;
+  }
+
+  // Whether what is stored at each point of the reduced axes needs what they are reduced to.
+  bool stores_wait() const {
+    std::vector<bool> needed(k_.exprs.size());
+    for (const auto& s : k_.stores)
+      if (p_.stored_inside(s)) collect_needed(k_, s.expr, needed);
+    return std::ranges::any_of(p_.stages[0], [&](int r) { return needed[static_cast<size_t>(r)]; });
+  }
+
+  // Columns that one unit sums: whole rows would be what a processor fetches ahead best, but every thread needs some.
+  int64_t tall_block() const {
+    constexpr int64_t kMost = 2048, kFewest = 32, kUnits = 4;
+    auto columns = p_.vector().extent.maybe_constant();
+    return columns ? std::clamp((*columns / kUnits + kFewest - 1) / kFewest * kFewest, kFewest, kMost) : kMost;
   }
 
   void find_coarse() {
@@ -145,7 +160,7 @@ class Planner {
     if (!p_.vector_reduced) {
       p_.tall = is_tall();
       p_.tall_rows = fits_in_cache() ? 4 : 1;
-      p_.block = p_.tall ? 2048 : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * p_.unroll : 4096;
+      p_.block = p_.tall ? tall_block() : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * p_.unroll : 4096;
       if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);
       p_.shape.units = p_.shape.units * p_.blocks;

@@ -705,17 +705,14 @@ std::shared_ptr<const Primitive> Primitive::create(const ConvDesc& d) {
   check(!d.to_weight || (!d.transposed && !d.bias && d.post.empty()), "oneDNN: nothing follows ", builder.text);
   Operands o(d.src, d.weight, d.dst, d.bias, d, builder.text);
   if (!o.describable) return nullptr;
-  if (d.to_weight) {
-    dnnl_primitive_desc_t created = nullptr;
-    const auto status = describe_to_weight(&created, d, o);
-    return builder.finish(status, created, true, false, nullptr);
-  }
+  dnnl_primitive_desc_t created = nullptr;
   const auto create_desc =
       d.transposed ? library().deconvolution_forward_primitive_desc_create : library().convolution_forward_primitive_desc_create;
-  const auto algorithm = d.transposed ? dnnl_deconvolution_direct : dnnl_convolution_direct;
-  dnnl_primitive_desc_t created = nullptr;
-  const auto status = create_desc(&created, library().engine, dnnl_forward_inference, algorithm, o.src.get(), o.weight.get(), o.bias.get(),
-                                  o.dst.get(), d.strides.data(), d.dilations.data(), d.pad_l.data(), d.pad_r.data(), o.attr.get());
+  const auto status = d.to_weight ? describe_to_weight(&created, d, o)
+                                  : create_desc(&created, library().engine, dnnl_forward_inference,
+                                                d.transposed ? dnnl_deconvolution_direct : dnnl_convolution_direct, o.src.get(),
+                                                o.weight.get(), o.bias.get(), o.dst.get(), d.strides.data(), d.dilations.data(),
+                                                d.pad_l.data(), d.pad_r.data(), o.attr.get());
   return builder.finish(status, created, true, d.bias.has_value(), std::move(o.plain_weight));
 }
 
