@@ -682,7 +682,6 @@ std::shared_ptr<const Primitive> Primitive::create(const MatmulDesc& d) {
 }
 
 namespace {
-
 // Like that of a forward convolution of the same tensors, which oneDNN asks for as a hint.
 dnnl_status_t describe_to_weight(dnnl_primitive_desc_t* created, const ConvDesc& d, const Operands& o) {
   dnnl_primitive_desc_t hint = nullptr;
