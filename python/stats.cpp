@@ -53,6 +53,7 @@ py::dict dict_of(const ProgramStats& x) {
   e["packed"] = packed;
   e["arena_bytes"] = x.arena_bytes;
   e["saved_bytes"] = x.saved_bytes;
+  e["recordings"] = x.recordings;
   e["graph"] = x.graph_text;
   e["schedule"] = x.schedule_text;
   py::list steps;

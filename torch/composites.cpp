@@ -6,6 +6,7 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -67,6 +68,23 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   if (real_tensor(a) || real_tensor(b))
     if (auto product = symbolic_matmul(a, b)) return *product;
   return at::matmul(a, b);
+}
+
+// A mask that repeats along the keys, as libraries make one for "no mask" where a program is compiled, keeps torch's kernels for GPUs
+// from attention, which then goes through scores in fp32. It is written out along them, and along nothing else that repeats.
+at::Tensor written_out(const at::Tensor& mask) {
+  auto repeats = [&](int64_t d) { return mask.sym_stride(d).maybe_as_int() == 0 && mask.sym_size(d).maybe_as_int() != 1; };
+  if (mask.is_nested() || mask.dim() == 0 || !mask.is_cuda() || !repeats(-1)) return mask;
+  at::Tensor once = mask;
+  for (int64_t d = 0; d + 1 < mask.dim(); ++d)
+    if (repeats(d)) once = once.narrow(d, 0, 1);
+  return once.contiguous().expand_symint(mask.sym_sizes());
+}
+
+at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask, double dropout,
+                     bool causal, std::optional<double> scale, bool groups) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  return at::scaled_dot_product_attention(q, k, v, mask ? written_out(*mask) : mask, dropout, causal, scale, groups);
 }
 
 // ---- resampling ----
@@ -166,6 +184,7 @@ std::vector<torch::Library> registered() {
   all[0].fallback(torch::CppFunction::makeFallthrough());
   torch::Library& m = all[1];
   m.impl("max_pool1d", &max_pool1d);
+  m.impl("scaled_dot_product_attention", &attention);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);
   for (const char* name :
        {"upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_trilinear3d.vec", "upsample_bicubic2d.vec",

@@ -54,7 +54,7 @@ std::pair<std::string, std::string> split_name(const std::string& schema) {
 
 bool wants_tensor(const c10::Argument& a) { return a.type()->isSubtypeOf(*c10::OptionalType::create(c10::TensorType::get())); }
 
-// Arguments that are the same on every call; None where they are not.
+// Arguments that are the same on every call; None where they are not. An undefined tensor is no None where the schema wants a tensor.
 c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
   if (auto s = std::get_if<Scalar>(&a.value)) {
     if (wants_tensor(schema)) return wrapped_number(*s);
@@ -74,7 +74,7 @@ c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
     return list;
   }
   if (auto o = std::get_if<ExternArg::Opaque>(&a.value)) return *std::static_pointer_cast<const c10::IValue>(o->object);
-  return {};
+  return schema.type()->kind() == c10::TypeKind::TensorType ? c10::IValue(at::Tensor()) : c10::IValue();
 }
 
 c10::OperatorHandle find(const std::string& schema) {

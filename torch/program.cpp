@@ -434,14 +434,17 @@ ProgramStats CompiledProgram::stats() const {
   if (later_) s.packed.merge(later_->packed());
   s.picks = main_->executable().picks(sizes_.hints());
   s.steps = main_->executable().profile();
+  s.recordings = main_->executable().recordings();
   for (const Executable* e : later_ ? later_->executables() : std::vector<const Executable*>()) {
     for (std::string& pick : e->picks(sizes_.hints())) s.picks.push_back(std::move(pick));
     for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
+    s.recordings += e->recordings();
   }
   for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
     s.graph_text += "# gradients\n" + b.graph->str();
     s.schedule_text += "# gradients\n" + b.executable->schedule().str();
     add_stats(b.executable->stats(), s.code);
+    s.recordings += b.executable->recordings();
     for (StepProfile& step : b.executable->profile()) s.steps.push_back(std::move(step));
   }
   for (size_t i = 0; i < given_; ++i)

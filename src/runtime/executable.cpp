@@ -57,6 +57,7 @@ Executable::Executable(Schedule schedule, const Targets& targets, const CompileS
   find_numbers();
   find_lifetimes(targets);
   find_versions();
+  find_replays();
 }
 
 size_t Executable::part_on(Device device, const Targets& targets) {
@@ -196,6 +197,35 @@ int64_t Executable::arena_bytes(std::span<const int64_t> symbols) const {
   return sum;
 }
 
+bool Executable::is_replayable(size_t step) const {
+  const CompiledStep& s = steps_[step];
+  const Target* target = parts_[s.part].target;
+  return target && target->records() && (s.kernel || s.routine || (s.contraction && s.contraction->records()));
+}
+
+void Executable::find_replays() {
+  auto use = [&](size_t i) {
+    const CompiledStep& s = steps_[i];
+    StepUse out{s.kernel != nullptr, std::ranges::any_of(s.numbers, [](const KernelNumber& n) { return n.input >= 0; }), s.buffers};
+    if (!s.kernel)
+      for (const auto* list : {&schedule_.steps[i].reads, &schedule_.steps[i].writes})
+        out.buffers.insert(out.buffers.end(), list->begin(), list->end());
+    return out;
+  };
+  for (size_t i = 0, end; i < steps_.size(); i = std::max(end, i + 1)) {
+    std::vector<StepUse> uses;
+    for (end = i; end < steps_.size() && is_replayable(end) && steps_[end].part == steps_[i].part; ++end) uses.push_back(use(end));
+    if (uses.size() < ReplayedSteps::kFewest) continue;
+    steps_[i].replays = replays_.emplace_back(std::make_unique<ReplayedSteps>(i, uses)).get();
+  }
+}
+
+int Executable::recordings() const {
+  int n = 0;
+  for (const auto& r : replays_) n += r->recordings();
+  return n;
+}
+
 std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols) const {
   std::vector<int64_t> key;
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
@@ -295,13 +325,21 @@ void Executable::run_copy(const CompiledStep& step, Frame& frame, const RunConte
                                  context);
 }
 
-void Executable::run_step(const CompiledStep& s, Frame& frame, RunContext& context) const {
+void Executable::run_work(const CompiledStep& s, Frame& frame, RunContext& context) const {
   if (s.kernel) run_kernel(s, frame, context);
   else if (s.contraction) run_contraction(s, frame, context);
   else if (s.routine) run_routine(*s.routine, frame, context);
   else if (s.copy) run_copy(s, frame, context);
   else s.external->run(frame);
+}
+
+void Executable::release(const CompiledStep& s, Frame& frame) const {
   for (int b : s.releases) frame.release(frame, b);
+}
+
+void Executable::run_step(const CompiledStep& s, Frame& frame, RunContext& context) const {
+  run_work(s, frame, context);
+  release(s, frame);
 }
 
 namespace {
@@ -318,6 +356,11 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
     RunContext& context = contexts[steps_[i].part];
     context.step = static_cast<int>(i);
     if (steps_[i].settles) settle(contexts);
+    if (steps_[i].replays && !profiles)
+      if (const size_t next = replay(*steps_[i].replays, frame, contexts)) {
+        i = next - 1;
+        continue;
+      }
     auto start = profiles ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
     run_step(steps_[i], frame, context);
     if (profiles) {
@@ -327,6 +370,15 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
     }
     raise(*context.errors);  // what follows need not run on elements that are not there
   }
+}
+
+// The step behind them; 0 where they run one by one.
+size_t Executable::replay(ReplayedSteps& replayed, Frame& frame, Contexts contexts) const {
+  const size_t part = steps_[replayed.first()].part;
+  auto step = [this, &frame](size_t i, RunContext& context) { run_work(steps_[i], frame, context); };
+  if (!replayed.run(*parts_[part].target, contexts[part], frame.data, kept_memory_, step)) return 0;
+  for (size_t i = replayed.first(); i < replayed.end(); ++i) release(steps_[i], frame);
+  return replayed.end();
 }
 
 void Executable::settle(Contexts contexts) const {

@@ -14,6 +14,7 @@
 #include "runtime/memory.h"
 #include "runtime/packs.h"
 #include "runtime/profile.h"
+#include "runtime/replay.h"
 #include "support/recently_used.h"
 #include "target/pace.h"
 #include "target/target.h"
@@ -92,6 +93,7 @@ class Executable {
   int64_t arena_bytes(std::span<const int64_t> symbols) const;  // on all devices
   // Vectors of sizes of which the plan is remembered.
   size_t remembered_plans() const;
+  int recordings() const;  // that were made of launches
   static constexpr size_t kMostSizes = 256;
 
  private:
@@ -124,8 +126,9 @@ class Executable {
     std::shared_ptr<const PreparedRoutine> routine;
     std::unique_ptr<ExternRunner> external;
     const CopyStep* copy = nullptr;
-    bool settles = false;       // writes an input: what runs before must have gone well
-    std::vector<int> releases;  // results of externs that no later step reads
+    bool settles = false;              // writes an input: what runs before must have gone well
+    std::vector<int> releases;         // results of externs that no later step reads
+    ReplayedSteps* replays = nullptr;  // what begins here
   };
 
   using Contexts = std::span<RunContext>;  // by part
@@ -137,8 +140,13 @@ class Executable {
   void find_numbers();
   void find_lifetimes(const Targets& targets);
   void find_versions();
+  void find_replays();
+  bool is_replayable(size_t step) const;
+  size_t replay(ReplayedSteps& steps, Frame& frame, Contexts contexts) const;
   void run_steps(Frame& frame, Contexts contexts) const;
   void run_step(const CompiledStep& step, Frame& frame, RunContext& context) const;
+  void run_work(const CompiledStep& step, Frame& frame, RunContext& context) const;
+  void release(const CompiledStep& step, Frame& frame) const;
   void settle(Contexts contexts) const;
   void run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const;
   void run_contraction(const CompiledStep& step, Frame& frame, const RunContext& context) const;
@@ -153,6 +161,8 @@ class Executable {
 
   Schedule schedule_;
   std::vector<CompiledStep> steps_;
+  std::vector<std::unique_ptr<ReplayedSteps>> replays_;
+  mutable KeptMemory kept_memory_;
   std::vector<const CompiledStep*> contraction_steps_;
   std::vector<Packable> packables_;
   ExecutableStats stats_;

@@ -17,6 +17,7 @@
 #include "support/parallel.h"
 #include "target/host.h"
 #include "target/memory.h"
+#include "target/recording.h"
 
 namespace broach {
 
@@ -48,6 +49,7 @@ struct RunContext {
   const Threads* threads = nullptr;  // of the host
   Pace* pace = nullptr;              // of the program, for what is tried and packed in passing; null: as it comes
   int step = -1;                     // position in the schedule, for errors
+  Recording* recording = nullptr;    // keeps what steps launch; null: it is done
 };
 
 // What a run has to do with a device, if the front says so. Otherwise its default queue and the target's own memory.
@@ -83,6 +85,8 @@ class CompiledContraction {
   virtual void run(const ContractionArgs& args, const RunContext& run) const = 0;
   // Which implementation runs, for `explain`.
   virtual std::string pick(std::span<const int64_t> symbols) const = 0;
+  // Whether its launches may be kept (see Recording).
+  virtual bool records() const { return true; }
   // How weights that stay the same are rearranged ahead (packing.h); null: they are not.
   virtual const WeightPacking* packing() const { return nullptr; }
 };
@@ -150,6 +154,11 @@ class Target {
   virtual Memory& memory() const = 0;
   // Between the host and the device, and in the queue's order. To the host it is done when the call returns.
   virtual void copy(void* to, const void* from, size_t bytes, bool to_host, const RunContext& run) const = 0;
+  // Whether launches of steps can be kept to be made again at once, and whether that is possible in this run's queue now.
+  virtual bool records() const { return false; }
+  virtual bool may_replay(const RunContext&) const { return false; }
+  // Keeps what steps launch with this context, whose recording and queue it sets. Throws an Error where that fails.
+  virtual std::unique_ptr<Recording> record(RunContext&) const { return nullptr; }
   // Whether errors of a run are known only when it has been waited for; else they reach the program by themselves.
   virtual bool must_wait() const { return true; }
   // Waits until the queue is empty, so that all its errors are reported. Throws what the work itself threw.

@@ -10,6 +10,7 @@
 #include "support/recently_used.h"
 #include "target/cuda/libraries.h"
 #include "target/cuda/product_form.h"
+#include "target/cuda/routine.h"
 
 namespace broach::cuda {
 
@@ -22,6 +23,7 @@ enum PreferenceAttribute { kMostWorkspace = 1, kReductionSchemes = 3, kAlignment
 enum EpilogueFlags { kPlain = 1, kRelu = 2, kBias = 4, kGelu = 32 };
 enum ComputeType { kCompute32 = 68, kCompute64 = 70, kComputeTf32 = 77 };
 constexpr size_t kWorkspace = size_t{32} << 20;
+constexpr int64_t kPiece = 16;  // bytes that the fast kernels access at once
 
 struct TypeRow {
   DType dtype;
@@ -59,7 +61,10 @@ class LibraryCall {
     for (const Epilogue& e : step.epilogue)
       if (!e.operand) epilogue |= e.op == Op::relu ? int{kRelu} : int{kGelu};
     set(desc_, lt_.desc_set, kEpilogue, epilogue == 0 ? int{kPlain} : epilogue);
-    a_ = layout(type, product.weight), b_ = layout(type, product.x), c_ = layout(type, product.added), d_ = layout(type, product.result);
+    written_ = product.result;
+    if (is_odd(size_of(dtype))) written_.leading = (written_.leading + kPiece - 1) / kPiece * kPiece, pads_ = true;
+    a_ = layout(type, product.weight), b_ = layout(type, product.x), d_ = layout(type, written_);
+    c_ = layout(type, pads_ ? written_ : product.added);
     is_double_ = is_double;
   }
   ~LibraryCall() {
@@ -69,8 +74,31 @@ class LibraryCall {
   LibraryCall(const LibraryCall&) = delete;
   LibraryCall& operator=(const LibraryCall&) = delete;
 
+  // Whether the result goes through memory of its own.
+  bool pads() const { return pads_; }
+
   // False if the library has nothing for it.
   bool run(const ContractionArgs& args, int64_t bytes, const RunContext& run) const {
+    if (!pads_) return multiply(args, bytes, run);
+    const MemoryLease padded(*run.memory, written_.leading * written_.columns * bytes, run.queue);
+    ContractionArgs through = args;
+    through.result = padded.data();
+    if (!multiply(through, bytes, run)) return false;
+    copy_rows(args.result, padded.data(), {written_.columns, written_.rows, product_.result.leading, written_.leading}, run);
+    return true;
+  }
+
+ private:
+  // Rows that begin anywhere shut the fast kernels out (a vocabulary of 50257); it is cheaper to copy a large result afterwards.
+  bool is_odd(int64_t bytes) const {
+    const ColumnMajor& r = product_.result;
+    constexpr int64_t kLarge = int64_t{1} << 20;  // bytes
+    return bytes == 2 && r.leading * bytes % kPiece != 0 && r.rows * r.columns * bytes >= kLarge &&
+           product_.weight.leading * bytes % kPiece == 0 && product_.x.leading * bytes % kPiece == 0 && product_.starts.size() == 1 &&
+           product_.batches == 1 && !product_.adds;
+  }
+
+  bool multiply(const ContractionArgs& args, int64_t bytes, const RunContext& run) const {
     std::lock_guard lock(mutex_);
     if (args.bias) set(desc_, lt_.desc_set, kBiasPointer, args.bias);
     const void* added = product_.adds ? args.epilogue[0] : args.result;
@@ -92,7 +120,6 @@ class LibraryCall {
     return true;
   }
 
- private:
   template <class Object, class Set, class T>
   static void set(Object object, Set function, int attribute, const T& value) {
     require(function(object, attribute, &value, sizeof value), "describing a product");
@@ -139,7 +166,8 @@ class LibraryCall {
 
   const CublasLt& lt_ = CublasLt::get();
   LibraryProduct product_;
-  bool is_double_ = false;
+  ColumnMajor written_;  // the result, as the library writes it
+  bool is_double_ = false, pads_ = false;
   CublasLt::Desc desc_ = nullptr;
   CublasLt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
   mutable std::mutex mutex_;
@@ -171,7 +199,9 @@ class CudaContraction : public CompiledContraction {
   void run(const ContractionArgs& args, const RunContext& run) const override {
     const auto plan = plan_for(run.symbols);
     if (plan->is_empty) return;
+    if (run.recording && plan->call && plan->call->pads()) unsupported("cuda: a product whose result is copied is not recorded");
     if (plan->call && plan->call->run(args, size_of(plan->form.result.dtype), run)) return;
+    if (run.recording) unsupported("cuda: a product of the host's library is not recorded");
     if (!settings_.host_contraction) fail("cuda: cuBLASLt has nothing for a product of ", step_.result.type.str());
     const ProductForm& f = plan->form;
     std::vector<HostWindow> operands;
@@ -187,6 +217,9 @@ class CudaContraction : public CompiledContraction {
                                 operands,
                                 run.device});
   }
+
+  // What the host's library launches goes elsewhere, and memory for a whole result would be held for good.
+  bool records() const override { return !fixed_ || fixed_->is_empty || (fixed_->call && !fixed_->call->pads()); }
 
   std::string pick(std::span<const int64_t> symbols) const override {
     const auto plan = plan_for(symbols);

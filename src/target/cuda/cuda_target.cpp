@@ -3,11 +3,14 @@
 // eager's kernels, and the next who waits for the device is told.
 #include "target/target.h"
 
+#include <cstdlib>
 #include <new>
+#include <string_view>
 
 #include "support/error.h"
 #include "target/cuda/contraction.h"
 #include "target/cuda/kernels.h"
+#include "target/cuda/launch_graph.h"
 #include "target/cuda/libraries.h"
 #include "target/cuda/routine.h"
 
@@ -68,6 +71,16 @@ class CudaTarget : public Target {
     if (!to_host) return driver.check(driver.copy_to_device(pointer(to), from, bytes, stream), "a copy to the device");
     driver.check(driver.copy_to_host(to, pointer(from), bytes, stream), "a copy from the device");
     driver.check(driver.stream_wait(stream), "waiting for a copy from the device");
+  }
+  bool records() const override {
+    const char* said = std::getenv("BROACH_CUDA_GRAPHS");
+    return !said || std::string_view(said) != "0";
+  }
+  bool may_replay(const RunContext& run) const override { return cuda::LaunchGraph::is_possible(run); }
+  std::unique_ptr<Recording> record(RunContext& run) const override {
+    auto graph = std::make_unique<cuda::LaunchGraph>();
+    run.recording = graph.get(), run.queue = graph->queue();
+    return graph;
   }
   bool must_wait() const override { return false; }
   void wait(const RunContext& run) const override {

@@ -13,6 +13,7 @@
 #include "support/recently_used.h"
 #include "target/cuda/code.h"
 #include "target/cuda/emit_kernel.h"
+#include "target/cuda/launch_graph.h"
 #include "target/cuda/libraries.h"
 #include "target/cuda/prelude.h"
 
@@ -49,6 +50,12 @@ struct Built {
     return std::ranges::all_of(alignments, [&](const auto& a) { return (reinterpret_cast<uintptr_t>(buffers[a.first]) & a.second) == 0; });
   }
 
+  // Of a block, along x and y.
+  std::pair<unsigned, unsigned> threads() const {
+    const auto width = static_cast<unsigned>(plan.width), team = static_cast<unsigned>(plan.team);
+    return plan.shape == KernelPlan::Shape::rows ? std::pair(team, width) : std::pair(width, team);
+  }
+
   LaunchSizes sizes(std::span<const int64_t> symbols) const {
     constexpr int64_t kNarrow = (int64_t{1} << 31) - (int64_t{1} << 21);
     const int64_t units = plan.units.eval(symbols), blocks = (units + plan.width - 1) / plan.width;
@@ -82,7 +89,8 @@ class CudaKernel : public CompiledKernel {
       built = other.get();
       sizes = built->sizes(symbols);
     }
-    start(*built, sizes.blocks, buffers, numbers, static_cast<Stream>(run.queue));
+    if (run.recording) static_cast<LaunchGraph*>(run.recording)->keep(run.step, kept(*built, sizes.blocks, buffers, numbers));
+    else start(*built, sizes.blocks, buffers, numbers, static_cast<Stream>(run.queue));
   }
 
   size_t code_bytes() const override { return first_->code->image().size(); }
@@ -100,12 +108,20 @@ class CudaKernel : public CompiledKernel {
     size_t n = 0;
     for (size_t b = 0; b < k.buffers.size(); ++b) parameters[n++] = const_cast<void**>(buffers + b);
     for (size_t i = 0; i < count; ++i) parameters[n++] = const_cast<int64_t*>(numbers + i);
-    const auto width = static_cast<unsigned>(built.plan.width), team = static_cast<unsigned>(built.plan.team);
-    const bool rows = built.plan.shape == KernelPlan::Shape::rows;
+    const auto [x, y] = built.threads();
     const Driver& driver = Driver::get();
-    const int result =
-        driver.launch(built.function, blocks, 1, 1, rows ? team : width, rows ? width : team, 1, 0, stream, parameters, nullptr);
+    const int result = driver.launch(built.function, blocks, 1, 1, x, y, 1, 0, stream, parameters, nullptr);
     if (result != 0) driver.check(result, cat("launching a kernel:\n", k.str()).c_str());
+  }
+
+  static Launch kept(const Built& built, unsigned blocks, void* const* buffers, const int64_t* numbers) {
+    const Kernel& k = built.plan.kernel;
+    const auto [x, y] = built.threads();
+    Launch out{built.function, blocks, x, y, {}};
+    out.parameters.reserve(k.buffers.size() + static_cast<size_t>(k.symbols + k.parameters));
+    for (size_t b = 0; b < k.buffers.size(); ++b) out.parameters.push_back(reinterpret_cast<uint64_t>(buffers[b]));
+    for (int i = 0; i < k.symbols + k.parameters; ++i) out.parameters.push_back(static_cast<uint64_t>(numbers[i]));
+    return out;
   }
 
   // Rare: an input that begins between two pieces of 16 bytes, one of more than 2^31 elements, a device of another kind.

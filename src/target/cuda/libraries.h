@@ -14,10 +14,26 @@ struct ContextObject;
 struct StreamObject;
 struct LibraryObject;
 struct KernelObject;
+struct GraphObject;
+struct NodeObject;
+struct GraphCallObject;
 using Context = ContextObject*;
 using Stream = StreamObject*;
 using Library = LibraryObject*;
 using Function = KernelObject*;
+using Graph = GraphObject*;
+using Node = NodeObject*;
+using GraphCall = GraphCallObject*;  // a graph that can be launched
+
+// CUDA_KERNEL_NODE_PARAMS, its second version.
+struct NodeParameters {
+  void* function = nullptr;
+  unsigned grid[3], block[3], shared_bytes = 0;
+  void** parameters = nullptr;
+  void** extra = nullptr;
+  Function kernel = nullptr;  // in the place of a function
+  Context context = nullptr;  // null: the current one
+};
 
 // libcuda.so.1. Results are CUresult: 0 is success.
 struct Driver {
@@ -39,9 +55,22 @@ struct Driver {
                 unsigned shared_bytes, Stream, void** parameters, void** extra);
   int (*copy_to_device)(DevicePointer to, const void* from, size_t bytes, Stream);
   int (*copy_to_host)(void* to, DevicePointer from, size_t bytes, Stream);
+  int (*stream_make)(Stream*, unsigned flags);
+  int (*stream_end)(Stream);
   int (*stream_wait)(Stream);
   int (*memory_take)(DevicePointer*, size_t bytes);
   int (*memory_give)(DevicePointer);
+  // Launches into a stream become nodes of a graph between `begin` and `end`. What a thread may do meanwhile is its mode.
+  int (*capture_begin)(Stream, int mode);
+  int (*capture_end)(Stream, Graph*);
+  int (*capture_state)(Stream, int* state);
+  int (*capture_info)(Stream, int* state, uint64_t* id, Graph*, const Node** last, size_t* count);
+  int (*capture_mode)(int* mode);  // exchanges the thread's
+  int (*graph_make)(GraphCall*, Graph, unsigned long long flags);
+  int (*graph_set)(GraphCall, Node, const NodeParameters*);
+  int (*graph_launch)(GraphCall, Stream);
+  int (*graph_call_end)(GraphCall);
+  int (*graph_end)(Graph);
   int (*error_text)(int result, const char** text);
 
   // Throws an Error that names what was tried.

@@ -33,6 +33,16 @@ template <class T> __device__ __forceinline__ void copy(const Copy& c, T* to, co
   to[at_to] = from[at_from];
 }
 #define COPY(T, bytes) extern "C" __global__ void copy_##bytes(Copy c, T* to, const T* from) { copy<T>(c, to, from); }
+extern "C" __global__ void copy_rows(long long columns, long long to_stride, long long from_stride, unsigned short* to,
+                                     const unsigned short* from) {
+  const long long first = blockIdx.x * 2048ll + threadIdx.x;
+  to += blockIdx.y * to_stride, from += blockIdx.y * from_stride;
+  unsigned short values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) if (first + i * 256 < columns) values[i] = from[first + i * 256];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) if (first + i * 256 < columns) to[first + i * 256] = values[i];
+}
 COPY(unsigned char, 1) COPY(unsigned short, 2) COPY(unsigned, 4) COPY(unsigned long long, 8) COPY(Bits16, 16)
 )";
 
@@ -97,6 +107,22 @@ class Update : public CompiledRoutine {
 };
 
 }  // namespace
+
+void copy_rows(void* to, const void* from, const Rows& r, const RunContext& run) {
+  constexpr int64_t kColumns = 2048, kMostRows = 65535, kBytes = 2;  // of a block, of a launch, of an element
+  const Function function = copying_code(architecture_of(run.device.index))->function("copy_rows");
+  const Driver& driver = Driver::get();
+  for (int64_t first = 0; first < r.rows; first += kMostRows) {
+    int64_t columns = r.columns, to_stride = r.to_stride, from_stride = r.from_stride;
+    void* to_row = static_cast<std::byte*>(to) + first * to_stride * kBytes;
+    const void* from_row = static_cast<const std::byte*>(from) + first * from_stride * kBytes;
+    void* parameters[] = {&columns, &to_stride, &from_stride, &to_row, &from_row};
+    driver.check(driver.launch(function, static_cast<unsigned>((columns + kColumns - 1) / kColumns),
+                               static_cast<unsigned>(std::min(kMostRows, r.rows - first)), 1, 256, 1, 1, 0, static_cast<Stream>(run.queue),
+                               parameters, nullptr),
+                 "launching a copy of rows");
+  }
+}
 
 bool has_routine(Op op, DType dtype) { return op == Op::update && dtype != DType::opaque; }
 

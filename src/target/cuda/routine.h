@@ -10,4 +10,10 @@ namespace broach::cuda {
 bool has_routine(Op op, DType dtype);
 std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation);
 
+// Rows of elements of two bytes that lie side by side, from and to rows that begin so many elements apart.
+struct Rows {
+  int64_t rows, columns, to_stride, from_stride;
+};
+void copy_rows(void* to, const void* from, const Rows& rows, const RunContext& run);
+
 }  // namespace broach::cuda

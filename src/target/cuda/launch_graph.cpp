@@ -1,0 +1,91 @@
+#include "target/cuda/launch_graph.h"
+
+#include "support/error.h"
+
+namespace broach::cuda {
+
+namespace {
+
+constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
+constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
+
+std::vector<void*> addresses(std::vector<uint64_t>& parameters) {
+  std::vector<void*> out;
+  for (uint64_t& p : parameters) out.push_back(&p);
+  return out;
+}
+
+}  // namespace
+
+bool LaunchGraph::is_possible(const RunContext& run) {
+  int state = 0;
+  return Driver::get().capture_state(static_cast<Stream>(run.queue), &state) == 0 && state == 0;
+}
+
+LaunchGraph::LaunchGraph() {
+  driver_.check(driver_.stream_make(&stream_, kNonBlocking), "making a stream");
+  mode_ = kRelaxed;
+  driver_.capture_mode(&mode_);
+  const int result = driver_.capture_begin(stream_, kRelaxed);
+  if (result == 0) return;
+  end_capture();
+  driver_.check(result, "recording a graph");
+}
+
+LaunchGraph::~LaunchGraph() {
+  end_capture();
+  if (call_) driver_.graph_call_end(call_);
+  if (graph_) driver_.graph_end(graph_);
+}
+
+void LaunchGraph::end_capture() {
+  if (!stream_) return;
+  driver_.capture_end(stream_, &graph_);
+  driver_.capture_mode(&mode_);
+  driver_.stream_end(stream_);
+  stream_ = nullptr;
+}
+
+void LaunchGraph::finish() {
+  end_capture();
+  if (!graph_) unsupported("cuda: a graph's launches could not be recorded");
+  driver_.check(driver_.graph_make(&call_, graph_, 0), "making a graph");
+}
+
+void LaunchGraph::keep(int step, Launch launch) {
+  if (stream_) return add(step, std::move(launch));
+  auto at = kept_.find(step);
+  if (at == kept_.end()) unsupported("cuda: a step that launched nothing as its graph was recorded");
+  Kept& kept = at->second;
+  if (kept.launch == launch) return;
+  std::vector<void*> parameters = addresses(launch.parameters);
+  NodeParameters p{
+      .grid = {launch.blocks, 1, 1}, .block = {launch.width, launch.height, 1}, .parameters = parameters.data(), .kernel = launch.function};
+  driver_.check(driver_.graph_set(call_, kept.node, &p), "changing a launch of a graph");
+  kept.launch = std::move(launch);
+}
+
+void LaunchGraph::add(int step, Launch launch) {
+  std::vector<void*> parameters = addresses(launch.parameters);
+  driver_.check(
+      driver_.launch(launch.function, launch.blocks, 1, 1, launch.width, launch.height, 1, 0, stream_, parameters.data(), nullptr),
+      "recording a launch");
+  if (!kept_.try_emplace(step, Kept{last_node(), std::move(launch)}).second) unsupported("cuda: a step of several launches");
+}
+
+Node LaunchGraph::last_node() const {
+  int state = 0;
+  uint64_t id = 0;
+  Graph graph = nullptr;
+  const Node* last = nullptr;
+  size_t count = 0;
+  driver_.check(driver_.capture_info(stream_, &state, &id, &graph, &last, &count), "looking at a graph");
+  if (count != 1) unsupported("cuda: a launch is not the last one of its graph");
+  return *last;
+}
+
+void LaunchGraph::replay(const RunContext& run) {
+  driver_.check(driver_.graph_launch(call_, static_cast<Stream>(run.queue)), "launching a graph");
+}
+
+}  // namespace broach::cuda
