@@ -1,6 +1,6 @@
 #include "cuda.h"
 
-#include <c10/core/Allocator.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 
@@ -15,12 +15,9 @@ class CachingMemory : public Memory {
  public:
   // Of the current device, for its current stream.
   Piece take(int64_t bytes, void*) override {
-    return {static_cast<std::byte*>(allocator().raw_allocate(static_cast<size_t>(bytes))), bytes};
+    return {static_cast<std::byte*>(cuda_allocator().raw_allocate(static_cast<size_t>(bytes))), bytes};
   }
-  void give(Piece piece, void*) override { allocator().raw_deallocate(piece.data); }
-
- private:
-  static c10::Allocator& allocator() { return *c10::GetAllocator(c10::kCUDA); }
+  void give(Piece piece, void*) override { cuda_allocator().raw_deallocate(piece.data); }
 };
 
 // Versions of torch whose streams do not say their handle have it in a class of libc10_cuda's that is nothing but the stream.
@@ -42,6 +39,17 @@ void* handle_of(const Stream& stream) {
 }
 
 }  // namespace
+
+// c10 knows the one that torch brings; one that the user has put in its place shows in what is made.
+c10::Allocator& cuda_allocator() {
+  static c10::Allocator* const found = [] {
+    const at::Tensor made = at::empty({0}, at::TensorOptions().device(c10::kCUDA));
+    const bool is_real = !made.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python) && made.storage().device().is_cuda();
+    c10::Allocator* own = is_real ? made.storage().allocator() : nullptr;
+    return own ? own : c10::GetAllocator(c10::kCUDA);
+  }();
+  return *found;
+}
 
 std::optional<DeviceUse> device_use(c10::Device device) {
   if (!device.is_cuda()) return std::nullopt;

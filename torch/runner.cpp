@@ -25,9 +25,14 @@ class AtenThreads : public Threads {
 
 const AtenThreads kThreads;
 
-at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols) {
+// `current`: the CUDA device that is the current one.
+at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols, std::optional<c10::Device> current) {
   auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
   if (type.device.kind == DeviceKind::cpu) return at::detail::empty_strided_cpu(sizes, steps, scalar_type(type.dtype));
+  if (current && *current == device_of(type.device)) {  // without the dispatcher, which is felt where there are hundreds
+    const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &cuda_allocator(), keys, scalar_type(type.dtype)));
+  }
   return at::empty_strided(sizes, steps, at::TensorOptions().dtype(scalar_type(type.dtype)).device(device_of(type.device)));
 }
 
@@ -84,7 +89,7 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
     const Buffer& buffer = schedule.buffers[b];
     if (buffer.kind != Buffer::Kind::output) continue;
-    outputs[i] = new_tensor(buffer.type, buffer.strides, frame.symbols);
+    outputs[i] = new_tensor(buffer.type, buffer.strides, frame.symbols, use ? device_ : std::nullopt);
     frame.data[b] = outputs[i].data_ptr();
     if (externs) host.tensors[b] = outputs[i];
   }

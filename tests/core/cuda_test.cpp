@@ -13,6 +13,7 @@
 #include "target/cuda/emit_kernel.h"
 #include "target/cuda/kernels.h"
 #include "target/cuda/libraries.h"
+#include "target/cuda/odd_product.h"
 #include "target/cuda/product_form.h"
 #include "target/target.h"
 
@@ -214,6 +215,72 @@ TEST_CASE("cuda: products as the library takes them") {
   // No dimension of x has its elements side by side; results lie in columns.
   CHECK(!cuda::library_product(form({4, 8}, {16, 2}, {8, 16}, {16, 1}, {4, 16}, {16, 1})));
   CHECK(!cuda::library_product(form({4, 8}, {8, 1}, {8, 16}, {16, 1}, {4, 16}, {1, 4})));
+}
+
+namespace {
+
+// Row and column of an element of op(matrix), by its address.
+std::pair<int64_t, int64_t> position(const cuda::ColumnMajor& m, int64_t at) {
+  const std::pair<int64_t, int64_t> stored{at % m.leading, at / m.leading};
+  REQUIRE((stored.first < m.rows && stored.second < m.columns));
+  return m.transposed ? std::pair(stored.second, stored.first) : stored;
+}
+int64_t address(const cuda::ColumnMajor& m, int64_t row, int64_t column) {
+  return m.transposed ? row * m.leading + column : column * m.leading + row;
+}
+
+// Whether the parts multiply each element that the product multiplies, and nothing else: by corners and counts.
+void check_parts(const cuda::LibraryProduct& product, const cuda::OddProduct& odd) {
+  int64_t count = 0;
+  for (const auto& part : odd.parts) {
+    const auto& p = part.product;
+    const int64_t n = p.result.rows, m = p.result.columns, k = p.weight.transposed ? p.weight.rows : p.weight.columns;
+    count += n * m * k;
+    for (const auto& [i, j, l] : {std::tuple(int64_t{0}, int64_t{0}, int64_t{0}), std::tuple(n - 1, m - 1, k - 1)}) {
+      const auto w = position(odd.weight, p.starts[0].weight + address(p.weight, i, l));
+      const auto x = position(odd.x, p.starts[0].x + address(p.x, l, j));
+      const auto y = position(odd.result, p.starts[0].result + address(p.result, i, j));
+      CHECK((w.first == y.first && w.second == x.first && x.second == y.second));
+      CHECK(part.accumulates == (w.second - l > 0));
+      CHECK(part.bias_start == y.first - i);
+    }
+  }
+  const int64_t k = product.weight.transposed ? product.weight.rows : product.weight.columns;
+  CHECK(count == product.result.rows * product.result.columns * k);
+}
+
+}  // namespace
+
+TEST_CASE("cuda: products of odd sizes are made of others") {
+  const auto product = [](Sizes x, Sizes xs, Sizes w, Sizes ws, Sizes y) {
+    return *cuda::library_product({{x, xs, DType::bf16}, {w, ws, DType::bf16}, {y, {y[1], 1}, DType::bf16}, {}, {}});
+  };
+  // The last product of a language model with 50257 words, and those of its gradients.
+  const auto logits = product({2048, 768}, {768, 1}, {768, 50257}, {1, 768}, {2048, 50257});
+  const auto odd = cuda::odd_product(logits, DType::bf16, false);
+  REQUIRE(odd);
+  CHECK((odd->copies_result && !odd->copies_x && !odd->copies_weight && odd->parts.size() == 2 && odd->result.leading == 50264));
+  check_parts(logits, *odd);
+  const auto of_input = product({2048, 50257}, {50257, 1}, {50257, 768}, {768, 1}, {2048, 768});
+  const auto summed = cuda::odd_product(of_input, DType::bf16, false);
+  REQUIRE(summed);
+  CHECK((summed->copies_x && !summed->copies_result && summed->parts.size() == 2 && summed->parts[1].accumulates));
+  check_parts(of_input, *summed);
+  CHECK(!cuda::odd_product(of_input, DType::bf16, true));  // what stands behind it wants the whole sum
+  const auto of_weight = product({50257, 2048}, {1, 50257}, {2048, 768}, {768, 1}, {50257, 768});
+  const auto columns = cuda::odd_product(of_weight, DType::bf16, true);
+  REQUIRE(columns);
+  CHECK((columns->copies_x && columns->parts.size() == 2));
+  check_parts(of_weight, *columns);
+  const auto all = product({1003, 2001}, {2001, 1}, {2001, 1005}, {1005, 1}, {1003, 1005});
+  const auto four = cuda::odd_product(all, DType::bf16, false);
+  REQUIRE(four);
+  CHECK(four->parts.size() == 4);
+  check_parts(all, *four);
+  // Even ones, small ones, and types whose kernels do not ask.
+  CHECK(!cuda::odd_product(product({2048, 768}, {768, 1}, {768, 50264}, {1, 768}, {2048, 50264}), DType::bf16, false));
+  CHECK(!cuda::odd_product(product({20, 33}, {33, 1}, {33, 35}, {35, 1}, {20, 35}), DType::bf16, false));
+  CHECK(!cuda::odd_product(logits, DType::f32, false));
 }
 
 }  // namespace broach

@@ -235,7 +235,8 @@ def test_a_product_with_rows_that_begin_between_pieces(dtype):
     dtype = DTYPES[dtype]
     x, w, b = _on_gpu(300, 600, dtype=dtype), _on_gpu(5003, 600, dtype=dtype) / 24, _on_gpu(5003, dtype=dtype)
     for program in (lambda x, w, b: F.linear(x, w, b), lambda x, w, b: F.linear(x, w)):
-        assert set(_agree(program, x, w, b, dtype=dtype).picks) == {"cublaslt"}
+        parts = "cublaslt" if dtype == torch.float32 else "cublaslt in parts"
+        assert set(_agree(program, x, w, b, dtype=dtype).picks) == {parts}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

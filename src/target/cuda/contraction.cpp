@@ -9,6 +9,7 @@
 #include "support/error.h"
 #include "support/recently_used.h"
 #include "target/cuda/libraries.h"
+#include "target/cuda/odd_product.h"
 #include "target/cuda/product_form.h"
 #include "target/cuda/routine.h"
 
@@ -23,7 +24,6 @@ enum PreferenceAttribute { kMostWorkspace = 1, kReductionSchemes = 3, kAlignment
 enum EpilogueFlags { kPlain = 1, kRelu = 2, kBias = 4, kGelu = 32 };
 enum ComputeType { kCompute32 = 68, kCompute64 = 70, kComputeTf32 = 77 };
 constexpr size_t kWorkspace = size_t{32} << 20;
-constexpr int64_t kPiece = 16;  // bytes that the fast kernels access at once
 
 struct TypeRow {
   DType dtype;
@@ -45,10 +45,12 @@ CublasLt::Handle handle_of(int device) {
   return handles[at];
 }
 
-// Descriptions of the library's, for one form of a product. One call at a time: the bias is part of the description.
+// Descriptions of the library's, for one form of a product. One call at a time: the bias is part of the description. `accumulates`: it
+// is added to what is there.
 class LibraryCall {
  public:
-  LibraryCall(const LibraryProduct& product, DType dtype, const ContractionStep& step, ContractionRules::Math math) : product_(product) {
+  LibraryCall(const LibraryProduct& product, bool accumulates, DType dtype, const ContractionStep& step, ContractionRules::Math math)
+      : product_(product), accumulates_(accumulates) {
     const bool is_double = dtype == DType::f64;
     const int type = library_type(dtype);
     const int compute = is_double ? kCompute64 : dtype == DType::f32 && math == ContractionRules::Math::tf32 ? kComputeTf32 : kCompute32;
@@ -61,10 +63,8 @@ class LibraryCall {
     for (const Epilogue& e : step.epilogue)
       if (!e.operand) epilogue |= e.op == Op::relu ? int{kRelu} : int{kGelu};
     set(desc_, lt_.desc_set, kEpilogue, epilogue == 0 ? int{kPlain} : epilogue);
-    written_ = product.result;
-    if (is_odd(size_of(dtype))) written_.leading = (written_.leading + kPiece - 1) / kPiece * kPiece, pads_ = true;
-    a_ = layout(type, product.weight), b_ = layout(type, product.x), d_ = layout(type, written_);
-    c_ = layout(type, pads_ ? written_ : product.added);
+    a_ = layout(type, product.weight), b_ = layout(type, product.x), d_ = layout(type, product.result);
+    c_ = layout(type, accumulates ? product.result : product.added);
     is_double_ = is_double;
   }
   ~LibraryCall() {
@@ -74,34 +74,12 @@ class LibraryCall {
   LibraryCall(const LibraryCall&) = delete;
   LibraryCall& operator=(const LibraryCall&) = delete;
 
-  // Whether the result goes through memory of its own.
-  bool pads() const { return pads_; }
-
   // False if the library has nothing for it.
   bool run(const ContractionArgs& args, int64_t bytes, const RunContext& run) const {
-    if (!pads_) return multiply(args, bytes, run);
-    const MemoryLease padded(*run.memory, written_.leading * written_.columns * bytes, run.queue);
-    ContractionArgs through = args;
-    through.result = padded.data();
-    if (!multiply(through, bytes, run)) return false;
-    copy_rows(args.result, padded.data(), {written_.columns, written_.rows, product_.result.leading, written_.leading}, run);
-    return true;
-  }
-
- private:
-  // Rows that begin anywhere shut the fast kernels out (a vocabulary of 50257); it is cheaper to copy a large result afterwards.
-  bool is_odd(int64_t bytes) const {
-    const ColumnMajor& r = product_.result;
-    constexpr int64_t kLarge = int64_t{1} << 20;  // bytes
-    return bytes == 2 && r.leading * bytes % kPiece != 0 && r.rows * r.columns * bytes >= kLarge &&
-           product_.weight.leading * bytes % kPiece == 0 && product_.x.leading * bytes % kPiece == 0 && product_.starts.size() == 1 &&
-           product_.batches == 1 && !product_.adds;
-  }
-
-  bool multiply(const ContractionArgs& args, int64_t bytes, const RunContext& run) const {
     std::lock_guard lock(mutex_);
     if (args.bias) set(desc_, lt_.desc_set, kBiasPointer, args.bias);
-    const void* added = product_.adds ? args.epilogue[0] : args.result;
+    const bool adds = product_.adds && !accumulates_;
+    const void* added = adds ? args.epilogue[0] : args.result;
     const CublasLt::Found* found = algorithm(alignment_of(args, added, bytes), run);
     if (!found) return false;
     const MemoryLease workspace(*run.memory, static_cast<int64_t>(found->workspace), run.queue);
@@ -113,13 +91,14 @@ class LibraryCall {
       auto at = [&](const void* data, int64_t start) { return static_cast<const std::byte*>(data) + start * bytes; };
       auto* result = static_cast<std::byte*>(args.result) + s.result * bytes;
       require(lt_.matmul(handle_of(run.device.index), desc_, alpha, at(args.operands[1], s.weight), a_, at(args.operands[0], s.x), b_,
-                         product_.adds ? alpha : none, at(added, product_.adds ? s.added : s.result), c_, result, d_, &found->algorithm,
+                         adds || accumulates_ ? alpha : none, at(added, adds ? s.added : s.result), c_, result, d_, &found->algorithm,
                          workspace.data(), found->workspace, static_cast<Stream>(run.queue)),
               "a product");
     }
     return true;
   }
 
+ private:
   template <class Object, class Set, class T>
   static void set(Object object, Set function, int attribute, const T& value) {
     require(function(object, attribute, &value, sizeof value), "describing a product");
@@ -142,8 +121,7 @@ class LibraryCall {
     for (const void* p : {static_cast<const void*>(args.operands[0]), static_cast<const void*>(args.operands[1]),
                           static_cast<const void*>(args.result), added, static_cast<const void*>(args.bias)})
       bits |= reinterpret_cast<uintptr_t>(p);
-    if (product_.starts.size() > 1)
-      for (const auto& s : product_.starts) bits |= static_cast<uintptr_t>((s.weight | s.x | s.result | s.added) * bytes);
+    for (const auto& s : product_.starts) bits |= static_cast<uintptr_t>((s.weight | s.x | s.result | s.added) * bytes);
     return 1u << std::countr_zero(bits);
   }
 
@@ -166,8 +144,7 @@ class LibraryCall {
 
   const CublasLt& lt_ = CublasLt::get();
   LibraryProduct product_;
-  ColumnMajor written_;  // the result, as the library writes it
-  bool is_double_ = false, pads_ = false;
+  bool accumulates_, is_double_ = false;
   CublasLt::Desc desc_ = nullptr;
   CublasLt::Layout a_ = nullptr, b_ = nullptr, c_ = nullptr, d_ = nullptr;
   mutable std::mutex mutex_;
@@ -177,8 +154,51 @@ class LibraryCall {
 struct Plan {
   ProductForm form;
   bool is_empty = false;
-  std::unique_ptr<const LibraryCall> call;  // null: by the host's library
+  LibraryProduct product;
+  std::optional<OddProduct> odd;
+  std::vector<std::unique_ptr<const LibraryCall>> calls;  // one for each part of an odd product; none: by the host's library
+
+  bool copies() const { return odd && odd->copies(); }
 };
+
+// A matrix of two-byte elements in memory of its own, if it is to be copied.
+class Copied {
+ public:
+  Copied(bool is_copied, void* data, const ColumnMajor& from, const ColumnMajor& to, const RunContext& run)
+      : data_(data), from_(from), to_(to), run_(run), memory_(*run.memory, is_copied ? 2 * to.leading * to.columns : 0, run.queue) {}
+  void* data() const { return memory_.data() ? memory_.data() : data_; }
+  void fill() const {
+    if (memory_.data()) copy_rows(memory_.data(), data_, {to_.columns, to_.rows, to_.leading, from_.leading}, run_);
+  }
+  void give() const {
+    if (memory_.data()) copy_rows(data_, memory_.data(), {to_.columns, to_.rows, from_.leading, to_.leading}, run_);
+  }
+
+ private:
+  void* data_;
+  const ColumnMajor &from_, &to_;
+  const RunContext& run_;
+  MemoryLease memory_;
+};
+
+bool run_parts(const Plan& plan, const ContractionArgs& args, int64_t bytes, const RunContext& run) {
+  const OddProduct& odd = *plan.odd;
+  const Copied x(odd.copies_x, args.operands[0], plan.product.x, odd.x, run),
+      weight(odd.copies_weight, args.operands[1], plan.product.weight, odd.weight, run),
+      result(odd.copies_result, args.result, plan.product.result, odd.result, run);
+  x.fill(), weight.fill();
+  void* operands[2] = {x.data(), weight.data()};
+  for (size_t i = 0; i < odd.parts.size(); ++i) {
+    ContractionArgs part = args;
+    part.operands = operands, part.result = result.data();
+    if (args.bias) part.bias = static_cast<std::byte*>(args.bias) + odd.parts[i].bias_start * bytes;
+    if (plan.calls[i]->run(part, bytes, run)) continue;
+    if (i == 0) return false;
+    fail("cuda: cuBLASLt has nothing for what is left of a product of odd size");
+  }
+  result.give();
+  return true;
+}
 
 class CudaContraction : public CompiledContraction {
  public:
@@ -199,8 +219,9 @@ class CudaContraction : public CompiledContraction {
   void run(const ContractionArgs& args, const RunContext& run) const override {
     const auto plan = plan_for(run.symbols);
     if (plan->is_empty) return;
-    if (run.recording && plan->call && plan->call->pads()) unsupported("cuda: a product whose result is copied is not recorded");
-    if (plan->call && plan->call->run(args, size_of(plan->form.result.dtype), run)) return;
+    if (run.recording && plan->copies()) unsupported("cuda: a product whose operands are copied is not recorded");
+    const int64_t bytes = size_of(plan->form.result.dtype);
+    if (!plan->calls.empty() && (plan->odd ? run_parts(*plan, args, bytes, run) : plan->calls[0]->run(args, bytes, run))) return;
     if (run.recording) unsupported("cuda: a product of the host's library is not recorded");
     if (!settings_.host_contraction) fail("cuda: cuBLASLt has nothing for a product of ", step_.result.type.str());
     const ProductForm& f = plan->form;
@@ -218,12 +239,12 @@ class CudaContraction : public CompiledContraction {
                                 run.device});
   }
 
-  // What the host's library launches goes elsewhere, and memory for a whole result would be held for good.
-  bool records() const override { return !fixed_ || fixed_->is_empty || (fixed_->call && !fixed_->call->pads()); }
+  // What the host's library launches goes elsewhere, and memory for whole matrices would be held for good.
+  bool records() const override { return !fixed_ || fixed_->is_empty || (!fixed_->calls.empty() && !fixed_->copies()); }
 
   std::string pick(std::span<const int64_t> symbols) const override {
     const auto plan = plan_for(symbols);
-    return plan->is_empty ? "nothing to do" : plan->call ? "cublaslt" : "aten";
+    return plan->is_empty ? "nothing to do" : plan->calls.empty() ? "aten" : plan->odd ? "cublaslt in parts" : "cublaslt";
   }
 
  private:
@@ -232,10 +253,22 @@ class CudaContraction : public CompiledContraction {
     out->form = product_form(step_, symbols);
     out->is_empty = std::ranges::any_of(out->form.result.sizes, [](int64_t n) { return n == 0; });
     if (out->is_empty) return out;
-    if (const auto product = library_product(out->form))
-      out->call = std::make_unique<const LibraryCall>(*product, out->form.result.dtype, step_, settings_.contractions.dot);
+    const auto product = library_product(out->form);
+    if (product) add_calls(*product, *out);
     else if (!settings_.host_contraction) unsupported("cuda: cuBLASLt takes no product whose operands lie as in ", step_.result.type.str());
     return out;
+  }
+
+  void add_calls(const LibraryProduct& product, Plan& plan) const {
+    const DType dtype = plan.form.result.dtype;
+    auto add = [&](const LibraryProduct& p, bool accumulates) {
+      plan.calls.push_back(std::make_unique<const LibraryCall>(p, accumulates, dtype, step_, settings_.contractions.dot));
+    };
+    const bool has_epilogue = step_.bias || std::ranges::any_of(step_.epilogue, [](const Epilogue& e) { return !e.operand; });
+    plan.product = product;
+    plan.odd = odd_product(product, dtype, has_epilogue || settings_.strict);
+    if (!plan.odd) return add(product, false);
+    for (const auto& part : plan.odd->parts) add(part.product, part.accumulates);
   }
 
   std::shared_ptr<const Plan> plan_for(std::span<const int64_t> symbols) const {
