@@ -164,6 +164,20 @@ class KernelEmitter : ExpressionEmitter {
 
   // ---- stores ----
 
+  // What is the same at all steps is computed before them: for all that the compiler knows, a store could change what is loaded.
+  void compute_ahead() {
+    if (p_.steps.maybe_constant().value_or(0) == 0) return;
+    std::vector<bool> needed(k_.exprs.size());
+    for (const KernelStore& s : k_.stores)
+      if (p_.is_inside(s)) collect_needed(k_, s.expr, needed);
+    for (size_t i = 0; i < needed.size(); ++i) {
+      const auto e = static_cast<int>(i);
+      const bool is_computed = p_.expr(e).kind == KernelExpr::Kind::load || p_.expr(e).kind == KernelExpr::Kind::op;
+      if (!needed[i] || p_.inner[i] || !is_computed) continue;
+      for (int64_t l = 0; l < (p_.varies(e) ? p_.lanes : 1); ++l) value(e, l);
+    }
+  }
+
   void store_all() {
     auto store_those = [&](bool inside) {
       for (const KernelStore& s : k_.stores)
@@ -171,6 +185,7 @@ class KernelEmitter : ExpressionEmitter {
     };
     if (!p_.has_reductions()) return store_those(false);
     if (p_.stores_inside()) {
+      compute_ahead();
       for_steps([&] {
         open("if (is_unit)");
         const auto values = values_;

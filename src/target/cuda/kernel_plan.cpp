@@ -102,7 +102,7 @@ class Planner {
 
   bool suits(int64_t lanes) const {
     if (!divides(k_.axes[p_.axis].extent, lanes)) return false;
-    if (p_.shape != Shape::rows && estimate(p_.units) < kBusy * lanes) return false;
+    if (p_.shape != Shape::rows && estimate(p_.units) * most_threads() < kBusy * lanes) return false;
     int64_t smallest = 16;
     bool any = false, stores_fit = true;
     for_each_access([&](const Access& a, bool is_store) {
@@ -113,11 +113,14 @@ class Planner {
     return any && stores_fit && smallest * lanes <= 16;
   }
 
+  // Of a unit.
+  int64_t most_threads() const { return p_.shape == Shape::columns ? std::clamp<int64_t>(power_of_two(estimate(p_.steps) / 8), 1, 32) : 1; }
+
   void choose_team() {
     if (p_.shape == Shape::points) return;
     const int64_t steps = estimate(p_.steps), units = estimate(p_.units);
     if (p_.shape == Shape::columns) {
-      int64_t team = units >= kBusy ? 1 : std::clamp<int64_t>(power_of_two(steps / 8), 1, 32);
+      const int64_t team = units >= kBusy ? 1 : most_threads();
       p_.team = static_cast<int>(team);
       p_.width = team == 1 ? 128 : 32;
       return;

@@ -217,7 +217,7 @@ CompiledKernels compile_kernels(std::span<const std::shared_ptr<const Kernel>> k
 // ---- saved kernels ----
 
 std::string fingerprint() {
-  constexpr int kFormat = 1;  // of saved kernels, and of the code that is generated
+  constexpr int kFormat = 2;  // of saved kernels, and of the code that is generated
   return cat("cuda ", kFormat, " nvrtc ", Nvrtc::get().version_text(), " sm_", architecture_of(current_device()));
 }
 
