@@ -14,6 +14,7 @@ ProgramOptions options_from(const py::dict& d) {
   flag("strict", o.settings.strict);
   flag("freeze", o.freeze);
   flag("whole", o.whole);
+  o.eager_random = !d.contains("rng") || d["rng"].cast<std::string>() == "eager";
   if (d.contains("memory_budget")) o.memory_budget = d["memory_budget"].cast<double>();
   flag("fuse", o.fuse);
   flag("lower", o.lower);

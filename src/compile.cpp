@@ -224,7 +224,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   dump("trace", "trace", [&] { return trace.str(); });
   verify_form("trace", trace);
   StageCompiler compiler{targets, externs, options, capabilities_of(main_target(trace, targets), options)};
-  out.program = functionalize(trace, {compiler.capabilities.get(), options.lower});
+  out.program = functionalize(trace, {compiler.capabilities.get(), options.lower, options.eager_random});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);

@@ -233,6 +233,7 @@ class Compiled::State {
     ProgramOptions o;
     o.settings.strict = options_.is_strict();
     o.freeze = options_.freezes();
+    o.eager_random = !options_.draws_by_counter();
     o.memory_budget = options_.memory_budget();
     o.settings.threads = options_.threads();
     o.settings.contractions.deterministic = options_.is_deterministic();

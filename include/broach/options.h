@@ -33,6 +33,11 @@ class Options {
     if (!(part >= 0 && part <= 1)) throw Error("broach::Options::memory_budget(" + std::to_string(part) + "): must be from 0 to 1");
     return set(memory_budget_, part);
   }
+  // Dropout, and torch::bernoulli with a number, draw numbers that follow from a seed, which the generator gives on each call, and the
+  // place of an element: they are computed within the kernels that read them, and again for gradients, and are not eager's. A call
+  // that runs eagerly, as the first one does, draws eager's; so nothing may rely on two calls of one seed being alike where one of
+  // them may be eager's (a checkpoint around a compiled function does). strict() and verify() draw eager's. Default: off, eager's own.
+  Options& counter_random(bool on = true) { return set(counter_random_, on); }
   // Threads that compile kernels; 0, the default, is one a core. Compiled programs run on libtorch's own threads
   // (at::set_num_threads).
   Options& threads(int n) { return set(threads_, counted("threads", n)); }
@@ -48,6 +53,7 @@ class Options {
   bool is_deterministic() const { return deterministic_; }
   bool freezes() const { return freeze_; }
   double memory_budget() const { return memory_budget_; }
+  bool draws_by_counter() const { return counter_random_ && !strict_ && verify_ == 0; }
   int threads() const { return threads_; }
   bool falls_back() const { return fallback_; }
   int verifies() const { return verify_; }
@@ -63,7 +69,7 @@ class Options {
     return n;
   }
 
-  bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false, deterministic_ = false;
+  bool pure_ = false, strict_ = false, freeze_ = true, fallback_ = false, deterministic_ = false, counter_random_ = false;
   int threads_ = 0, verify_ = 0;
   double memory_budget_ = 1.0;
 };

@@ -12,6 +12,7 @@ from typing import Any, Callable
 log = logging.getLogger("broach")
 
 CAPTURES = ("auto", "native", "dynamo")
+RNGS = ("eager", "counter")
 LARGEST = 2**31 - 1  # of a count
 
 
@@ -46,6 +47,12 @@ def _share(value: Any) -> float:
 def _capture(value: Any) -> str:
     if not isinstance(value, str) or value not in CAPTURES:
         raise (ValueError if isinstance(value, str) else TypeError)(f"must be one of {', '.join(map(repr, CAPTURES))}")
+    return value
+
+
+def _rng(value: Any) -> str:
+    if not isinstance(value, str) or value not in RNGS:
+        raise (ValueError if isinstance(value, str) else TypeError)(f"must be one of {', '.join(map(repr, RNGS))}")
     return value
 
 
@@ -87,6 +94,7 @@ OPTIONS = {
         Option("deterministic", False, _flag, "choose products and convolutions by rule, not by what was measured: equal bits from run to run"),
         Option("freeze", True, _flag, "keep weights packed for the kernels that read them; a write to a weight is noticed"),
         Option("memory_budget", 1.0, _share, "save at most this part of what is saved for gradients by default, and compute the rest anew"),
+        Option("rng", "eager", _rng, "numbers that dropout draws: eager's own, or, faster, numbers by a counter, which fuse"),
         Option("fuse", True, _flag, "compute several operations in one kernel (off: one kernel each, to find a difference)"),
         Option("lower", True, _flag, "compile operations (off: call each one in libtorch, to find a difference)"),
         Option("compile_threads", 0, _count, "threads that compile kernels; 0: one a core"),
@@ -126,6 +134,9 @@ class Options(dict):
             raise TypeError(f"options must be a dict of option names and values, not {given!r}")
         for name, value in (given or {}).items():
             self._set(name, value)
+        for name in ("strict", "verify"):
+            if self.get(name) and self.get("rng") == "counter":
+                raise ValueError(f"options: 'rng' must be 'eager' where {name!r} compares with eager's numbers")
 
     def _set(self, name: str, value: Any) -> None:
         option = OPTIONS.get(name)

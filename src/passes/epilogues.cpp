@@ -1,5 +1,7 @@
 #include "passes/epilogues.h"
 
+#include <algorithm>
+
 #include "passes/passes.h"
 
 namespace broach {
@@ -41,6 +43,7 @@ class Matcher {
         strict_(strict),
         users_(graph.nodes().size()),
         is_output_(graph.nodes().size()),
+        is_generated_(find_generated()),
         placements_(graph.placements()) {
     for (const Node& n : graph.nodes())
       for (const Value& v : n.inputs) users_[v.node->id].push_back(&n);
@@ -86,10 +89,21 @@ class Matcher {
     return along || (is_large(other) && other.dtype() == own);
   }
 
+  // Whether it is computed of positions and single elements, at no cost in memory: such as which elements dropout keeps.
+  std::vector<bool> find_generated() const {
+    std::vector<bool> out;
+    for (const Node& n : graph_.nodes()) {
+      const bool of_those = std::all_of(n.inputs.begin(), n.inputs.end(), [&](const Value& v) { return out[v.node->id]; });
+      const bool moves = is_elementwise(n.op) || is_view(n.op);
+      out.push_back(n.op == Op::expand || (kind_of(n.op) == OpKind::source ? n.op != Op::input : moves && of_those));
+    }
+    return out;
+  }
+
   // An operand worth reading within the epilogue: it exists in memory anyway, or will have to.
   bool is_large(const Value& v) const {
     const Node* n = v.node;
-    if (n->op == Op::expand) return false;
+    if (is_generated_[n->id]) return false;
     return kind_of(n->op) >= OpKind::heavy || n->op == Op::input || users_[n->id].size() > 1 || is_elementwise(n->op);
   }
 
@@ -97,7 +111,7 @@ class Matcher {
   const Capabilities& capabilities_;
   const bool strict_;
   std::vector<std::vector<const Node*>> users_;
-  std::vector<bool> is_output_;
+  std::vector<bool> is_output_, is_generated_;
   std::vector<Placement> placements_;
 };
 

@@ -40,12 +40,30 @@ Result simplify_cast(GraphBuilder& b, const Node& n, Value x) {
   return std::nullopt;
 }
 
+double computed(Op op, double a, double b) { return op == Op::add ? a + b : op == Op::sub ? a - b : op == Op::mul ? a * b : a / b; }
+
+// A choice of two numbers, changed by a third: a choice of the two that come of it.
+Result simplify_choice(GraphBuilder& b, const Node& n, std::span<const Value> in) {
+  const DType t = in[0].dtype();
+  if (in[0].node->op != Op::where || !is_floating(t)) return std::nullopt;
+  const auto yes = constant_of(in[0].node->inputs[1]), no = constant_of(in[0].node->inputs[2]), number = constant_of(in[1]);
+  if (!yes || !no || !number) return std::nullopt;
+  auto of = [&](double choice) {
+    const double exact = computed(n.op, rounded(choice, t), rounded(*number, t));  // of two floats: rounded twice it is what they give
+    return b.full(in[0].shape(), rounded(exact, t), t, in[0].type().device);
+  };
+  return {{b.where(in[0].node->inputs[0], of(*yes), of(*no))}};
+}
+
 Result simplify_node(GraphBuilder& b, const Node& n, std::span<const Value> in) {
   switch (n.op) {
     case Op::add:
     case Op::sub:
     case Op::mul:
-    case Op::div: return simplify_arithmetic(n, in);
+    case Op::div: {
+      auto simpler = simplify_arithmetic(n, in);
+      return simpler ? simpler : simplify_choice(b, n, in);
+    }
     case Op::cast: return simplify_cast(b, n, in[0]);
     case Op::reshape: return {{b.reshape(in[0], n.sizes(Attr::shape))}};
     case Op::permute: return {{b.permute(in[0], n.ints(Attr::dims))}};

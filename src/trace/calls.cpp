@@ -61,7 +61,7 @@ CallArgs Calls::with_values(const std::vector<Arg>& args) {
 std::vector<Value> Calls::compute(const TraceOp& op) {
   if (options_.lower && op.schema.starts_with("aten::as_strided_"))
     if (auto v = strided_copy(op)) return {*v};
-  if (!op.effect && op.binds.empty() && options_.lower)
+  if ((!op.effect || draws(op.schema)) && op.binds.empty() && options_.lower)
     if (auto values = lower(op, op.schema)) return std::move(*values);
   return call_extern(op, {});
 }
@@ -84,7 +84,7 @@ std::optional<Value> Calls::strided_copy(const TraceOp& op) {
 }
 
 std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::string& schema) {
-  const OpEntry* entry = OpTable::get().find(schema);
+  const OpEntry* entry = entry_of(schema);
   if (!entry) return std::nullopt;
   std::vector<Type> expected = result_types(memory_, op);
   for (const Type& t : expected)
@@ -112,7 +112,7 @@ bool Calls::supported_since(size_t before) const {
 }
 
 std::optional<Value> Calls::lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target) {
-  const OpEntry* entry = OpTable::get().find(schema);
+  const OpEntry* entry = entry_of(schema);
   if (!entry || !options_.lower) return std::nullopt;
   size_t before = b_.graph().nodes().size();
   auto [own, tensors] = with_values(args);

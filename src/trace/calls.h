@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/lower.h"
+#include "ops/random.h"
 #include "trace/functionalize.h"
 #include "trace/memory.h"
 
@@ -28,6 +28,8 @@ class Calls {
   // The results of an operation as if it had no effect on its operands.
   std::vector<Value> compute(const TraceOp& op);
   std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema);
+  // Whether an operation draws random numbers that need not be the host's own.
+  bool draws(const std::string& schema) const { return !options_.eager_random && find_drawing(schema); }
   // The new elements of `target`: the functional operation's result, in the target's own type.
   std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target);
   // The results, and then the new elements of the operands that are written.
@@ -35,6 +37,7 @@ class Calls {
 
  private:
   const TraceTensor& info(TensorId id) const { return memory_.info(id); }
+  const OpEntry* entry_of(const std::string& schema) const { return draws(schema) ? find_drawing(schema) : OpTable::get().find(schema); }
   CallArgs with_values(const std::vector<Arg>& args);
   std::optional<Value> strided_copy(const TraceOp& op);
   bool supported_since(size_t before) const;
