@@ -158,6 +158,25 @@ TEST_CASE("a module's training flag") {
   CHECK(close(fast(x), m->forward(x)));
 }
 
+TEST_CASE("dropout by a counter") {
+  nn::Sequential m(nn::Dropout(0.5));
+  auto fast = broach::compile(m, Options().counter_random());
+  Tensor x = torch::ones({64, 64}, torch::requires_grad());
+  for (int i = 0; i < 4; ++i) {
+    Tensor y = fast(x);
+    CHECK(torch::equal(torch::autograd::grad({y.sum()}, {x})[0], y.detach()));  // 0 where it dropped, 2 elsewhere
+  }
+  torch::NoGradGuard no_grad;
+  fast(x);
+  torch::manual_seed(3);
+  Tensor y = fast(x), z = fast(x);
+  torch::manual_seed(3);
+  CHECK(torch::equal(fast(x), y));
+  CHECK(!torch::equal(y, z));
+  CHECK(std::abs((y == 0).to(torch::kDouble).mean().item<double>() - 0.5) < 0.04);
+  CHECK(fast.explain().externs.size() == 1);  // the seed
+}
+
 TEST_CASE("changes of parameters are noticed") {
   torch::NoGradGuard no_grad;
   nn::Linear linear(64, 64);
