@@ -293,10 +293,9 @@ struct Inference {
 
   Shape search_shape() const {
     const Shape &x = in[0].shape(), &values = in[1].shape();
-    check(in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size()), "search: ", Shown{in[1].type()},
-          " in ", Shown{in[0].type()});
-    for (size_t d = 0; x.size() > 1 && d + 1 < x.size(); ++d)
-      check(x[d] == values[d], "search: ", Shown{in[1].type()}, " in ", Shown{in[0].type()});
+    bool fits = in[0].dtype() == in[1].dtype() && !x.empty() && (x.size() == 1 || x.size() == values.size());
+    for (size_t d = 0; fits && x.size() > 1 && d + 1 < x.size(); ++d) fits = x[d] == values[d];
+    check(fits, "search: ", Shown{in[1].type()}, " in ", Shown{in[0].type()});
     return values;
   }
 
@@ -307,7 +306,8 @@ struct Inference {
   }
 
   std::vector<Type> attention() const {
-    check(in.size() == 3 || in.size() == 4, "attention: ", in.size(), " operands");
+    const size_t needed = op == Op::attention ? 3 : 6;
+    check(in.size() == needed || in.size() == needed + 1, name_of(op), ": ", in.size(), " operands");
     const Shape &q = in[0].shape(), &k = in[1].shape(), &v = in[2].shape();
     check(q.size() == 4 && k.size() == 4 && v.size() == 4 && is_floating(in[0].dtype()) && in[0].dtype() == in[1].dtype() &&
               in[0].dtype() == in[2].dtype(),
@@ -315,14 +315,17 @@ struct Inference {
     bool fits = q[3] == k[3] && k[2] == v[2];
     for (size_t d = 0; d < 2; ++d) fits = fits && q[d] == k[d] && q[d] == v[d];
     check(fits, "attention: ", Shown{in[0].type()}, ", ", Shown{in[1].type()}, " and ", Shown{in[2].type()}, " do not fit");
-    check(in.size() < 4 || in[3].type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ",
+    check(in.size() == needed || in.back().type() == Type({DType::f32, {q[0], q[1], q[2], k[2]}, device()}), "attention: the mask is ",
           Shown{in.back().type()});
     (void)get<Scalar>(Attr::scale), (void)get<int64_t>(Attr::causal);
-    return {like(in[0], {q[0], q[1], q[2], v[3]}), {DType::f32, {q[0], q[1], q[2]}, device()}};
+    const Type result = like(in[0], {q[0], q[1], q[2], v[3]}), logs{DType::f32, {q[0], q[1], q[2]}, device()};
+    if (op == Op::attention) return {result, logs};
+    check(in[3].type() == result && in[4].type() == result && in[5].type() == logs, name_of(op), ": of ", Shown{in[3].type()});
+    return {in[0].type(), in[1].type(), in[2].type()};
   }
 
   std::vector<Type> routine() const {
-    if (op == Op::attention) return attention();
+    if (op == Op::attention || op == Op::attention_gradient) return attention();
     if (op == Op::update) {
       check(in[0].dtype() == in[1].dtype() && in[0].rank() == in[1].rank() && get<Shape>(Attr::starts).size() == in[0].shape().size(),
             "update: ", Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});

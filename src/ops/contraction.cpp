@@ -243,22 +243,33 @@ Result attention_math(OpCall& c) {
   return std::vector<Value>{b.cast(matmul(b, p, b.cast(v, wide)), type), b.cast(p, type)};
 }
 
-// The kernel that eager picks on the CPU, which keeps no scores in memory: queries, keys and values of one depth.
-Result attention(OpCall& c) {
+// The kernel that eager picks on the CPU, which keeps no scores in memory: queries, keys and values of one depth. Arguments: those three
+// from `query` on, and from `dropout` on its rate, whether it is causal, the mask and the scale. For its gradient, what comes of `rest`.
+Result attention_of(OpCall& c, Op op, size_t query, size_t dropout, const std::vector<size_t>& rest) {
   GraphBuilder& b = c.b;
-  Value q = c.tensor(0), k = c.tensor(1), v = c.tensor(2);
+  Value q = c.tensor(query), k = c.tensor(query + 1), v = c.tensor(query + 2);
   bool typed = k.dtype() == q.dtype() && v.dtype() == q.dtype() && (q.dtype() == DType::f32 || q.dtype() == DType::bf16);
   bool fits = q.rank() == 4 && k.rank() == 4 && v.rank() == 4 && q.shape()[0] == k.shape()[0] && q.shape()[1] == k.shape()[1];
-  if (!typed || !fits || c.number_or(3, 0) != 0) return std::nullopt;
-  std::vector<Value> operands{q, with_sizes(b, k, {q.shape()[0], q.shape()[1], k.shape()[2], q.shape()[3]}),
-                              with_sizes(b, v, {q.shape()[0], q.shape()[1], k.shape()[2], v.shape()[3]})};
-  if (auto mask = c.maybe_tensor(5)) {
-    if (!is_floating(mask->dtype())) return std::nullopt;
-    operands.push_back(b.expand(b.cast(*mask, DType::f32), {q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]}));
+  if (!typed || !fits || c.number_or(dropout, 0) != 0) return std::nullopt;
+  const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
+  std::vector<Value> operands{q, with_sizes(b, k, {rows[0], rows[1], k.shape()[2], q.shape()[3]}),
+                              with_sizes(b, v, {rows[0], rows[1], k.shape()[2], v.shape()[3]})};
+  for (size_t i : rest) {
+    Value x = c.tensor(i);
+    const bool is_row = x.rank() == 3;  // the logarithms
+    if (x.dtype() != (is_row ? DType::f32 : q.dtype()) || (!is_row && x.rank() != 4)) return std::nullopt;
+    operands.push_back(with_sizes(b, x, is_row ? rows : Shape{rows[0], rows[1], rows[2], v.shape()[3]}));
   }
-  double scale = c.is_none(6) ? 1 / std::sqrt(static_cast<double>(b.symbols().specialize(q.shape().back()))) : c.number(6);
-  return b.emit_all(Op::attention, std::move(operands), {{Attr::scale, Scalar(scale)}, {Attr::causal, int64_t{c.flag(4)}}});
+  if (auto mask = c.maybe_tensor(dropout + 2)) {
+    if (!is_floating(mask->dtype())) return std::nullopt;
+    operands.push_back(b.expand(b.cast(*mask, DType::f32), {rows[0], rows[1], rows[2], k.shape()[2]}));
+  }
+  double scale =
+      c.is_none(dropout + 3) ? 1 / std::sqrt(static_cast<double>(b.symbols().specialize(q.shape().back()))) : c.number(dropout + 3);
+  return b.emit_all(op, std::move(operands), {{Attr::scale, Scalar(scale)}, {Attr::causal, int64_t{c.flag(dropout + 1)}}});
 }
+Result attention(OpCall& c) { return attention_of(c, Op::attention, 0, 3, {}); }
+Result attention_backward(OpCall& c) { return attention_of(c, Op::attention_gradient, 1, 6, {0, 4, 5}); }
 
 // ---- convolutions ----
 
@@ -437,6 +448,7 @@ void add_contraction_ops(OpTable& t) {
   add_real(t, "kron", kron);
   add_real(t, "_scaled_dot_product_attention_math", attention_math);
   add_real(t, "_scaled_dot_product_flash_attention_for_cpu", attention);
+  add_real(t, "_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward);
 
   add_real(t, "convolution _convolution _convolution.deprecated convolution_overrideable",
            convolution({.bias = 2, .stride = 3, .padding = 4, .dilation = 5, .transposed = 6, .output_padding = 7, .groups = 8}));

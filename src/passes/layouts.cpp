@@ -69,7 +69,7 @@ class Chooser {
       return i < strides.size() && strides[i].size() == shape.size() ? strides[i] : contiguous_strides(shape);
     }
     // Heads beside each other, as the projection that follows reads them.
-    if (n.op == Op::attention && i == 0) return strides_in_order(shape, {0, 2, 1, 3});
+    if ((n.op == Op::attention && i == 0) || n.op == Op::attention_gradient) return strides_in_order(shape, {0, 2, 1, 3});
     if (!p.strides.empty() && is_channels_last(shape, p.strides[i])) return p.strides[i];
     auto it = epilogues_.stored_as.find(n.id);
     if (it != epilogues_.stored_as.end() && it->second != &n) return placements_[it->second->id].strides[0];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "support/error.h"
 #include "support/min_cut.h"
@@ -53,6 +54,7 @@ class Partitioner {
   Partitioner(const Graph& g, const Joint& joint)
       : g_(g), joint_(joint), numbers_(g), late_(g.nodes().size()), needed_later_(g.nodes().size()), is_saved_(numbers_.count()) {
     for (const Node& n : g.nodes()) repeatable_.push_back(is_cheap(n));
+    keep_windows();
   }
 
   Partition run() {
@@ -110,6 +112,28 @@ class Partitioner {
     return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
   }
 
+  // What is computed of many elements of one value, as pools are, would be so for each element that it is needed for: it is saved.
+  void keep_windows() {
+    constexpr size_t kMostReads = 8, kMostOperands = 64;
+    using Read = std::pair<uint32_t, uint32_t>;  // what is read, and the view through which it is
+    std::vector<std::set<Read>> reads(g_.nodes().size());
+    for (const Node& n : g_.nodes()) {
+      std::set<Read>& all = reads[n.id];
+      const bool view = kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
+      for (const Value& v : n.inputs) {
+        const std::set<Read>& own = reads[v.node->id];
+        if (!view) all.insert(own.begin(), own.end());
+        else if (own.size() > all.size()) all = own;  // one element of one operand
+      }
+      if (view && all.size() == 1) all = {{all.begin()->first, n.id}};
+      std::map<uint32_t, size_t> count;
+      size_t most = 0;
+      for (const Read& r : all) most = std::max(most, ++count[r.first]);
+      if (most > kMostReads || all.size() > kMostOperands) repeatable_[n.id] = false;
+      if (!repeatable_[n.id]) all = {{n.id, n.id}};
+    }
+  }
+
   double elements(const Value& v) const { return static_cast<double>(bytes(v)) / static_cast<double>(size_of(v.dtype())); }
 
   // Multiplications, or elements read, for a byte of what they give.
@@ -152,7 +176,8 @@ class Partitioner {
   int64_t choose_within(int64_t most) {
     std::vector<std::pair<double, uint32_t>> dear;
     for (const Node& n : g_.nodes())
-      if (needed_later_[n.id] && !late_[n.id] && is_dear(n)) dear.emplace_back(work_for_a_byte(n), n.id);
+      if (needed_later_[n.id] && !late_[n.id] && (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
+        dear.emplace_back(work_for_a_byte(n), n.id);
     std::sort(dear.begin(), dear.end());
     auto saved_with = [&](size_t count) {
       for (size_t i = 0; i < dear.size(); ++i) repeatable_[dear[i].second] = i < count;

@@ -299,7 +299,7 @@ void Executable::run_contraction(const CompiledStep& step, Frame& frame, const R
 }
 
 void Executable::run_routine(const PreparedRoutine& r, Frame& frame, const RunContext& context) const {
-  constexpr size_t kMany = 8;
+  constexpr size_t kMany = 12;
   RoutineTensor tensors[kMany];
   const size_t operands = r.step.operands.size(), results = r.step.results.size();
   check(operands + results <= kMany, "a routine with more than ", kMany, " tensors");

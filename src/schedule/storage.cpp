@@ -29,7 +29,8 @@ class Storing {
   void store_operands(const Node& n) {
     const OpKind k = kind_of(n.op);
     if (k == OpKind::external || k == OpKind::routine) {
-      for (const Value& v : n.inputs) store_window(v);
+      // What elements are written into is often one number everywhere, which the routine may as well put there itself.
+      for (size_t i = 0; i < n.inputs.size(); ++i) store_window(n.inputs[i], k == OpKind::routine && checks_index(n.op) && i == 0);
     } else if (k == OpKind::heavy) {
       const Contraction& c = d_.epilogues.contractions.at(n.id);
       for (const Value& v : n.inputs) store_for_contraction(v);
@@ -49,11 +50,11 @@ class Storing {
     return inner ? window_of_view(n, *inner) : std::nullopt;
   }
 
-  void store_window(const Value& v) {
+  void store_window(const Value& v, bool may_repeat = false) {
     const Node* n = v.node;
     if (window(v))
       while (is_window(n->op) && !must_store_[n->id]) n = n->inputs[0].node;
-    if (kind_of(n->op) == OpKind::source && n->op != Op::input) n = v.node;  // a constant: fill the whole value
+    if (!may_repeat && kind_of(n->op) == OpKind::source && n->op != Op::input) n = v.node;  // a constant: fill the whole value
     if (n->op != Op::input) must_store_[n->id] = true;
   }
 

@@ -114,6 +114,22 @@ TEST_CASE("partition: pointwise work is repeated where its operands are held") {
   check_same(g, joint, 3);
 }
 
+TEST_CASE("partition: what is computed of many elements of one value is computed once") {
+  for (int64_t taps : {4, 9}) {
+    GraphBuilder b;
+    Value x = b.input({DType::f32, {64}, {}}), tangent = b.input({DType::f32, {50}, {}}), most;
+    for (int64_t i = 0; i < taps; ++i) {
+      Value tap = b.slice(x, {i}, {1}, {50});
+      most = most ? b.binary(Op::max, most, tap) : tap;
+    }
+    Graph g = b.finish({b.unary(Op::exp, most), b.binary(Op::mul, tangent, most)});
+    Joint joint = joint_of(g, 1);
+    joint.input_kept[0] = true;
+    CHECK(partition(g, joint).saved.size() == (taps < 9 ? 0 : 1));
+    check_same(g, joint, 4);
+  }
+}
+
 TEST_CASE("partition: a program without anything that gradients need saves nothing") {
   Graph g = Graph::parse(
       "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = exp(%0) : f32[4]\n%3 = neg(%1) : f32[4]\nreturn %2, %3\n");

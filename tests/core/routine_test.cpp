@@ -265,6 +265,20 @@ TEST_CASE("routines: scattered writes on the target") {
   CHECK_THROWS_AS(run_compiled(g, in), IndexError);
 }
 
+TEST_CASE("routines: elements are added to one number without a tensor of it") {
+  for (double number : {0.0, 2.5}) {
+    GraphBuilder b;
+    Value rows = b.input({DType::i64, {20}, {}}), source = b.input({DType::f32, {20, 40}, {}});
+    Value none = b.full({7, 40}, number, DType::f32);
+    Graph g = b.finish({b.emit(Op::scatter_add, {none, b.expand(b.reshape(rows, {20, 1}), {20, 40}), source}, along(0))});
+    CHECK(testing::scheduled(g).str().find("of f32[7, 40] m2[0][0, 0]") != std::string::npos);
+    HostTensor at = zeros(DType::i64, Sizes{20});
+    for (int64_t i = 0; i < 20; ++i) at.set(i, i * 3 % 7);
+    std::vector<HostTensor> in{at, random_tensor(DType::f32, {20, 40}, 14, 9, false)};
+    CHECK(first_difference(run_compiled(g, in)[0], interpret(g, in)[0], 1e-6, 1e-6) == "");
+  }
+}
+
 TEST_CASE("routines: complex elements are moved, not computed") {
   Graph g = graph_of(Op::scatter, {zeros(DType::c64, Sizes{4}), zeros(DType::i64, Sizes{2}), zeros(DType::c64, Sizes{2})}, along(0));
   CHECK(cpu_target()->routine(operation_of(*g.outputs()[0].node)) != nullptr);
@@ -303,7 +317,7 @@ TEST_CASE("routines: symbolic sizes, fused neighbours, results that nobody reads
   }
 }
 
-TEST_CASE("attention: the target agrees with the reference") {
+TEST_CASE("attention and its gradient: the target agrees with the reference") {
   std::mt19937 random(7);
   std::normal_distribution<double> normal;
   auto filled = [&](DType t, const Sizes& sizes) {
@@ -327,8 +341,11 @@ TEST_CASE("attention: the target agrees with the reference") {
         for (int64_t i = 0; i < operands[3].numel(); ++i)
           if (i % 3 == 0 || i < c.keys) operands[3].set(i, -inf);  // the first row sees nothing
       }
-      check_target(Op::attention, operands, {{Attr::scale, Scalar(0.3)}, {Attr::causal, int64_t{c.causal}}}, {},
-                   t == DType::f32 ? 2e-5 : 2e-2);
+      const Attrs attrs{{Attr::scale, Scalar(0.3)}, {Attr::causal, int64_t{c.causal}}};
+      check_target(Op::attention, operands, attrs, {}, t == DType::f32 ? 2e-5 : 2e-2);
+      const std::vector<HostTensor> given = interpret(graph_of(Op::attention, operands, attrs), operands);
+      operands.insert(operands.begin() + 3, {filled(t, {2, c.heads, c.rows, c.values}), given[0], given[1]});
+      check_target(Op::attention_gradient, operands, attrs, {}, t == DType::f32 ? 1e-4 : 4e-2);
     }
 }
 

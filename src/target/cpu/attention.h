@@ -39,4 +39,36 @@ inline int64_t attention_scratch(int64_t depth, int64_t value_depth) {
 using AttentionFn = void(const AttentionRows&);
 AttentionFn attention_avx512_bf16, attention_avx512, attention_avx2, attention_sse;
 
+// Rows of one head, or what is to become them; strides in elements. Null: nobody wants them.
+struct AttentionMatrix {
+  const void* data;
+  int64_t row, col;
+};
+
+// Gradients of one head by its keys [first_key, last_key): of these and their values, and their part of that of the queries. With the
+// weights p = exp(score - logsumexp), computed again: dv = p' g, ds = p (g v' - sum over each row of g * result), dk = ds' q, dq = ds k.
+// (The backward of Dao et al., FlashAttention, 2022.)
+struct AttentionGradient {
+  AttentionMatrix query, key, value, gradient, result;  // [rows, depth], [keys, depth], [keys, value_depth], [rows, value_depth] twice
+  AttentionMatrix query_gradient, key_gradient, value_gradient;  // that of the queries is written once all is added up
+  const float *mask, *logsumexp;                                 // [rows, keys], or null; [rows]
+  int64_t mask_row, mask_col, logsumexp_row;
+  int64_t rows, depth, value_depth, first_key, last_key;
+  float scale;
+  bool causal, bf16;
+  float* query_sums;  // [rows, attention_wide(depth)] or narrower: what was added up
+  float* scratch;     // attention_gradient_scratch() floats, aligned to 64 bytes
+};
+
+constexpr int64_t kGradientKeys = 128, kGradientRows = 48;  // that are worked on together; rows: a multiple of what a tile takes
+
+inline int64_t attention_wide(int64_t depth) { return (depth + 15) / 16 * 16; }
+inline int64_t attention_gradient_scratch(int64_t rows, int64_t depth, int64_t value_depth) {
+  const int64_t wide = attention_wide(depth), value_wide = attention_wide(value_depth);
+  return kGradientKeys * (3 * wide + 2 * value_wide) + kGradientRows * (wide + value_wide + 2 * kGradientKeys) + (rows + 15) / 16 * 16;
+}
+
+using AttentionGradientFn = void(const AttentionGradient&);
+AttentionGradientFn attention_gradient_avx512, attention_gradient_avx2, attention_gradient_sse;
+
 }  // namespace broach::cpu

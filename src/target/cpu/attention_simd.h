@@ -117,8 +117,9 @@ inline Floats multiply_add(Floats sum, const float* x, Floats columns) {
   return sum + splat(*x) * columns;
 }
 
-// c[M][N vectors] (+)= a[M][n] b[n][N vectors]; rows of b are `step` floats apart. Of pairs, a and b hold words.
-template <bool Pairs, int M, int N>
+// c[M][N vectors] (+)= a[M][n] b[n][N vectors]; rows of b are `step` floats apart, those of a, or of its transpose, a_row. Of pairs, a and
+// b hold words.
+template <bool Pairs, bool Transposed, int M, int N>
 void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c, int64_t c_row, int64_t n, bool add) {
   Floats sum[M][N];
 #pragma GCC unroll 6
@@ -132,7 +133,8 @@ void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c,
 #pragma GCC unroll 6
     for (int r = 0; r < M; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < N; ++v) sum[r][v] = multiply_add<Pairs>(sum[r][v], a + r * a_row + i, columns[v]);
+      for (int v = 0; v < N; ++v)
+        sum[r][v] = multiply_add<Pairs>(sum[r][v], Transposed ? a + i * a_row + r : a + r * a_row + i, columns[v]);
     }
   }
 #pragma GCC unroll 6
@@ -142,23 +144,23 @@ void tile(const float* a, int64_t a_row, const float* b, int64_t step, float* c,
 }
 
 using Tile = void(const float*, int64_t, const float*, int64_t, float*, int64_t, int64_t, bool);
-template <bool Pairs, int M>
-Tile* tile_of(int vectors) {
+template <bool Pairs, bool Transposed, int M>
+Tile* tile_of_rows(int vectors) {
   if constexpr (kVectors == 4) {
-    if (vectors == 4) return tile<Pairs, M, 4>;
-    if (vectors == 3) return tile<Pairs, M, 3>;
+    if (vectors == 4) return tile<Pairs, Transposed, M, 4>;
+    if (vectors == 3) return tile<Pairs, Transposed, M, 3>;
   }
-  return vectors == 2 ? tile<Pairs, M, 2> : tile<Pairs, M, 1>;
+  return vectors == 2 ? tile<Pairs, Transposed, M, 2> : tile<Pairs, Transposed, M, 1>;
 }
-template <bool Pairs>
+template <bool Pairs, bool Transposed = false>
 Tile* tile_of(int rows, int vectors) {
   switch (rows) {
-    case 6: return tile_of<Pairs, 6>(vectors);
-    case 5: return tile_of<Pairs, 5>(vectors);
-    case 4: return tile_of<Pairs, 4>(vectors);
-    case 3: return tile_of<Pairs, 3>(vectors);
-    case 2: return tile_of<Pairs, 2>(vectors);
-    default: return tile_of<Pairs, 1>(vectors);
+    case 6: return tile_of_rows<Pairs, Transposed, 6>(vectors);
+    case 5: return tile_of_rows<Pairs, Transposed, 5>(vectors);
+    case 4: return tile_of_rows<Pairs, Transposed, 4>(vectors);
+    case 3: return tile_of_rows<Pairs, Transposed, 3>(vectors);
+    case 2: return tile_of_rows<Pairs, Transposed, 2>(vectors);
+    default: return tile_of_rows<Pairs, Transposed, 1>(vectors);
   }
 }
 
@@ -400,14 +402,14 @@ void add_values(const AttentionRows& a, const Scored& s, [[maybe_unused]] int64_
 
 template <class E>
 void finish_row(const AttentionRows& a, int64_t row, const RowState& state, const float* sums) {
-  // A row that sees nothing gives zeros.
+  // A row that sees nothing gives zeros, also for the logarithm.
   const float factor = state.sum == 0 ? 0 : 1 / state.sum;
   auto* out = static_cast<typename E::Stored*>(a.result) + row * a.result_row;
   int64_t first = 0;
   if (a.result && a.result_col == 1)
     for (; first + kWidth <= a.value_depth; first += kWidth) E::put(out + first, load(sums + first) * factor);
   for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[d] * factor);
-  if (a.logsumexp) a.logsumexp[row * a.logsumexp_row] = state.top * kLn2 + __builtin_logf(state.sum);
+  if (a.logsumexp) a.logsumexp[row * a.logsumexp_row] = state.sum == 0 ? 0 : state.top * kLn2 + __builtin_logf(state.sum);
 }
 
 template <class E>

@@ -9,17 +9,24 @@ namespace broach::cpu {
 
 namespace {
 
-AttentionFn* best_code() {
+struct Code {
+  AttentionFn* forward;
+  AttentionGradientFn* gradient;
+};
+Code best_code() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
-    return __builtin_cpu_supports("avx512bf16") ? attention_avx512_bf16 : attention_avx512;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? attention_avx2 : attention_sse;
+    return {__builtin_cpu_supports("avx512bf16") ? attention_avx512_bf16 : attention_avx512, attention_gradient_avx512};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {attention_avx2, attention_gradient_avx2};
+  return {attention_sse, attention_gradient_sse};
 }
 
 const void* head_of(const RoutineTensor& t, int64_t batch, int64_t head) {
   return static_cast<const std::byte*>(t.data) + (batch * t.strides[0] + head * t.strides[1]) * size_of(t.dtype);
 }
 
+// Memory of the thread, for one `Use` at a time.
+template <int Use>
 float* aligned_floats(int64_t n) {
   thread_local std::vector<float> memory;
   if (memory.size() < static_cast<size_t>(n) + 16) memory.resize(static_cast<size_t>(n) + 16);
@@ -27,7 +34,7 @@ float* aligned_floats(int64_t n) {
 }
 
 bool attention(const RoutineArgs& args, const Threads& threads, float scale, bool causal) {
-  static AttentionFn* const code = best_code();
+  static AttentionFn* const code = best_code().forward;
   const RoutineTensor &q = args.operands[0], &k = args.operands[1], &v = args.operands[2], &out = args.results[0], &lse = args.results[1];
   const RoutineTensor* mask = args.operands.size() > 3 ? &args.operands[3] : nullptr;
   AttentionRows all{};
@@ -46,7 +53,7 @@ bool attention(const RoutineArgs& args, const Threads& threads, float scale, boo
   threads.parallel_for(q.sizes[0] * heads * blocks, std::max<int64_t>(1, 400'000 / std::max<int64_t>(work / 16, 1)),
                        [&](int64_t begin, int64_t end) {
                          AttentionRows a = all;
-                         a.scratch = aligned_floats(attention_scratch(a.depth, a.value_depth));
+                         a.scratch = aligned_floats<0>(attention_scratch(a.depth, a.value_depth));
                          for (int64_t i = begin; i < end; ++i) {
                            const int64_t batch = i / blocks / heads, head = i / blocks % heads;
                            a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
@@ -61,13 +68,75 @@ bool attention(const RoutineArgs& args, const Threads& threads, float scale, boo
   return true;
 }
 
+AttentionMatrix matrix_of(const RoutineTensor& t, int64_t batch, int64_t head) {
+  return {t.data ? head_of(t, batch, head) : nullptr, t.strides[2], t.strides[3]};
+}
+
+AttentionGradient gradient_of_head(const RoutineArgs& args, int64_t batch, int64_t head) {
+  const RoutineTensor &q = args.operands[0], &lse = args.operands[5];
+  const RoutineTensor* mask = args.operands.size() > 6 ? &args.operands[6] : nullptr;
+  auto operand = [&](size_t i) { return matrix_of(args.operands[i], batch, head); };
+  auto result = [&](size_t i) { return matrix_of(args.results[i], batch, head); };
+  AttentionGradient a{};
+  a.query = operand(0), a.key = operand(1), a.value = operand(2), a.gradient = operand(3), a.result = operand(4);
+  a.query_gradient = result(0), a.key_gradient = result(1), a.value_gradient = result(2);
+  a.logsumexp = static_cast<const float*>(head_of(lse, batch, head)), a.logsumexp_row = lse.strides[2];
+  if (mask) a.mask = static_cast<const float*>(head_of(*mask, batch, head)), a.mask_row = mask->strides[2], a.mask_col = mask->strides[3];
+  a.rows = q.sizes[2], a.depth = q.sizes[3], a.value_depth = args.operands[2].sizes[3];
+  a.bf16 = q.dtype == DType::bf16;
+  return a;
+}
+
+// Pieces of work are heads, and parts of their keys where there are few heads: each part has sums of its own for the gradient of the
+// queries. How many parts does not depend on the threads, so that results do not.
+bool attention_gradient(const RoutineArgs& args, const Threads& threads, float scale, bool causal) {
+  constexpr int64_t kPieces = 32;
+  static AttentionGradientFn* const code = best_code().gradient;
+  const RoutineTensor &q = args.operands[0], &k = args.operands[1];
+  const int64_t heads = q.sizes[1], all = q.sizes[0] * heads, rows = q.sizes[2], keys = k.sizes[2], depth = q.sizes[3];
+  if (all == 0) return true;
+  const int64_t blocks = std::max<int64_t>(1, (keys + kGradientKeys - 1) / kGradientKeys),
+                parts = std::clamp<int64_t>(kPieces / all, 1, blocks);
+  const int64_t part = (blocks + parts - 1) / parts * kGradientKeys, sums = (rows * attention_wide(depth) + 15) / 16 * 16;
+  float* const shared = parts > 1 ? aligned_floats<1>(all * parts * sums) : nullptr;
+  auto head_for = [&](int64_t i) {
+    AttentionGradient a = gradient_of_head(args, i / heads, i % heads);
+    a.scale = scale, a.causal = causal;
+    return a;
+  };
+  threads.parallel_for(all * parts, 1, [&](int64_t begin, int64_t end) {
+    const int64_t scratch = attention_gradient_scratch(rows, depth, args.operands[2].sizes[3]);
+    float* const memory = aligned_floats<0>(scratch + sums);
+    for (int64_t i = begin; i < end; ++i) {
+      AttentionGradient a = head_for(i / parts);
+      a.scratch = memory, a.query_sums = shared ? shared + i * sums : memory + scratch;
+      a.first_key = std::min(keys, i % parts * part), a.last_key = std::min(keys, a.first_key + part);
+      if (shared) a.query_gradient.data = nullptr;
+      std::fill_n(a.query_sums, sums, 0.0f);
+      code(a);
+    }
+  });
+  if (!shared) return true;
+  threads.parallel_for(all, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      AttentionGradient a = head_for(i);
+      a.query_sums = shared + i * parts * sums;
+      for (int64_t p = 1; p < parts; ++p)
+        for (int64_t j = 0; j < sums; ++j) a.query_sums[j] += a.query_sums[p * sums + j];
+      code(a);  // of no keys: writes what was added up
+    }
+  });
+  return true;
+}
+
 }  // namespace
 
 RoutineFunction make_attention(const Operation& operation) {
   if (operation.operands[0].dtype != DType::f32 && operation.operands[0].dtype != DType::bf16) return {};
   const auto scale = static_cast<float>(as_double(operation.get<Scalar>(Attr::scale)));
   const bool causal = operation.integer(Attr::causal) != 0;
-  return [=](const RoutineArgs& args, const Threads& threads) { return attention(args, threads, scale, causal); };
+  auto* const run = operation.op == Op::attention ? attention : attention_gradient;
+  return [=](const RoutineArgs& args, const Threads& threads) { return run(args, threads, scale, causal); };
 }
 
 }  // namespace broach::cpu

@@ -114,14 +114,19 @@ bool write_run(const Tensors& t, const LineRun& r) {
 
 // ---- the tensor that is written into starts as a copy ----
 
-bool dense_alike(const RoutineTensor& a, const RoutineTensor& b) {
+bool is_dense(const RoutineTensor& t) {
   int64_t elements = 1, reach = 1;
-  for (size_t d = 0; d < a.sizes.size(); ++d) {
-    elements *= a.sizes[d];
-    reach += (a.sizes[d] - 1) * a.strides[d];
-    if (a.sizes[d] != 1 && a.strides[d] != b.strides[d]) return false;
+  for (size_t d = 0; d < t.sizes.size(); ++d) {
+    elements *= t.sizes[d];
+    reach += (t.sizes[d] - 1) * t.strides[d];
   }
   return elements == reach;
+}
+// Whether its strides are those of another tensor; none: all zero.
+bool has_strides(const RoutineTensor& t, const RoutineTensor* other) {
+  for (size_t d = 0; d < t.sizes.size(); ++d)
+    if (t.sizes[d] != 1 && t.strides[d] != (other ? other->strides[d] : 0)) return false;
+  return true;
 }
 
 template <class S>
@@ -129,9 +134,13 @@ void copy_elements(const RoutineTensor& from, const RoutineTensor& to, const Thr
   int64_t n = 1;
   for (int64_t s : from.sizes) n *= s;
   if (n == 0 || from.data == to.data) return;
-  if (dense_alike(from, to)) {
+  const bool one = has_strides(from, nullptr);  // element for all
+  if (is_dense(to) && (one || has_strides(from, &to))) {
+    S* const t = static_cast<S*>(to.data);
+    const S* const f = static_cast<const S*>(from.data);
     threads.parallel_for(n, 65536, [&](int64_t b, int64_t e) {
-      std::memcpy(static_cast<S*>(to.data) + b, static_cast<const S*>(from.data) + b, static_cast<size_t>(e - b) * sizeof(S));
+      if (one) std::fill(t + b, t + e, *f);
+      else std::memcpy(t + b, f + b, static_cast<size_t>(e - b) * sizeof(S));
     });
     return;
   }

@@ -338,8 +338,36 @@ void attention(const Node& n, const std::vector<const HostTensor*>& in, HostTens
       for (int64_t j = 0; j < seen; ++j) x += scores[static_cast<size_t>(j)] * as_double(in[2]->at((head * keys + j) * values + e));
       out.set(i * values + e, sum == 0 ? 0.0 : x / sum);
     }
-    lse.set(i, top + std::log(sum));
+    lse.set(i, sum == 0 ? 0.0 : top + std::log(sum));
   }
+}
+
+void attention_gradient(const Node& n, const std::vector<const HostTensor*>& in, std::vector<HostTensor>& out) {
+  const auto q = in[0]->sizes(), v = in[2]->sizes();
+  const int64_t rows = q[2], depth = q[3], keys = v[2], values = v[3];
+  const double scale = as_double(n.get<Scalar>(Attr::scale));
+  std::vector<std::vector<double>> sums;
+  for (const HostTensor& t : out) sums.emplace_back(static_cast<size_t>(t.numel()));
+  auto at = [&](size_t operand, int64_t line, int64_t width, int64_t column) { return as_double(in[operand]->at(line * width + column)); };
+  for (int64_t i = 0; i < q[0] * q[1] * rows; ++i) {
+    const int64_t head = i / rows, row = i % rows, seen = n.integer(Attr::causal) ? std::min(row + 1, keys) : keys;
+    double common = 0;
+    for (int64_t e = 0; e < values; ++e) common += at(3, i, values, e) * at(4, i, values, e);
+    for (int64_t j = head * keys; j < head * keys + seen; ++j) {
+      double score = 0, given = 0;
+      for (int64_t d = 0; d < depth; ++d) score += at(0, i, depth, d) * at(1, j, depth, d);
+      for (int64_t e = 0; e < values; ++e) given += at(3, i, values, e) * at(2, j, values, e);
+      const double mask = in.size() > 6 ? at(6, i, keys, j - head * keys) : 0;
+      const double p = std::exp(score * scale + mask - as_double(in[5]->at(i))), ds = p * (given - common) * scale;
+      for (int64_t d = 0; d < depth; ++d) {
+        sums[0][static_cast<size_t>(i * depth + d)] += ds * at(1, j, depth, d);
+        sums[1][static_cast<size_t>(j * depth + d)] += ds * at(0, i, depth, d);
+      }
+      for (int64_t e = 0; e < values; ++e) sums[2][static_cast<size_t>(j * values + e)] += p * at(3, i, values, e);
+    }
+  }
+  for (size_t r = 0; r < out.size(); ++r)
+    for (size_t i = 0; i < sums[r].size(); ++i) out[r].set(static_cast<int64_t>(i), sums[r][i]);
 }
 
 }  // namespace
@@ -360,6 +388,7 @@ void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_
     case Op::mode: return mode(n, x, out);
     case Op::update: return update(x, *in[1], starts, out[0]);
     case Op::attention: return attention(n, in, out[0], out[1]);
+    case Op::attention_gradient: return attention_gradient(n, in, out);
     case Op::search: return search(n, x, *in[1], out[0]);
     default: return scatter(n, x, *in[1], *in[2], out[0]);
   }
