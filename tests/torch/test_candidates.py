@@ -164,6 +164,5 @@ def test_measured_weights_are_packed_a_few_in_a_call():
             torch.testing.assert_close(fast(x), expected, rtol=1e-4, atol=1e-5)
             if call < 40:
                 packed.append(broach.explain(fast, x).packed_bytes)  # which is a call, too
-    assert packed == sorted(packed)
-    if packed[-1] >= len(model) * model[0].weight.nbytes:  # packing won here
-        assert len(set(packed)) > 3
+    if packed[-1] >= len(model) * model[0].weight.nbytes:  # packing won here; where it loses, the copies are given back
+        assert packed == sorted(packed) and len(set(packed)) > 3
