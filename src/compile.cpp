@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <map>
-#include <tuple>
 
 #include "passes/passes.h"
 #include "support/bug.h"
@@ -93,36 +92,35 @@ void observe(const char* pass, const Module& m) {
   dump("passes", cat("after ", pass), [&] { return m.str(); });
 }
 
-// A graph of a program on its way to something that runs.
+// What stages are compiled with.
 struct StageCompiler {
   const Targets& targets;
   const ExternFactory& externs;
   const PipelineOptions& options;
   std::shared_ptr<const Capabilities> capabilities;
-  std::vector<int> numbers = {};  // inputs that are numbers of the host's
+  size_t first_number = 0, numbers = 0;  // inputs that are numbers of the host's
 
-  // The graph as it runs, and what runs it.
-  std::pair<std::shared_ptr<const Graph>, std::shared_ptr<const Executable>> compile(
-      std::shared_ptr<const Graph> g, std::vector<std::pair<std::string, double>>& seconds) const {
-    Module module{std::move(g), nullptr, nullptr};
-    run_passes(module, Pass::Part::stage, context({}), options.disabled_passes, &seconds, observe);
+  PassContext context(std::vector<bool> constant, std::optional<Joint> joint) const {
+    return {std::move(constant), options.freeze, options.settings.strict, options.fuse, capabilities.get(), std::move(joint)};
+  }
+
+  std::shared_ptr<const Executable> compile(const Stage& stage, std::vector<std::pair<std::string, double>>& seconds) const {
+    std::vector<int> given;
+    for (size_t i = 0; i < stage.takes.size(); ++i)
+      if (stage.takes[i] - first_number < numbers) given.push_back(static_cast<int>(i));
     Stopwatch watch(seconds);
-    Schedule schedule = make_schedule(module.graph, {options.settings.strict, options.fuse, numbers});
+    Schedule schedule = make_schedule(stage.graph, {options.settings.strict, options.fuse, std::move(given)});
     place(schedule);
     if (const Device d = targets.host_runs_on(); d != Device{}) schedule = offload(std::move(schedule), d);
     else schedule = with_copies(std::move(schedule), targets);
     watch.lap("schedule");
     dump("schedule", "schedule", [&] { return schedule.str(); });
-    verify_form("graph", *module.graph);
+    verify_form("graph", *stage.graph);
     verify_form("schedule", schedule);
     watch.skip();
     auto executable = std::make_shared<const Executable>(std::move(schedule), targets, options.settings, externs);
     watch.lap("generate code");
-    return {module.graph, executable};
-  }
-
-  PassContext context(std::vector<bool> constant) const {
-    return {std::move(constant), options.freeze, options.settings.strict, options.fuse, capabilities.get()};
+    return executable;
   }
 };
 
@@ -136,9 +134,6 @@ std::shared_ptr<const Capabilities> capabilities_of(const Target& target, const 
 
 // ---- gradients ----
 
-bool is_made(const ResultSpec& r) { return r.kind == ResultSpec::Kind::fresh || r.kind == ResultSpec::Kind::view_of_fresh; }
-bool is_given(const ResultSpec& r) { return r.kind == ResultSpec::Kind::input || r.kind == ResultSpec::Kind::view_of_input; }
-
 // Storages whose elements eager reads for gradients: it holds a tensor there for them, and would notice a write to it.
 std::vector<bool> read_for_gradients(const Trace& trace, size_t first_op) {
   std::map<int32_t, bool> read;
@@ -149,9 +144,12 @@ std::vector<bool> read_for_gradients(const Trace& trace, size_t first_op) {
   return out;
 }
 
-Joint joint_of(const Trace& trace, const Program& program, const TracedGradients& traced) {
+std::optional<Joint> joint_of(const Trace& trace, const Program& program, const TracedGradients& traced, double memory_budget) {
+  if (traced.gradients == 0) return std::nullopt;
+  if (program.speculative) unsupported("gradients of a program that goes by what it computes");
   Joint joint;
   joint.tangents = traced.tangents;
+  joint.memory_budget = memory_budget;
   const size_t first = program.results.size() - program.reads - traced.gradients, outputs = program.graph->outputs().size();
   joint.is_gradient.resize(outputs);
   joint.output_kept.resize(outputs);
@@ -159,7 +157,7 @@ Joint joint_of(const Trace& trace, const Program& program, const TracedGradients
   std::vector<bool> is_result(outputs);
   for (size_t i = 0; i < program.results.size(); ++i) {
     const ResultSpec& r = program.results[i];
-    if (!is_made(r)) continue;
+    if (!r.is_made()) continue;
     const auto at = static_cast<size_t>(r.index);
     const bool gradient = i >= first && i < first + traced.gradients;
     if (gradient) joint.is_gradient[at] = true;
@@ -176,43 +174,27 @@ Joint joint_of(const Trace& trace, const Program& program, const TracedGradients
   return joint;
 }
 
-// The part of the program that is computed at once stays in `module` and `program`.
-std::shared_ptr<BackwardStage> split_gradients(const Trace& trace, const TracedGradients& traced, double budget, Program& program,
-                                               Module& module) {
-  Joint joint = joint_of(trace, program, traced);
-  joint.memory_budget = budget;
-  Partition parts = partition(*module.graph, joint);
-  auto out = std::make_shared<BackwardStage>();
-  out->graph = std::move(parts.backward);
-  out->inputs = std::move(parts.inputs);
-  out->saved = std::move(parts.saved);
-  out->tangents = traced.tangents;
-  out->saved_bytes = parts.saved_bytes;
-  std::vector<int> position;  // of each output in its own graph
-  int before = 0, later = 0;
-  for (bool is_gradient : joint.is_gradient) position.push_back(is_gradient ? later++ : before++);
-  module.graph = std::move(parts.forward);
-  const size_t tangent = program.input_strides.size() - traced.tangents, first_tangent = out->inputs.size() + out->saved.size();
-  program.input_strides.resize(tangent);
-  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(traced.gradients);
-  out->results.assign(first, program.results.end());
-  program.results.erase(first, program.results.end());
-  for (auto* results : {&out->results, &program.results})
-    for (ResultSpec& r : *results)
-      if (is_made(r)) r.index = position[static_cast<size_t>(r.index)];
-  for (ResultSpec& r : out->results) {
-    if (!is_given(r)) continue;
-    if (static_cast<size_t>(r.index) < tangent) unsupported("a gradient is one of the program's inputs");
-    r.index += static_cast<int>(first_tangent) - static_cast<int>(tangent);
-  }
-  return out;
+int position_in(const std::vector<size_t>& slots, size_t slot) {
+  return static_cast<int>(std::find(slots.begin(), slots.end(), slot) - slots.begin());
 }
 
-void lay_saved(BackwardStage& stage, const Graph& forward) {
-  std::map<size_t, Shape> strides;
-  for (size_t i = 0; i < stage.saved.size(); ++i)
-    strides[stage.inputs.size() + i] = forward.requests()[static_cast<size_t>(stage.saved[i])].strides;
-  stage.graph = std::make_shared<const Graph>(with_input_strides(*stage.graph, strides));
+// Results are made of slots, and gradients of what their stage has.
+void name_slots(CompiledTrace& compiled, const TracedGradients& traced) {
+  Program& program = compiled.program;
+  const Module& m = compiled.module;
+  for (ResultSpec& r : program.results)
+    if (r.is_made()) r.index = static_cast<int>(m.outputs[static_cast<size_t>(r.index)]);
+  for (Program::Commit& c : program.commits) c.output = static_cast<int>(m.outputs[static_cast<size_t>(c.output)]);
+  compiled.tangents = traced.tangents;
+  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(traced.gradients);
+  compiled.gradients.assign(first, program.results.end());
+  program.results.erase(first, program.results.end());
+  const Stage& last = m.stages.back();
+  for (ResultSpec& r : compiled.gradients) {
+    const auto slot = static_cast<size_t>(r.index);
+    if (r.is_of_input() && slot + traced.tangents < m.inputs) unsupported("a gradient is one of the program's inputs");
+    if (r.is_made() || r.is_of_input()) r.index = position_in(r.is_made() ? last.gives : last.takes, slot);
+  }
 }
 
 }  // namespace
@@ -229,55 +211,36 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);
 
-  if (gradients.gradients > 0 && out.program.speculative) unsupported("gradients of a program that goes by what it computes");
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  Module module{out.program.graph, nullptr, nullptr};
-  run_passes(module, Pass::Part::program, compiler.context(std::move(constant)), options.disabled_passes, &out.seconds, observe);
-  watch.skip();
-  std::shared_ptr<BackwardStage> backward;
-  if (gradients.gradients > 0) {
-    backward = split_gradients(trace, gradients, options.memory_budget, out.program, module);
-    watch.lap("partition");
-    dump("passes", "forward", [&] { return module.graph->str(); });
-    dump("passes", "backward", [&] { return backward->graph->str(); });
-  }
-  out.program.graph = module.graph;
-  out.segments = module.segments;
-
-  for (size_t i = trace.inputs.size() - gradients.tangents - trace.numbers.size(); i + gradients.tangents < trace.inputs.size(); ++i)
-    compiler.numbers.push_back(static_cast<int>(i));
-  auto build = [&](const std::shared_ptr<const Graph>& g) {
-    out.stages.push_back(compiler.compile(g, out.seconds));
-    return out.stages.back().second;
-  };
-  if (module.prologue) out.prologue = build(module.prologue);
-  if (!module.segments) {
-    out.main = build(module.graph);
-    if (backward) lay_saved(*backward, *out.stages.back().first);
-    out.backward = std::move(backward);
-    return out;
-  }
-  for (const Segment& s : module.segments->list) {
-    auto executable = build(s.graph);
-    if (!out.main) out.main = std::move(executable);
-    else out.later.push_back(std::move(executable));
-  }
+  std::optional<Joint> joint = joint_of(trace, out.program, gradients, options.memory_budget);
+  out.module = Module(std::move(out.program.graph));
+  run_passes(passes(), out.module, compiler.context(std::move(constant), std::move(joint)), options.disabled_passes, &out.seconds, observe);
+  name_slots(out, gradients);
+  compiler.first_number = trace.inputs.size() - gradients.tangents - trace.numbers.size();
+  compiler.numbers = trace.numbers.size();
+  for (const Stage& s : out.module.stages) out.executables.push_back(s.is_compiled() ? compiler.compile(s, out.seconds) : nullptr);
   return out;
 }
 
-CompiledBackward compile_backward(const BackwardStage& stage, const std::vector<bool>& wanted, const std::vector<bool>& given,
+CompiledBackward compile_backward(const CompiledTrace& trace, const std::vector<bool>& wanted, const std::vector<bool>& given,
                                   const Targets& targets, const ExternFactory& externs, const PipelineOptions& options) {
-  std::vector<bool> outputs(stage.graph->outputs().size());
+  const Stage& stage = trace.module.stages.back();
+  std::vector<bool> outputs(stage.gives.size());
   for (size_t i = 0; i < wanted.size(); ++i)
-    if (wanted[i] && is_made(stage.results[i])) outputs[static_cast<size_t>(stage.results[i].index)] = true;
+    if (wanted[i] && trace.gradients[i].is_made()) outputs[static_cast<size_t>(trace.gradients[i].index)] = true;
+  std::vector<Shape> strides;
+  for (size_t slot : stage.takes) strides.push_back(trace.module.slots[slot].strides);
   CompiledBackward out;
-  int next = 0;
-  for (bool is_output : outputs) out.outputs.push_back(is_output ? next++ : -1);
-  auto graph = std::make_shared<const Graph>(simplify(part_of(*stage.graph, outputs, given), {}));
-  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*graph) : targets.host_runs_on());
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i]) out.outputs.push_back(i);
+  Module module(std::make_shared<const Graph>(part_of(*stage.graph, outputs, given, strides)));
+  out.graph = module.stages[0].graph;
+  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*out.graph) : targets.host_runs_on());
   const StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
   std::vector<std::pair<std::string, double>> seconds;
-  std::tie(out.graph, out.executable) = compiler.compile(std::move(graph), seconds);
+  run_passes(passes("simplify_again"), module, compiler.context({}, std::nullopt), options.disabled_passes, &seconds, observe);
+  out.graph = module.stages[0].graph;
+  out.executable = compiler.compile(module.stages[0], seconds);
   return out;
 }
 

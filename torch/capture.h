@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "attempts.h"
-#include "compile.h"
 #include "devices.h"
 #include "differentiable.h"
+#include "pipeline_options.h"
 #include "trace/generalize.h"
 #include "trace/trace.h"
 

@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "compile.h"
+#include "pipeline_options.h"
+#include "trace/trace.h"
 
 namespace broach {
 

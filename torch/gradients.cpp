@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "compat.h"
@@ -148,21 +149,18 @@ at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides,
 
 }  // namespace
 
-std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const std::function<const at::Tensor&(size_t)>& input,
-                                   const std::function<const at::Tensor&(size_t)>& fresh, const std::vector<bool>& own_history,
+std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const MemoryOf& memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols) {
+  const at::Tensor none;
   std::vector<at::Tensor> out;
   out.reserve(specs.size());
   for (const ResultSpec& r : specs) {
     const size_t at = out.size();
     using K = ResultSpec::Kind;
-    const auto i = static_cast<size_t>(r.index);
-    if (r.kind == K::none) out.emplace_back();
-    else if (r.kind == K::input) out.push_back(input(i));
-    else if (r.kind == K::view_of_input) out.push_back(window(input(i), r, symbols));
-    else if (r.kind == K::fresh) out.push_back(fresh(i));
-    else if (!fresh(i).defined()) out.emplace_back();
-    else out.push_back(at < own_history.size() && own_history[at] ? window_of_fresh(fresh(i), r, symbols) : window(fresh(i), r, symbols));
+    const at::Tensor& base = r.kind == K::none ? none : memory(r);
+    const bool is_apart = r.kind == K::view_of_fresh && at < own_history.size() && own_history[at];
+    if (r.kind == K::none || r.kind == K::input || r.kind == K::fresh || !base.defined()) out.push_back(base);
+    else out.push_back(is_apart ? window_of_fresh(base, r, symbols) : window(base, r, symbols));
   }
   return out;
 }
@@ -204,9 +202,14 @@ void Backward::connect(const CallInputs& call, const std::vector<at::Tensor>& re
     compiled.add_result(results[r]);
   }
   compiled.keep(call);
-  for (int i : stage_->inputs) compiled.save(*inputs.tensors[static_cast<size_t>(i)], false);
-  for (int s : stage_->saved) {
-    const at::Tensor& t = made[static_cast<size_t>(s)];
+  const size_t given = compiled_->module.inputs;
+  for (size_t i = 0; i + compiled_->tangents < stage().takes.size(); ++i) {
+    const size_t slot = stage().takes[i];
+    if (slot < given) {
+      compiled.save(*inputs.tensors[slot], false);
+      continue;
+    }
+    const at::Tensor& t = made[slot - given];
     auto is_result = [&](const at::Tensor& r) { return r.is_same(t); };
     if (std::any_of(results.begin(), results.end(), is_result)) compiled.save(t, t.grad_fn() == node);
     else compiled.save_own(t);
@@ -221,20 +224,18 @@ std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, con
   const Variant& v = variant({wanted, given});
   std::vector<at::Tensor> all = inputs;
   for (size_t t = 0; t < tangents.size(); ++t) {
-    const size_t position = inputs.size() + t;
-    const Type& type = stage_->graph->inputs()[position].type();
-    all.push_back(given[t] ? laid_out(tangents[t], type, stage_->graph->strides(stage_->graph->inputs()[position]), symbols)
-                           : at::Tensor());
+    const Slot& tangent = compiled_->module.slots[stage().takes[inputs.size() + t]];
+    all.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
   }
   RunInputs run;
   for (const at::Tensor& t : all) run.add(t);
-  std::vector<at::Tensor> made = v.runner->run(run, symbols, nullptr, {});
-  const at::Tensor none;
-  auto fresh = [&](size_t i) -> const at::Tensor& { return v.code.outputs[i] < 0 ? none : made[static_cast<size_t>(v.code.outputs[i])]; };
-  std::vector<ResultSpec> specs = stage_->results;
+  std::vector<at::Tensor> made(stage().gives.size());
+  v.runner->run(run, symbols, nullptr, made);
+  auto memory = [&](const ResultSpec& r) -> const at::Tensor& { return (r.is_of_input() ? all : made)[static_cast<size_t>(r.index)]; };
+  std::vector<ResultSpec> specs = compiled_->gradients;
   for (size_t g = 0; g < specs.size(); ++g)
     if (!wanted[g]) specs[g] = {};
-  return tensors_of(specs, [&](size_t i) -> const at::Tensor& { return all[i]; }, fresh, wanted, symbols);
+  return tensors_of(specs, memory, wanted, symbols);
 }
 
 // As eager's, a gradient is undefined unless a result that it depends on has one.
@@ -288,8 +289,10 @@ const Backward::Variant& Backward::variant(const Key& key) const {
   std::lock_guard lock(mutex_);
   auto& v = variants_[key];
   if (v) return *v;
-  CompiledBackward code = compile_backward(*stage_, key.first, key.second, targets_, make_extern, options_);
-  auto runner = std::make_shared<const Runner>(code.executable, code.graph->inputs().size());
+  CompiledBackward code = compile_backward(*compiled_, key.first, key.second, targets_, make_extern, options_);
+  std::vector<size_t> takes(code.graph->inputs().size());
+  std::iota(takes.begin(), takes.end(), size_t{0});
+  auto runner = std::make_shared<const Runner>(code.executable, std::move(takes), code.outputs);
   v.reset(new Variant{std::move(code), std::move(runner)});
   return *v;
 }

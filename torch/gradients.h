@@ -46,24 +46,23 @@ class InputWithHistory {
   NodePointer node_;
 };
 
-// The tensors that a graph's outputs and inputs are the memory of. `own_history`: which get one that is not that of what they are a
-// window of; none if empty.
-std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const std::function<const at::Tensor&(size_t)>& input,
-                                   const std::function<const at::Tensor&(size_t)>& fresh, const std::vector<bool>& own_history,
+// The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
+using MemoryOf = std::function<const at::Tensor&(const ResultSpec&)>;
+std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const MemoryOf& memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols);
 
 class Backward : public std::enable_shared_from_this<Backward> {
  public:
   // `lifted`: the program's inputs behind those that it is given.
-  Backward(std::shared_ptr<const BackwardStage> stage, Differentiable differentiable, std::vector<at::Tensor> lifted, Targets targets,
+  Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, std::vector<at::Tensor> lifted, Targets targets,
            PipelineOptions options)
-      : stage_(std::move(stage)),
+      : compiled_(std::move(compiled)),
         differentiable_(std::move(differentiable)),
         lifted_(std::move(lifted)),
         targets_(std::move(targets)),
         options_(std::move(options)) {}
 
-  // Gives the results of a call a history. `made`: all that the main graph computed.
+  // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs.
   void connect(const CallInputs& call, const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
                const std::vector<int64_t>& symbols) const;
   // By gradient. `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed.
@@ -88,7 +87,9 @@ class Backward : public std::enable_shared_from_this<Backward> {
   const Variant& variant(const Key& key) const;
   void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
 
-  std::shared_ptr<const BackwardStage> stage_;
+  const Stage& stage() const { return compiled_->module.stages.back(); }
+
+  std::shared_ptr<const CompiledTrace> compiled_;
   Differentiable differentiable_;
   std::vector<at::Tensor> lifted_;
   Targets targets_;

@@ -13,9 +13,8 @@
 #include "externs.h"
 #include "gradients.h"
 #include "ir/text.h"
-#include "segments.h"
+#include "stages.h"
 #include "support/error.h"
-#include "weights.h"
 
 namespace broach {
 
@@ -53,10 +52,8 @@ std::vector<bool> constants(const Trace& trace, std::vector<bool> constant, size
 // A pass may leave constants of what an operation computes, and those name no device.
 void check_devices(const CompiledTrace& compiled) {
   for (const ResultSpec& r : compiled.program.results) {
-    if (r.kind != ResultSpec::Kind::fresh && r.kind != ResultSpec::Kind::view_of_fresh) continue;
-    const auto i = static_cast<size_t>(r.index);
-    const Type& made =
-        compiled.segments ? compiled.segments->slots[compiled.segments->outputs[i]].type : compiled.program.graph->outputs()[i].type();
+    if (!r.is_made()) continue;
+    const Type& made = compiled.module.slots[static_cast<size_t>(r.index)].type;
     if (made.device != r.type.device) unsupported("a result on ", r.type.device.str(), " is made of constants alone");
   }
 }
@@ -78,48 +75,43 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
                                  const Differentiable& differentiable, const TracedGradients& gradients)
     : lifted_(std::move(lifted)),
       given_(trace.inputs.size() - lifted_.size() - trace.numbers.size() - gradients.tangents),
+      all_inputs_(trace.inputs.size()),
       numbers_(trace.numbers) {
   ProgramOptions options = asked;
   options.freeze = options.freeze && differentiable.empty();  // weights change with every step
   for (const at::Tensor& t : lifted_) held_.push_back(&t);
-  size_t inputs = trace.inputs.size();
   std::vector<bool> constant = constants(trace, constant_inputs, given_, given_ + lifted_.size());
   const Targets targets = targets_for(trace, options);
   options = options_for(trace, std::move(options));
-  CompiledTrace compiled = compile_trace(trace, constant, targets, make_extern, options, gradients);
-  if (compiled.backward) {
-    stats_.saved_bytes = compiled.backward->saved_bytes;
-    backward_ = std::make_shared<const Backward>(std::move(compiled.backward), with_reason(differentiable, trace, compiled.program),
-                                                 lifted_, targets, options);
+  auto compiled = std::make_shared<CompiledTrace>(compile_trace(trace, constant, targets, make_extern, options, gradients));
+  compiled_ = compiled;
+  check_devices(*compiled);
+  program_ = std::move(compiled->program);
+  if (!compiled_->gradients.empty()) {
+    stats_.saved_bytes = compiled_->module.saved_bytes;
+    backward_ = std::make_shared<const Backward>(compiled_, with_reason(differentiable, trace, program_), lifted_, targets, options);
     required_grad_.assign(given_, false);
     for (size_t i : differentiable.inputs)
       if (i < given_) required_grad_[i] = true;
   }
-  check_devices(compiled);
   add_devices(trace);
-  program_ = std::move(compiled.program);
   has_history_ = differentiable.has_history;
-  stats_.seconds = std::move(compiled.seconds);
-  stages_ = std::move(compiled.stages);
-  main_ = std::make_shared<const Runner>(compiled.main, program_.graph->inputs().size());
-  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
-  if (compiled.segments) later_ = std::make_unique<const SegmentedRun>(compiled, program_.graph->inputs().size(), constant, options);
-  auto prologue = compiled.prologue ? std::make_shared<const Runner>(compiled.prologue, inputs) : nullptr;
+  stats_.seconds = std::move(compiled->seconds);
   add_reads(trace);
   draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
   std::vector<Shape> sizes, strides;
   add_guards(trace, facts, constant_inputs, sizes, strides);
+  for (int m : program_.mutated_inputs) constant[static_cast<size_t>(m)] = false;
+  std::vector<int> written_in_place;
   for (int m : program_.mutated_inputs)
     if (std::none_of(program_.commits.begin(), program_.commits.end(), [m](const Program::Commit& c) { return c.input == m; }))
-      written_in_place_.push_back(m);
-  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), *program_.graph->symbols());
-  const Executable& executable = main_->executable();
-  can_fail_ = can_fail(executable.schedule()) || (prologue && can_fail(prologue->executable().schedule()));
-  stats_.code = executable.stats();
-  stats_.arena_bytes = executable.arena_bytes(sizes_.hints());
-  add_later_stats();
-  if (options.freeze)
-    weights_ = std::make_unique<Weights>(main_, std::move(prologue), constant, options.settings.contractions.deterministic);
+      written_in_place.push_back(m);
+  const Symbols& symbols = *compiled_->module.stages.front().graph->symbols();
+  sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), symbols);
+  stages_ = std::make_unique<const Stages>(*compiled_, constant, written_in_place, options);
+  finds_sizes_ = stages_->finds_sizes();
+  can_fail_ = stages_->can_fail();
+  add_stats();
   for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
 }
 
@@ -160,7 +152,7 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
   }
 }
 
-static void add_stats(const ExecutableStats& more, ExecutableStats& to) {
+static void add_to(const ExecutableStats& more, ExecutableStats& to) {
   to.kernels += more.kernels;
   to.distinct_kernels += more.distinct_kernels;
   to.contractions += more.contractions;
@@ -169,11 +161,10 @@ static void add_stats(const ExecutableStats& more, ExecutableStats& to) {
   for (const auto& [schema, count] : more.externs) to.externs[schema] += count;
 }
 
-void CompiledProgram::add_later_stats() {
-  if (!later_) return;
-  for (const std::string& schema : later_->calls()) ++stats_.code.externs[schema];
-  for (const Executable* e : later_->executables()) {
-    add_stats(e->stats(), stats_.code);
+void CompiledProgram::add_stats() {
+  for (const std::string& schema : stages_->calls()) ++stats_.code.externs[schema];
+  for (const Executable* e : stages_->executables()) {
+    add_to(e->stats(), stats_.code);
     stats_.arena_bytes = std::max(stats_.arena_bytes, e->arena_bytes(sizes_.hints()));
   }
 }
@@ -326,19 +317,15 @@ bool CompiledProgram::agrees(const std::vector<Scalar>& observed) const {
                     read_values_.begin());
 }
 
-std::optional<std::vector<at::Tensor>> CompiledProgram::execute(RunInputs& inputs, SymbolValues& symbols) const {
-  std::shared_ptr<const Weights::State> weights = weights_ ? weights_->current(inputs, symbols.sizes) : nullptr;
-  if (weights) inputs.append(weights->frozen_inputs);
-  auto first = main_->run(inputs, symbols.sizes, weights ? &weights->packs : nullptr, written_in_place_);
-  if (!later_) return first;
-  return later_->run(inputs, std::move(first), sizes_, symbols.sizes);
-}
-
-std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh,
+std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const std::vector<at::Tensor>& made,
                                                  const SymbolValues& symbols) const {
   std::vector<at::Tensor> out = tensors_of(
-      program_.results, [&](size_t i) -> const at::Tensor& { return *inputs.tensors[i]; },
-      [&](size_t i) -> const at::Tensor& { return fresh[i]; }, has_history_, symbols.sizes);
+      program_.results,
+      [&](const ResultSpec& r) -> const at::Tensor& {
+        const auto slot = static_cast<size_t>(r.index);
+        return slot < all_inputs_ ? *inputs.tensors[slot] : made[slot - all_inputs_];
+      },
+      has_history_, symbols.sizes);
   for (size_t i = 0; i < has_history_.size(); ++i)
     if (!has_history_[i] && program_.results[i].kind == ResultSpec::Kind::view_of_input && out[i].requires_grad()) out[i] = out[i].detach();
   return out;
@@ -369,48 +356,48 @@ RandomStates CompiledProgram::random_states(bool kept) const {
 std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols,
                                                                           std::vector<Scalar>& observed) const {
   const RandomStates random = random_states(draws_);
-  std::optional<std::vector<at::Tensor>> fresh;
+  std::vector<at::Tensor> made;
   try {
-    fresh = execute(inputs, symbols);
+    if (!stages_->run(inputs, sizes_, symbols.sizes, made)) return random.put_back(), std::nullopt;
   } catch (const IndexError&) {
     return random.put_back(), std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
   } catch (const c10::Error&) {
     return random.put_back(), std::nullopt;
   }
-  if (!fresh) return random.put_back(), std::nullopt;
-  std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
+  std::vector<at::Tensor> out = results(inputs, made, symbols);
   if (!took_this_way(out, observed)) return random.put_back(), std::nullopt;
-  commit(inputs, *fresh);
+  commit(inputs, made);
   return out;
 }
 
 // An error of any step, also one that an operation of the program's own raises, is eager's to raise.
 std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const {
   const RandomStates random = random_states(draws_ && can_fail_);
-  std::optional<std::vector<at::Tensor>> fresh;
+  std::vector<at::Tensor> made;
   try {
-    fresh = execute(inputs, symbols);
+    check(stages_->run(inputs, sizes_, symbols.sizes, made), "sizes that it finds out are others than those that it is compiled for");
   } catch (const std::exception& e) {
     random.put_back();
     throw FailedRun(e.what());
   }
-  commit(inputs, *fresh);
-  std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
-  if (backward_) backward_->connect(call, out, inputs, *fresh, symbols.sizes);
+  commit(inputs, made);
+  std::vector<at::Tensor> out = results(inputs, made, symbols);
+  if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes);
   return out;
 }
 
-void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const {
+void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const {
   if (program_.commits.empty()) return;
   at::AutoDispatchBelowADInplaceOrView guard;
-  for (auto [input, output] : program_.commits) inputs.tensors[static_cast<size_t>(input)]->copy_(fresh[static_cast<size_t>(output)]);
+  for (auto [input, output] : program_.commits)
+    inputs.tensors[static_cast<size_t>(input)]->copy_(made[static_cast<size_t>(output) - all_inputs_]);
 }
 
 std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& call, Binding& binding, std::vector<Scalar>& observed) const {
   SymbolValues& symbols = binding.values;
   RunInputs inputs;
-  inputs.tensors.reserve(program_.graph->inputs().size());
-  inputs.addresses.reserve(program_.graph->inputs().size());
+  inputs.tensors.reserve(all_inputs_);
+  inputs.addresses.reserve(all_inputs_);
   for (const at::Tensor& t : call.tensors) inputs.add(t);
   inputs.tensors.append(held_.begin(), held_.end());
   inputs.addresses.append(binding.held.begin(), binding.held.end());
@@ -429,13 +416,11 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
 
 ProgramStats CompiledProgram::stats() const {
   ProgramStats s = stats_;
-  for (const auto& [graph, executable] : stages_) s.graph_text += graph->str(), s.schedule_text += executable->schedule().str();
-  if (weights_) s.packed = weights_->bytes();
-  if (later_) s.packed.merge(later_->packed());
-  s.picks = main_->executable().picks(sizes_.hints());
-  s.steps = main_->executable().profile();
-  s.recordings = main_->executable().recordings();
-  for (const Executable* e : later_ ? later_->executables() : std::vector<const Executable*>()) {
+  const Module& m = compiled_->module;
+  for (size_t i = 0; i < m.stages.size(); ++i)
+    if (const auto& e = compiled_->executables[i]) s.graph_text += m.stages[i].graph->str(), s.schedule_text += e->schedule().str();
+  s.packed = stages_->packed();
+  for (const Executable* e : stages_->executables()) {
     for (std::string& pick : e->picks(sizes_.hints())) s.picks.push_back(std::move(pick));
     for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
     s.recordings += e->recordings();
@@ -443,12 +428,12 @@ ProgramStats CompiledProgram::stats() const {
   for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
     s.graph_text += "# gradients\n" + b.graph->str();
     s.schedule_text += "# gradients\n" + b.executable->schedule().str();
-    add_stats(b.executable->stats(), s.code);
+    add_to(b.executable->stats(), s.code);
     s.recordings += b.executable->recordings();
     for (StepProfile& step : b.executable->profile()) s.steps.push_back(std::move(step));
   }
   for (size_t i = 0; i < given_; ++i)
-    s.guards.push_back(cat("input ", i, ": ", program_.graph->inputs()[i].type().str(), " strides ", list_text(program_.input_strides[i])));
+    s.guards.push_back(cat("input ", i, ": ", m.slots[i].type.str(), " strides ", list_text(m.slots[i].strides)));
   for (std::string& text : sizes_.text()) s.guards.push_back(std::move(text));
   return s;
 }

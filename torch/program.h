@@ -10,11 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "compile.h"
 #include "differentiable.h"
+#include "pipeline_options.h"
 #include "runner.h"
 #include "runtime/guards.h"
 #include "support/error.h"
+#include "trace/functionalize.h"
 #include "trace/generalize.h"
 
 namespace broach {
@@ -35,9 +36,9 @@ struct ProgramStats {
 };
 
 class Backward;
-class Weights;
 class RandomStates;
-class SegmentedRun;
+class Stages;
+struct CompiledTrace;
 struct InputFacts;
 
 // A step of a run found that the call is an error. Nothing was written but what the program itself, run on the same inputs, writes
@@ -77,7 +78,7 @@ class CompiledProgram {
   // Whether it stands for one of the ways only that data may lead a call.
   bool is_one_way() const { return program_.speculative; }
   // Whether some of its sizes are known only once it runs.
-  bool binds_sizes() const { return later_ != nullptr; }
+  bool binds_sizes() const { return finds_sizes_; }
   // Whether it holds only for one value of a number that the program reads on the host.
   bool reads_numbers() const;
   // Whether the program takes the way that these values, the first ones that were read on the host, lead to.
@@ -92,12 +93,11 @@ class CompiledProgram {
   const std::vector<at::Tensor>& lifted() const { return lifted_; }
 
  private:
-  std::optional<std::vector<at::Tensor>> execute(RunInputs& inputs, SymbolValues& symbols) const;
   std::optional<std::vector<at::Tensor>> run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
   RandomStates random_states(bool kept) const;
-  void commit(const RunInputs& inputs, const std::vector<at::Tensor>& fresh) const;
-  std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& fresh, const SymbolValues& symbols) const;
+  void commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const;
+  std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& made, const SymbolValues& symbols) const;
   bool was_asked_the_same(at::TensorList inputs, std::string* why) const;
   void add_devices(const Trace& trace);
   bool lies_the_same(at::TensorList inputs, std::string* why) const;
@@ -106,7 +106,7 @@ class CompiledProgram {
   void add_reads(const Trace& trace);
   void add_guards(const Trace& trace, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs,
                   std::vector<Shape>& sizes, std::vector<Shape>& strides);
-  void add_later_stats();
+  void add_stats();
   bool holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const;
   // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
   std::optional<std::pair<size_t, size_t>> shared_with_written(at::TensorList inputs) const;
@@ -130,10 +130,11 @@ class CompiledProgram {
     std::optional<int64_t> storage_offset;
   };
 
-  Program program_;
+  std::shared_ptr<const CompiledTrace> compiled_;
+  Program program_;  // results and commits are made of slots
   std::vector<at::Tensor> lifted_;
   std::vector<const at::Tensor*> held_;  // to each of them
-  size_t given_;                         // inputs that the caller gives
+  size_t given_, all_inputs_;            // inputs that the caller gives; and with tangents, the first slots
   std::vector<InputGuard> guards_;
   std::vector<HeldGuard> held_guards_;
   std::vector<Asked> asked_;
@@ -142,8 +143,7 @@ class CompiledProgram {
   std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
   std::vector<std::pair<size_t, c10::Device>> off_the_cpu_;     // inputs
   std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
-  std::vector<int> written_in_place_;
-  std::vector<int64_t> held_sizes_;  // sizes and strides of each of the lifted ones
+  std::vector<int64_t> held_sizes_;                             // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;         // of inputs
   std::vector<Scalar> read_values_;      // of what the program computes
@@ -153,10 +153,8 @@ class CompiledProgram {
   std::vector<bool> has_history_;    // by result: of those that are windows of inputs
   std::vector<bool> required_grad_;  // by input that the caller gives; empty unless the program has gradients
   std::shared_ptr<const Backward> backward_;
-  std::shared_ptr<const Runner> main_;
-  std::unique_ptr<Weights> weights_;
-  std::unique_ptr<const SegmentedRun> later_;  // where sizes depend on data: what follows the first segment
-  std::vector<std::pair<std::shared_ptr<const Graph>, std::shared_ptr<const Executable>>> stages_;
+  std::unique_ptr<const Stages> stages_;
+  bool finds_sizes_ = false;
   ProgramStats stats_;
 };
 

@@ -38,8 +38,9 @@ at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const in
 
 }  // namespace
 
-Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs)
-    : executable_(std::move(executable)), input_buffers_(inputs, -1) {
+Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
+               const std::vector<int>& written)
+    : executable_(std::move(executable)), takes_(std::move(takes)), gives_(std::move(gives)), input_buffers_(takes_.size(), -1) {
   const auto& buffers = executable_->schedule().buffers;
   for (size_t b = 0; b < buffers.size(); ++b)
     if (buffers[b].kind == Buffer::Kind::input && buffers[b].version == 0)
@@ -48,12 +49,18 @@ Runner::Runner(std::shared_ptr<const Executable> executable, size_t inputs)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   const ExecutableStats& stats = executable_->stats();
   calls_aten_ = device_ || stats.contractions > 0 || !stats.externs.empty();
-  for (size_t i = 0; i < inputs; ++i)
-    if (input_buffers_[i] >= 0) touched_.emplace_back(static_cast<uint32_t>(i), static_cast<uint32_t>(input_buffers_[i]));
+  for (size_t i = 0; i < takes_.size(); ++i) {
+    if (input_buffers_[i] < 0) continue;
+    touched_.emplace_back(static_cast<uint32_t>(takes_[i]), static_cast<uint32_t>(input_buffers_[i]));
+    if (std::find(written.begin(), written.end(), static_cast<int>(takes_[i])) != written.end()) written_.push_back(touched_.back());
+  }
 }
 
-bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
-  int buffer = input_buffers_[static_cast<size_t>(input)];
+bool Runner::reads_unpacked(size_t taken, const WeightPacks& packs) const {
+  const auto at = std::find(takes_.begin(), takes_.end(), taken);
+  if (at == takes_.end()) return true;  // another stage may
+  const auto input = static_cast<int>(at - takes_.begin());
+  const int buffer = input_buffers_[static_cast<size_t>(input)];
   int64_t reads = 0, packed = 0;
   for (const Step& s : executable_->schedule().steps) reads += std::count(s.reads.begin(), s.reads.end(), buffer);
   for (const auto& p : executable_->packables()) packed += p.input == input && packs[static_cast<size_t>(p.contraction)].data;
@@ -61,8 +68,8 @@ bool Runner::reads_unpacked(int input, const WeightPacks& packs) const {
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
-std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs,
-                                    const std::vector<int>& mutated) const {
+void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs,
+                 std::vector<at::Tensor>& made) const {
   const Schedule& schedule = executable_->schedule();
   const c10::OptionalDeviceGuard on(device_);
   ExternState host;
@@ -78,20 +85,19 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
   frame.host = &host;
   frame.release = release_extern_result;
   frame.packs = packs;
-  for (auto [input, buffer] : touched_) {
-    frame.data[buffer] = const_cast<void*>(inputs.addresses[input]);
-    if (externs) host.tensors[buffer] = *inputs.tensors[input];
+  for (auto [value, buffer] : touched_) {
+    frame.data[buffer] = const_cast<void*>(values.addresses[value]);
+    if (externs) host.tensors[buffer] = *values.tensors[value];
   }
-  for (int m : mutated)
-    frame.data[static_cast<size_t>(input_buffers_[static_cast<size_t>(m)])] = inputs.tensors[static_cast<size_t>(m)]->mutable_data_ptr();
-  std::vector<at::Tensor> outputs(schedule.output_buffers.size());
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
+  for (size_t i = 0; i < gives_.size(); ++i) {
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
     const Buffer& buffer = schedule.buffers[b];
     if (buffer.kind != Buffer::Kind::output) continue;
-    outputs[i] = new_tensor(buffer.type, buffer.strides, frame.symbols, use ? device_ : std::nullopt);
-    frame.data[b] = outputs[i].data_ptr();
-    if (externs) host.tensors[b] = outputs[i];
+    at::Tensor& output = made[gives_[i]];
+    output = new_tensor(buffer.type, buffer.strides, frame.symbols, use ? device_ : std::nullopt);
+    frame.data[b] = output.data_ptr();
+    if (externs) host.tensors[b] = output;
   }
   if (calls_aten_) {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -101,10 +107,9 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
     executable_->run(frame);
   }
   if (externs)  // which made some of them
-    for (size_t i = 0; i < outputs.size(); ++i)
+    for (size_t i = 0; i < gives_.size(); ++i)
       if (auto b = static_cast<size_t>(schedule.output_buffers[i]); schedule.buffers[b].kind != Buffer::Kind::input)
-        outputs[i] = host.tensors[b];
-  return outputs;
+        made[gives_[i]] = host.tensors[b];
 }
 
 }  // namespace broach

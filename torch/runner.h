@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,30 +34,43 @@ struct RunInputs {
     tensors.push_back(&t);
     addresses.push_back(address_of(t));
   }
-  void append(const RunInputs& more) {
-    tensors.append(more.tensors);
-    addresses.append(more.addresses);
+  void resize(size_t size) {
+    tensors.resize(size);
+    addresses.resize(size);
+  }
+  void set(size_t at, const at::Tensor& t) {
+    tensors[at] = &t;
+    addresses[at] = address_of(t);
+  }
+  void set(size_t first, const RunInputs& more) {
+    std::copy(more.tensors.begin(), more.tensors.end(), tensors.begin() + first);
+    std::copy(more.addresses.begin(), more.addresses.end(), addresses.begin() + first);
   }
 };
 
 class Runner {
  public:
-  Runner(std::shared_ptr<const Executable> executable, size_t inputs);
+  // Takes these of the values that it is given, by input of its graph; its outputs go to these places among what is made. `written`:
+  // values that it writes to in place.
+  Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
+         const std::vector<int>& written = {});
 
-  // One tensor for each graph output; for those written into inputs, undefined. `mutated`: inputs that are written.
-  // An undefined input is one that the executable does not read (a weight of which only the packed copy is kept).
-  std::vector<at::Tensor> run(const RunInputs& inputs, const std::vector<int64_t>& symbols, const WeightPacks* packs,
-                              const std::vector<int>& mutated) const;
+  // An output that is written into an input stays undefined in `made`. An undefined input is one that the executable does not read (a
+  // weight of which only the packed copy is kept).
+  void run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made) const;
   const Executable& executable() const { return *executable_; }
-  // Whether something reads this input besides the contractions that read its packed copies. Ask once these are settled.
-  bool reads_unpacked(int input, const WeightPacks& packs) const;
+  const std::vector<size_t>& takes() const { return takes_; }
+  size_t outputs() const { return gives_.size(); }
+  // Whether something reads this value besides the contractions that read its packed copies. Ask once these are settled.
+  bool reads_unpacked(size_t taken, const WeightPacks& packs) const;
 
  private:
   std::shared_ptr<const Executable> executable_;
-  std::optional<c10::Device> device_;                   // of the values that do not lie on the CPU
-  bool calls_aten_ = false;                             // or may do so
-  std::vector<int> input_buffers_;                      // by graph input; -1 if nothing touches it
-  std::vector<std::pair<uint32_t, uint32_t>> touched_;  // inputs and their buffers
+  std::optional<c10::Device> device_;  // of the values that do not lie on the CPU
+  bool calls_aten_ = false;            // or may do so
+  std::vector<size_t> takes_, gives_;
+  std::vector<int> input_buffers_;                                // by graph input; -1 if nothing touches it
+  std::vector<std::pair<uint32_t, uint32_t>> touched_, written_;  // values and their buffers
 };
 
 }  // namespace broach

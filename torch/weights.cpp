@@ -39,28 +39,23 @@ double Upkeep::idle() const {
   return last_ ? std::chrono::duration<double>(Clock::now() - *last_).count() : std::numeric_limits<double>::infinity();
 }
 
-Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant, bool by_rule)
-    : main_(std::move(main)), prologue_(std::move(prologue)), constant_(std::move(constant)), by_rule_(by_rule), upkeep_(by_rule) {
-  if (prologue_) {
-    // Every input has a buffer; those that nothing reads, the caller's arguments among them, say nothing of the values.
-    const Schedule& schedule = prologue_->executable().schedule();
-    std::set<int> read;
-    for (const Step& s : schedule.steps) read.insert(s.reads.begin(), s.reads.end());
-    for (int b : read)
-      if (const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)]; buffer.kind == Buffer::Kind::input)
-        prologue_inputs_.push_back(buffer.index);
+Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> once, size_t first_frozen,
+                 const std::vector<bool>& constant, bool by_rule)
+    : main_(std::move(main)), once_(std::move(once)), first_frozen_(first_frozen), by_rule_(by_rule), upkeep_(by_rule) {
+  if (once_) sources_.assign(once_->takes().begin(), once_->takes().end());
+  std::set<int> weights(sources_.begin(), sources_.end());
+  for (Executable::Packable p : main_->executable().packables()) {
+    const size_t slot = main_->takes()[static_cast<size_t>(p.input)];
+    const bool frozen = is_frozen(slot);
+    if (!frozen && !constant[slot]) continue;
+    packables_.push_back({p.contraction, static_cast<int>(slot)});
+    if (!frozen) weights.insert(static_cast<int>(slot));
   }
-  for (const auto& p : main_->executable().packables())
-    if (static_cast<size_t>(p.input) >= constant_.size() || constant_[static_cast<size_t>(p.input)]) packables_.push_back(p);
-  std::sort(prologue_inputs_.begin(), prologue_inputs_.end());
-  std::set<int> weights(prologue_inputs_.begin(), prologue_inputs_.end());
-  for (const auto& p : packables_)
-    if (static_cast<size_t>(p.input) < constant_.size()) weights.insert(p.input);
   weights_.assign(weights.begin(), weights.end());
 }
 
 Weights::StatePointer Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
-  if (packables_.empty() && !prologue_) return nullptr;
+  if (packables_.empty() && !once_) return nullptr;
   StatePointer state = state_.load(std::memory_order_acquire);
   std::unique_lock lock(mutex_, std::defer_lock);
   if (state && is_fresh(*state, inputs)) {
@@ -71,6 +66,12 @@ Weights::StatePointer Weights::current(const RunInputs& inputs, const std::vecto
   state = renewed(inputs, symbols);
   lock.unlock();
   return state ? state : once(inputs);
+}
+
+std::vector<at::Tensor> Weights::compute_frozen(const RunInputs& inputs) const {
+  std::vector<at::Tensor> frozen(once_ ? once_->outputs() : 0);
+  if (once_) once_->run(inputs, {}, nullptr, frozen);
+  return frozen;
 }
 
 // What is to be packed, if all could be at once.
@@ -137,8 +138,8 @@ Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vecto
 // Written again and again: computes what the program needs for this call, and packs nothing.
 Weights::StatePointer Weights::once(const RunInputs& inputs) const {
   auto state = std::make_shared<State>();
-  if (prologue_) state->frozen = prologue_->run(inputs, {}, nullptr, {});
-  for (const at::Tensor& t : state->frozen) state->frozen_inputs.add(t);
+  state->frozen = compute_frozen(inputs);
+  for (const at::Tensor& t : state->frozen) state->frozen_values.add(t);
   state->packs.resize(static_cast<size_t>(main_->executable().contractions()));
   return state;
 }
@@ -176,7 +177,7 @@ bool Weights::stays_the_same(const RunInputs& inputs) {
   for (int i : weights_) {
     const at::Tensor& t = tensor(inputs, i);
     bool marked = is_marked(*storage_of(t)), watched = Watches::of_process().mark(t);
-    bool folded = std::binary_search(prologue_inputs_.begin(), prologue_inputs_.end(), i);
+    bool folded = std::binary_search(sources_.begin(), sources_.end(), i);
     now.push_back({storage_of(t), !watched && folded ? digest_of(t) : Digest()});
     same = same && (marked || !watched);
   }
@@ -200,8 +201,8 @@ std::shared_ptr<const Watch> Weights::add_source(State& state, int input, const 
 }
 
 std::optional<PackSource> Weights::source_of(State& state, int input, const RunInputs& inputs) const {
-  if (size_t given = inputs.tensors.size(); static_cast<size_t>(input) >= given) {
-    size_t i = static_cast<size_t>(input) - given;
+  if (is_frozen(static_cast<size_t>(input))) {
+    const size_t i = static_cast<size_t>(input) - first_frozen_;
     return PackSource{state.frozen[i].const_data_ptr(), &state.frozen_names[static_cast<std::ptrdiff_t>(i)], state.frozen_names};
   }
   auto watch = add_source(state, input, inputs);
@@ -213,17 +214,17 @@ std::optional<PackSource> Weights::source_of(State& state, int input, const RunI
 Weights::StatePointer Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
   state->found_written = Watches::of_process().found_written();
-  for (int i : prologue_inputs_)
+  for (int i : sources_)
     if (!add_source(*state, i, inputs)) state->digested.push_back({i, digest_of(tensor(inputs, i))});
   if (old) {
     state->frozen = old->frozen;
     state->frozen_names = old->frozen_names;
-  } else if (prologue_) {
-    state->frozen = prologue_->run(inputs, {}, nullptr, {});
+  } else if (once_) {
+    state->frozen = compute_frozen(inputs);
     state->frozen_names = std::make_shared<std::byte[]>(state->frozen.size());
   }
   pack(*state, inputs, symbols, old);
-  for (const at::Tensor& t : state->frozen) state->frozen_inputs.add(t);
+  for (const at::Tensor& t : state->frozen) state->frozen_values.add(t);
   return state;
 }
 
@@ -240,7 +241,7 @@ void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int6
   }
   if (!symbols.empty() || !state.settled) return;  // other sizes, or candidates, may want them in other arrangements
   for (size_t i = 0; i < state.frozen.size(); ++i)
-    if (!main_->reads_unpacked(static_cast<int>(inputs.tensors.size() + i), state.packs)) state.frozen[i] = at::Tensor();
+    if (!main_->reads_unpacked(first_frozen_ + i, state.packs)) state.frozen[i] = at::Tensor();
 }
 
 std::map<const void*, int64_t> Weights::bytes() const {

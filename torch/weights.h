@@ -66,19 +66,20 @@ class Weights {
     std::vector<Digested> digested;
     std::vector<Denied> denied;
     mutable std::atomic<uint64_t> found_written = 0;  // of all watches, when these ones were looked at
-    std::vector<at::Tensor> frozen;                   // inputs of the main program behind the others; undefined where only packs are read
-    RunInputs frozen_inputs;                          // the same, as a run takes them
+    std::vector<at::Tensor> frozen;                   // what was computed once; undefined where only packs of it are read
+    RunInputs frozen_values;                          // the same, as a run takes them
     std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
     bool settled = true;      // it is known which contractions want their weights packed, and they are
     std::set<int> unwatched;  // inputs whose memory cannot be watched
   };
 
-  // `constant`: which inputs are passed unchanged from call to call. `prologue` may be null. `by_rule`: what is packed does not
-  // depend on time.
-  Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> prologue, std::vector<bool> constant, bool by_rule);
+  // `constant`, by slot: passed unchanged from call to call. `once` computes what lies in the slots from `first_frozen` on; it may be
+  // null. `by_rule`: what is packed does not depend on time.
+  Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runner> once, size_t first_frozen, const std::vector<bool>& constant,
+          bool by_rule);
 
-  // What agrees with the inputs' elements now.
+  // What agrees with the inputs' elements now. `inputs`: the values of a call, by slot.
   std::shared_ptr<const State> current(const RunInputs& inputs, const std::vector<int64_t>& symbols);
   std::map<const void*, int64_t> bytes() const;  // of what is packed or computed, by address
 
@@ -107,10 +108,13 @@ class Weights {
   std::optional<PackSource> source_of(State& state, int input, const RunInputs& inputs) const;
   void pack(State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const;
 
-  std::shared_ptr<const Runner> main_, prologue_;
-  std::vector<bool> constant_;
-  std::vector<int> prologue_inputs_, weights_;  // `weights_`: inputs that are packed or read by the prologue
-  std::vector<Executable::Packable> packables_;
+  bool is_frozen(size_t slot) const { return once_ && slot >= first_frozen_ && slot < first_frozen_ + once_->outputs(); }
+  std::vector<at::Tensor> compute_frozen(const RunInputs& inputs) const;
+
+  std::shared_ptr<const Runner> main_, once_;
+  size_t first_frozen_;
+  std::vector<int> sources_, weights_;           // what is computed once is computed from; the same, and what is packed
+  std::vector<Executable::Packable> packables_;  // with their slots
   std::atomic<StatePointer> state_;
   std::mutex mutex_;
   bool by_rule_;

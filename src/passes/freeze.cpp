@@ -1,7 +1,9 @@
 // What depends on constant inputs only (weights in eval mode) is computed once, not on every call.
 #include <algorithm>
 #include <map>
+#include <set>
 
+#include "passes/emission.h"
 #include "passes/passes.h"
 
 namespace broach {
@@ -97,65 +99,70 @@ Graph fold_scales(const Graph& graph, const PassContext& c) {
   });
 }
 
-void freeze(Module& m, const PassContext& c) {
-  if (!c.freeze) return;
-  const Graph& graph = *m.graph;
-  Constancy is_constant(c.constant);
-  // The values at the border: constant, computed, and read by something that is not constant. A view that only moves
-  // elements is left to its reader, so that nothing is stored repeated.
-  std::vector<Value> border;
-  std::map<std::pair<const Node*, uint32_t>, size_t> position;
-  auto visit = [&](Value v) {
+namespace {
+
+// The values that are constant, computed, and read by something that is not constant. A view that only moves elements is left to its
+// reader, so that nothing is stored repeated.
+struct Border {
+  Border(const Graph& graph, Constancy& is_constant) : is_frozen(graph.nodes().size()) {
+    for (const Node& n : graph.nodes())
+      if (n.op != Op::input && !is_constant(n))
+        for (const Value& v : n.inputs) add(v, is_constant);
+    for (const Value& v : graph.outputs()) add(v, is_constant);
+    for (auto n = graph.nodes().rbegin(); n != graph.nodes().rend(); ++n)
+      if (is_frozen[n->id])
+        for (const Value& v : n->inputs) is_frozen[v.node->id] = true;
+  }
+
+  std::vector<Value> values;
+  std::vector<bool> is_frozen;  // by node: what these are computed from, and they themselves
+
+ private:
+  void add(Value v, Constancy& is_constant) {
     while (moves_only(v.node->op)) v = v.node->inputs[0];
     if (kind_of(v.node->op) == OpKind::source || !is_constant(*v.node)) return;
-    if (position.emplace(std::pair(v.node, v.index), border.size()).second) border.push_back(v);
-  };
-  for (const Node& n : graph.nodes())
-    if (n.op != Op::input && !is_constant(n))
-      for (const Value& v : n.inputs) visit(v);
-  for (const Value& v : graph.outputs()) visit(v);
-  if (border.empty()) return;
-  GraphBuilder first(graph), second(graph);
-  std::vector<std::vector<Value>> before(graph.nodes().size()), now(graph.nodes().size());
-  auto mapped = [](const Node& n, const std::vector<std::vector<Value>>& map) {
-    std::vector<Value> out;
-    for (const Value& v : n.inputs) out.push_back(map[v.node->id].at(v.index));
-    return out;
-  };
-  for (const Node& n : graph.nodes())
-    if (n.op == Op::input) {
-      const Shape strides = graph.strides({&n, 0});
-      before[n.id] = {first.input(n.results[0], strides)};
-      now[n.id] = {second.input(n.results[0], strides)};
-    }
-  std::vector<Value> frozen;
-  for (const Value& v : border) frozen.push_back(second.input(v.type()));
+    if (known_.emplace(v.node, v.index).second) values.push_back(v);
+    is_frozen[v.node->id] = true;
+  }
+
+  std::set<std::pair<const Node*, uint32_t>> known_;
+};
+
+}  // namespace
+
+std::vector<Stage> freeze(Module& m, const Stage& stage, const PassContext& c) {
+  if (!c.freeze) return {};
+  const Graph& graph = *stage.graph;
+  std::vector<bool> constant;
+  for (size_t slot : stage.takes) constant.push_back(slot < c.constant.size() && c.constant[slot]);
+  Constancy is_constant(constant);
+  const Border border(graph, is_constant);
+  if (border.values.empty()) return {};
+  Stage once{Stage::Runs::once, nullptr, {}, {}}, in_call = stage;
+  Emission first(graph), second(graph);
+  for (size_t i = 0; i < stage.takes.size(); ++i) {
+    const Value& v = graph.inputs()[i];
+    second.input(v, graph.strides(v));
+    if (!border.is_frozen[v.node->id]) continue;
+    first.input(v, graph.strides(v));
+    once.takes.push_back(stage.takes[i]);
+  }
+  for (const Value& v : border.values) {
+    second.input(v, contiguous_strides(v.shape()));
+    once.gives.push_back(m.new_slot(v.type(), contiguous_strides(v.shape())));
+    in_call.takes.push_back(once.gives.back());
+  }
   for (const Node& n : graph.nodes()) {
     if (n.op == Op::input) continue;
-    first.set_line_index(n.line);
-    second.set_line_index(n.line);
-    if (is_constant(n)) before[n.id] = first.emit_all(n.op, mapped(n, before), n.attrs);
-    now[n.id].resize(n.results.size());
-    bool all_frozen = true;
-    for (uint32_t i = 0; i < n.results.size(); ++i) {
-      auto it = position.find({&n, i});
-      if (it != position.end()) now[n.id][i] = frozen[it->second];
-      else all_frozen = false;
-    }
-    // What only feeds frozen values is never read here, and is dropped by the next pass that rebuilds the graph.
-    bool readable = true;
-    for (const Value& v : n.inputs) readable = readable && now[v.node->id].at(v.index);
-    if (all_frozen || !readable) continue;
+    if (border.is_frozen[n.id]) first.emit(n);
     if (is_constant(n) && !moves_only(n.op) && kind_of(n.op) != OpKind::source) continue;
-    now[n.id] = second.emit_all(n.op, mapped(n, now), n.attrs);
+    // What only feeds frozen values is never read here, and is dropped by the next pass that rebuilds the graph.
+    if (std::ranges::all_of(n.inputs, [&](const Value& v) { return second.has(v); })) second.emit(n);
   }
-  std::vector<Value> border_values, outputs;
-  for (const Value& v : border) border_values.push_back(before[v.node->id].at(v.index));
-  for (const Value& v : graph.outputs()) outputs.push_back(now[v.node->id].at(v.index));
-  auto nothing = [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; };
-  Graph prologue = first.finish(std::move(border_values)), main = second.finish(std::move(outputs), graph.requests());
-  m.prologue = std::make_shared<const Graph>(rewrite(prologue, nothing));
-  m.graph = std::make_shared<const Graph>(rewrite(main, nothing));
+  m.set_graph(once, first.b.finish(first.of(border.values)));
+  m.set_graph(in_call, rewrite(second.b.finish(second.of(graph.outputs()), graph.requests()),
+                               [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; }));
+  return {std::move(once), std::move(in_call)};
 }
 
 }  // namespace broach

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "passes/emission.h"
+#include "passes/passes.h"
 #include "support/error.h"
 #include "support/min_cut.h"
 
@@ -25,29 +27,14 @@ class ValueNumbers {
   size_t count_ = 0;
 };
 
-// Nodes of one graph in another.
-struct Emission {
-  explicit Emission(const Graph& graph) : g(graph), b(graph), now(graph.nodes().size()) {}
-  const Graph& g;
-  GraphBuilder b;
-  std::vector<std::vector<Value>> now;  // by node id
-
-  Value of(const Value& v) const { return now[v.node->id].at(v.index); }
-  void emit(const Node& n) {
-    std::vector<Value> inputs;
-    for (const Value& v : n.inputs) inputs.push_back(of(v));
-    b.set_line_index(n.line);
-    now[n.id] = b.emit_all(n.op, std::move(inputs), n.attrs);
-  }
-  // With these of the outputs.
-  Graph finish(const std::vector<bool>& wanted) {
-    std::vector<Value> outputs;
-    std::vector<OutputRequest> requests;
-    for (size_t i = 0; i < wanted.size(); ++i)
-      if (wanted[i]) outputs.push_back(of(g.outputs()[i])), requests.push_back(g.requests()[i]);
-    return b.finish(std::move(outputs), std::move(requests));
-  }
-};
+// With these of the outputs.
+Graph finish(Emission& e, const Graph& g, const std::vector<bool>& wanted) {
+  std::vector<Value> outputs;
+  std::vector<OutputRequest> requests;
+  for (size_t i = 0; i < wanted.size(); ++i)
+    if (wanted[i]) outputs.push_back(e.of(g.outputs()[i])), requests.push_back(g.requests()[i]);
+  return e.b.finish(std::move(outputs), std::move(requests));
+}
 
 class Partitioner {
  public:
@@ -253,7 +240,7 @@ class Partitioner {
     }
     Emission e(g_);
     for (const Value& v : g_.inputs())
-      if (!is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
+      if (!is_tangent(*v.node)) e.input(v, g_.strides(v));
     for (const Node& n : g_.nodes())
       if (n.op != Op::input && needed[n.id]) e.emit(n);
     std::vector<Value> outputs;
@@ -286,16 +273,13 @@ class Partitioner {
     for (const Value& v : g_.inputs())
       if (is_saved_[numbers_.of(v)] && is_kept_input(v)) {
         out.inputs.push_back(static_cast<int>(v.node->integer(Attr::index)));
-        e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
+        e.input(v, g_.strides(v));
       }
-    for (size_t i = 0; const Value& v : saved_values()) {
-      e.now[v.node->id].resize(v.node->results.size());
-      e.now[v.node->id][v.index] = e.b.input(v.type(), out.forward->requests()[static_cast<size_t>(out.saved[i++])].strides);
-    }
+    for (size_t i = 0; const Value& v : saved_values()) e.input(v, out.forward->requests()[static_cast<size_t>(out.saved[i++])].strides);
     for (const Value& v : g_.inputs())
-      if (is_tangent(*v.node)) e.now[v.node->id] = {e.b.input(v.type(), g_.strides(v))};
+      if (is_tangent(*v.node)) e.input(v, g_.strides(v));
     for (const Node* n : as_late_as_possible(computed_later())) e.emit(*n);
-    return std::make_shared<const Graph>(e.finish(joint_.is_gradient));
+    return std::make_shared<const Graph>(finish(e, g_, joint_.is_gradient));
   }
 
   // By node: what is neither given nor saved, and that gradients need.
@@ -344,31 +328,36 @@ class Partitioner {
 
 }  // namespace
 
-Graph with_input_strides(const Graph& graph, const std::map<size_t, Shape>& strides) {
-  Emission e(graph);
-  for (size_t i = 0; i < graph.inputs().size(); ++i) {
-    const Value& v = graph.inputs()[i];
-    auto other = strides.find(i);
-    e.now[v.node->id] = {e.b.input(v.type(), other == strides.end() ? graph.strides(v) : other->second)};
-  }
-  for (const Node& n : graph.nodes())
-    if (n.op != Op::input) e.emit(n);
-  return e.finish(std::vector<bool>(graph.outputs().size(), true));
-}
-
-Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given) {
+Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given, const std::vector<Shape>& strides) {
   Emission e(backward);
   const size_t first = backward.inputs().size() - given.size();
   for (size_t i = 0; i < backward.inputs().size(); ++i) {
     const Value& v = backward.inputs()[i];
-    e.now[v.node->id] = {e.b.input(v.type(), backward.strides(v))};
-    if (i >= first && !given[i - first]) e.now[v.node->id] = {e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device)};
+    e.input(v, strides[i]);
+    if (i >= first && !given[i - first]) e.set(v, e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device));
   }
   for (const Node& n : backward.nodes())
     if (n.op != Op::input) e.emit(n);
-  return rewrite(e.finish(outputs), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
+  return rewrite(finish(e, backward, outputs), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
 }
 
 Partition partition(const Graph& graph, const Joint& joint) { return Partitioner(graph, joint).run(); }
+
+std::vector<Stage> split_gradients(Module& m, const Stage& whole, const PassContext& c) {
+  if (!c.joint) return {};
+  if (m.stages.size() > 1) unsupported("gradients of a program that is divided otherwise");
+  Partition parts = partition(*whole.graph, *c.joint);
+  m.saved_bytes = parts.saved_bytes;
+  const auto tangents = whole.takes.end() - static_cast<std::ptrdiff_t>(c.joint->tangents);
+  Stage now{Stage::Runs::in_call, std::move(parts.forward), {whole.takes.begin(), tangents}, {}};
+  Stage later{Stage::Runs::for_gradients, std::move(parts.backward), {}, {}};
+  for (size_t i = 0; i < whole.gives.size(); ++i) (c.joint->is_gradient[i] ? later : now).gives.push_back(whole.gives[i]);
+  for (size_t i = now.gives.size(); i < now.graph->outputs().size(); ++i)
+    now.gives.push_back(m.new_slot(now.graph->outputs()[i].type(), now.graph->requests()[i].strides));
+  for (int i : parts.inputs) later.takes.push_back(whole.takes[static_cast<size_t>(i)]);
+  for (int s : parts.saved) later.takes.push_back(now.gives[static_cast<size_t>(s)]);
+  later.takes.insert(later.takes.end(), tangents, whole.takes.end());
+  return {std::move(now), std::move(later)};
+}
 
 }  // namespace broach

@@ -2,7 +2,6 @@
 // asked for. In between lie the values that the call saves.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -32,10 +31,8 @@ struct Partition {
 // the host's library never are. Each value is computed as late as it can be. Throws Unsupported where an effect depends on a tangent.
 Partition partition(const Graph& graph, const Joint& joint);
 
-// The same with some inputs lying otherwise, by position: saved values lie as what computes them found best.
-Graph with_input_strides(const Graph& graph, const std::map<size_t, Shape>& strides);
-
-// The later graph with only some of its outputs, and zeros for those of its last inputs that are not given.
-Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given);
+// The later graph with only some of its outputs, with zeros for those of its last inputs that are not given, and inputs that lie so:
+// saved values lie as what computes them found best.
+Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given, const std::vector<Shape>& strides);
 
 }  // namespace broach

@@ -8,36 +8,39 @@ namespace broach {
 
 namespace {
 
-std::function<void(Module&, const PassContext&)> on_module(Divide* pass) { return pass; }
-std::function<void(Module&, const PassContext&)> on_module(Whole* pass) {
-  return [pass](Module& m, const PassContext& c) { m.graph = std::make_shared<const Graph>(pass(*m.graph, c)); };
+using Run = std::function<void(Module&, const PassContext&)>;
+
+Run on_module(Rewrite* pass) {
+  return [pass](Module& m, const PassContext& c) {
+    for (Stage& s : m.stages)
+      if (s.is_compiled()) m.set_graph(s, pass(*s.graph, c));
+  };
+}
+Run on_module(Divide* pass) {
+  return [pass](Module& m, const PassContext& c) {
+    std::vector<Stage> stages;
+    for (const Stage& s : m.stages) {
+      std::vector<Stage> parts;
+      if (s.runs == Stage::Runs::in_call) parts = pass(m, s, c);
+      if (parts.empty()) parts.push_back(s);
+      stages.insert(stages.end(), parts.begin(), parts.end());
+    }
+    m.stages = std::move(stages);
+  };
 }
 
-constexpr Pass::Part part_of(std::string_view on) { return on == "Stage" ? Pass::Part::stage : Pass::Part::program; }
-
 const Pass kPasses[] = {
-#define PASS(name, function, on, needed, does) {name, does, on_module(function), needed, part_of(#on)},
+#define PASS(name, function, as, needed, does) {name, does, on_module(function), needed},
 #include "passes/passes.def"
 #undef PASS
 };
 
 }  // namespace
 
-void Module::verify() const {
-  graph->verify();
-  if (prologue) prologue->verify();
-  if (segments)
-    for (const Segment& s : segments->list) s.graph->verify();
+std::span<const Pass> passes(std::string_view first) {
+  const std::span<const Pass> all(kPasses);
+  return first.empty() ? all : all.subspan(static_cast<size_t>(std::ranges::find(all, first, &Pass::name) - all.begin()));
 }
-
-std::string Module::str() const {
-  std::string text = prologue ? cat("# once\n", prologue->str(), "# in every call\n") : "";
-  if (!segments) return text + graph->str();
-  for (size_t i = 0; i < segments->list.size(); ++i) text += cat("# segment ", i, "\n", segments->list[i].graph->str());
-  return text;
-}
-
-std::span<const Pass> passes() { return kPasses; }
 
 void check_pass_names(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
@@ -49,11 +52,11 @@ void check_pass_names(const std::vector<std::string>& names) {
   }
 }
 
-void run_passes(Module& module, Pass::Part part, const PassContext& context, const std::vector<std::string>& disabled,
+void run_passes(std::span<const Pass> passes, Module& module, const PassContext& context, const std::vector<std::string>& disabled,
                 std::vector<std::pair<std::string, double>>* seconds, const std::function<void(const char*, const Module&)>& observe) {
   check_pass_names(disabled);
-  for (const Pass& p : kPasses) {
-    if (p.part != part || std::find(disabled.begin(), disabled.end(), p.name) != disabled.end()) continue;
+  for (const Pass& p : passes) {
+    if (std::find(disabled.begin(), disabled.end(), p.name) != disabled.end()) continue;
     auto start = std::chrono::steady_clock::now();
     p.run(module, context);
     if (verifies()) module.verify();

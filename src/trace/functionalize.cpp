@@ -20,10 +20,7 @@ class Functionalizer {
   }
 
   Program run() {
-    for (size_t i = 0; i < t_.inputs.size(); ++i) {
-      memory_.add_input(static_cast<int>(i), t_.inputs[i]);
-      program_.input_strides.push_back(info(t_.inputs[i]).strides);
-    }
+    for (size_t i = 0; i < t_.inputs.size(); ++i) memory_.add_input(static_cast<int>(i), t_.inputs[i]);
     for (const TraceOp& op : t_.ops) {
       if (op.line >= 0) b_.set_line(t_.lines[static_cast<size_t>(op.line)]);
       process(op);

@@ -30,12 +30,14 @@ struct ResultSpec {
   SymInt offset;      // in elements of `type`, which need not be the base's
   bool conj = false;  // a lazy conjugate or negative of the base
   bool neg = false;
+
+  bool is_of_input() const { return kind == Kind::input || kind == Kind::view_of_input; }
+  bool is_made() const { return kind == Kind::fresh || kind == Kind::view_of_fresh; }
 };
 
 struct Program {
   std::shared_ptr<const Graph> graph;
   std::vector<ResultSpec> results;  // by program output
-  std::vector<Shape> input_strides;
   std::vector<int> mutated_inputs;
   // Where the program read values that it computed, the last `reads` results are these, in order. Nothing may be seen of a run
   // with other values, or with sizes that depend on data and do not fit, so the new elements of inputs are then graph outputs too,

@@ -21,7 +21,8 @@ TEST_CASE("devices: a number of the host's is copied to a device that cannot rea
   set_target(DeviceKind::cuda, &other);
   const CompiledTrace compiled = compile_trace(Trace::parse(kProgram), {false, false}, Targets(), nullptr, {});
   set_target(DeviceKind::cuda, nullptr);
-  const Schedule& s = compiled.main->schedule();
+  const Executable& main = *compiled.executables.at(0);
+  const Schedule& s = main.schedule();
   s.verify();
 
   const Device cuda{DeviceKind::cuda, 0};
@@ -39,7 +40,7 @@ TEST_CASE("devices: a number of the host's is copied to a device that cannot rea
     if (s.buffers[b].kind == Buffer::Kind::input) frame.data[b] = s.buffers[b].index == 0 ? static_cast<void*>(x.data()) : &number;
   frame.data[static_cast<size_t>(s.output_buffers[0])] = y.data();
   frame.data[static_cast<size_t>(s.output_buffers[1])] = &negative;
-  compiled.main->run(frame);
+  main.run(frame);
   other.copy(result, y.data(), sizeof result, true, run);
   for (int i = 0; i < 4; ++i) CHECK(result[i] == 3 * values[i]);
   CHECK(negative == -3);

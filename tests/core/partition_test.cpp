@@ -143,7 +143,7 @@ TEST_CASE("partition: only what is asked for is computed, with zeros for tangent
   Graph g = Graph::parse(
       "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = input(index=2) : f32[4]\n"
       "%3 = mul(%0, %1) : f32[4]\n%4 = add(%3, %2) : f32[4]\n%5 = exp(%2) : f32[4]\nreturn %4, %5\n");
-  Graph part = part_of(g, {true, false}, {true, false});
+  Graph part = part_of(g, {true, false}, {true, false}, {{1}, {1}, {1}});
   part.verify();
   CHECK(part.inputs().size() == 3);
   CHECK(part.outputs().size() == 1);

@@ -7,10 +7,10 @@
 namespace broach::testing {
 
 inline Schedule scheduled(const Graph& source, const ScheduleOptions& options = {}) {
-  Module m{std::make_shared<const Graph>(drop_unused(source, {})), nullptr, nullptr};
-  run_passes(m, Pass::Part::stage, {.constant = {}, .strict = options.strict, .fuse = options.fuse}, {}, nullptr, nullptr);
+  Module m(std::make_shared<const Graph>(drop_unused(source, {})));
+  run_passes(passes("separate_outputs"), m, {.constant = {}, .strict = options.strict, .fuse = options.fuse}, {}, nullptr, nullptr);
   m.verify();
-  return make_schedule(m.graph, options);
+  return make_schedule(m.stages[0].graph, options);
 }
 
 }  // namespace broach::testing

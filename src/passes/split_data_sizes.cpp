@@ -1,9 +1,10 @@
-#include "passes/segments.h"
-
+// A program in which sizes depend on data runs in segments: the call that finds out a size comes between two of them, so that
+// each is compiled, planned and run with sizes that are known when it begins.
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "passes/emission.h"
 #include "passes/passes.h"
 #include "support/error.h"
 
@@ -36,18 +37,22 @@ std::vector<SymbolId> symbols_of(const Node& n) {
 
 class Splitter {
  public:
-  explicit Splitter(const Graph& graph) : g_(graph), level_(graph.nodes().size()), cheap_(graph.nodes().size(), kNotCheap) {}
+  Splitter(Module& module, const Stage& whole)
+      : m_(module), whole_(whole), g_(*whole.graph), level_(g_.nodes().size()), cheap_(g_.nodes().size(), kNotCheap) {}
 
-  Segments run() {
+  std::vector<Stage> run() {
     find_levels();
-    for (const Value& v : g_.inputs()) out_.slots.push_back({v.type(), {}});
     size_t last = 0;
     for (const Node& n : g_.nodes()) last = std::max(last, binds(n) ? level_[n.id] + 1 : level_[n.id]);
     pieces_.resize(last + 1);
     for (const Node& n : g_.nodes()) assign(n);
-    for (size_t i = 0; i < g_.outputs().size(); ++i) assign_output(g_.outputs()[i], g_.requests()[i]);
-    for (size_t k = 0; k < pieces_.size(); ++k) out_.list.push_back(emit(k));
-    return std::move(out_);
+    for (size_t i = 0; i < g_.outputs().size(); ++i) assign_output(i);
+    std::vector<Stage> out;
+    for (size_t k = 0; k < pieces_.size(); ++k) {
+      out.push_back(segment(k));
+      for (const Node* call : pieces_[k].calls) out.push_back(call_behind(*call, k));
+    }
+    return out;
   }
 
  private:
@@ -58,11 +63,10 @@ class Splitter {
   struct Piece {
     std::vector<const Node*> nodes;
     std::vector<std::pair<Value, size_t>> outputs;  // values with their slots
-    std::vector<OutputRequest> requests;
-    std::vector<Value> carried;
-    std::set<Key> is_carried;
-    std::vector<Segment::Call> calls;
-    std::map<Key, size_t> own;  // slots of what is computed anew here, for calls
+    std::vector<Value> inputs;
+    std::set<Key> is_input;
+    std::vector<const Node*> calls;  // made behind the segment, in this order; each binds symbols
+    std::map<Key, size_t> own;       // slots of what is computed anew here, for calls
   };
 
   // ---- where each node is computed ----
@@ -110,131 +114,125 @@ class Splitter {
   bool on_demand(const Node& n) const { return n.op != Op::input && (is_view(n.op) || cheap_[n.id] != kNotCheap); }
 
   // ---- what goes from segment to segment ----
-  size_t new_slot(const Value& v, Shape strides) {
-    out_.slots.push_back({v.type(), std::move(strides)});
-    return out_.slots.size() - 1;
-  }
-
   // The slot of a value that is stored where it is computed; of a view or something cheap, that of segment `k`'s own copy.
   size_t slot_of(const Value& v, size_t k) {
     const Node& n = *v.node;
-    if (n.op == Op::input) return static_cast<size_t>(n.integer(Attr::index));
+    if (n.op == Op::input) return whole_.takes[static_cast<size_t>(n.integer(Attr::index))];
     auto& slots = on_demand(n) ? pieces_[k].own : stored_;
     if (auto it = slots.find({&n, v.index}); it != slots.end()) return it->second;
-    bool made_by_call = binds(n);
-    size_t slot = new_slot(v, made_by_call ? n.call().result_strides[v.index] : contiguous_strides(v.shape()));
+    size_t slot = m_.new_slot(v.type(), binds(n) ? n.call().result_strides[v.index] : contiguous_strides(v.shape()));
     slots[{&n, v.index}] = slot;
-    if (!made_by_call) store(v, slot, on_demand(n) ? k : level_[n.id]);
-    else call_of(n).results[v.index] = static_cast<int64_t>(slot);
+    if (!binds(n)) pieces_[on_demand(n) ? k : level_[n.id]].outputs.emplace_back(v, slot);
     return slot;
   }
-
-  void store(const Value& v, size_t slot, size_t k) {
-    pieces_[k].outputs.emplace_back(v, slot);
-    pieces_[k].requests.push_back({out_.slots[slot].strides, -1});
-  }
-
-  Segment::Call& call_of(const Node& n) { return pieces_[level_[n.id]].calls[call_index_.at(&n)]; }
 
   // Segment `k` reads the value.
   void demand(const Value& v, size_t k) {
     const Node& n = *v.node;
-    if (n.op == Op::input) return;
     if (on_demand(n)) {
       for (const Value& in : n.inputs) demand(in, k);
       return;
     }
-    if (level_[n.id] == k && !binds(n)) return;
-    if (!pieces_[k].is_carried.insert({&n, v.index}).second) return;
+    if (n.op != Op::input && level_[n.id] == k && !binds(n)) return;
+    if (!pieces_[k].is_input.insert({&n, v.index}).second) return;
     slot_of(v, k);
-    pieces_[k].carried.push_back(v);
+    pieces_[k].inputs.push_back(v);
   }
 
   void assign(const Node& n) {
     if (n.op == Op::input || on_demand(n)) return;
     size_t k = level_[n.id];
-    for (const Value& v : n.inputs) demand(v, k);
-    if (!binds(n)) return pieces_[k].nodes.push_back(&n);
-    Segment::Call call;
-    call.call = n.get<std::shared_ptr<const ExternCall>>(Attr::call);
-    call.results.assign(n.results.size(), -1);
-    for (const Value& v : n.inputs) call.operands.push_back(slot_of(v, k));
-    call_index_[&n] = pieces_[k].calls.size();
-    pieces_[k].calls.push_back(std::move(call));
+    for (const Value& v : n.inputs) {
+      if (!binds(n) || on_demand(*v.node)) demand(v, k);
+      if (binds(n)) slot_of(v, k);
+    }
+    if (binds(n)) pieces_[k].calls.push_back(&n);
+    else pieces_[k].nodes.push_back(&n);
   }
 
   // What a call gives back is stored as the caller wants it, once; a second one is a copy.
-  void assign_output(const Value& v, const OutputRequest& request) {
+  void assign_output(size_t i) {
+    const Value& v = g_.outputs()[i];
     const Node& n = *v.node;
-    size_t last = pieces_.size() - 1;
+    const Shape& strides = g_.requests()[i].strides;
+    size_t k = pieces_.size() - 1;
     bool ours = n.op != Op::input && !on_demand(n) && taken_.insert({&n, v.index}).second;
-    if (ours && binds(n)) ours = n.call().result_strides[v.index] == request.strides;
+    if (ours && binds(n)) ours = n.call().result_strides[v.index] == strides;
+    if (ours && (binds(n) || stored_.contains({&n, v.index})) && m_.slots[slot_of(v, k)].strides == strides) {
+      std::replace(m_.outputs.begin(), m_.outputs.end(), whole_.gives[i], slot_of(v, k));
+      return;
+    }
     if (ours && !binds(n) && !stored_.contains({&n, v.index})) {
-      size_t slot = new_slot(v, request.strides);
-      stored_[{&n, v.index}] = slot;
-      store(v, slot, level_[n.id]);
-      return out_.outputs.push_back(slot);
+      stored_[{&n, v.index}] = whole_.gives[i];
+      k = level_[n.id];
+    } else {
+      demand(v, k);
     }
-    if (ours && out_.slots[slot_of(v, last)].strides == request.strides) return out_.outputs.push_back(slot_of(v, last));
-    demand(v, last);
-    size_t slot = new_slot(v, request.strides);
-    store(v, slot, last);
-    out_.outputs.push_back(slot);
+    pieces_[k].outputs.emplace_back(v, whole_.gives[i]);
   }
 
-  // ---- the segments' graphs ----
-  struct Emission {
-    GraphBuilder b;
-    std::map<Key, Value> now;
-  };
-
-  Value value(Emission& e, const Value& v) {
-    auto it = e.now.find({v.node, v.index});
-    if (it != e.now.end()) return it->second;
-    const Node& n = *v.node;
-    std::vector<Value> inputs;
-    for (const Value& in : n.inputs) inputs.push_back(value(e, in));
-    e.b.set_line_index(n.line);
-    auto made = e.b.emit_all(n.op, std::move(inputs), n.attrs);
-    for (uint32_t i = 0; i < made.size(); ++i) e.now[{&n, i}] = made[i];
-    return made.at(v.index);
+  // ---- the stages' graphs ----
+  void take(Emission& e, Stage& s, const Value& v, size_t k) {
+    s.takes.push_back(slot_of(v, k));
+    e.input(v, m_.slots[s.takes.back()].strides);
   }
 
-  Segment emit(size_t k) {
-    Piece& p = pieces_[k];
-    Emission e{GraphBuilder(g_), {}};
-    for (const Value& v : g_.inputs()) e.now[{v.node, 0}] = e.b.input(v.type(), g_.strides(v));
-    Segment s;
-    for (const Value& v : p.carried) {
-      s.carried.push_back(slot_of(v, k));
-      e.now[{v.node, v.index}] = e.b.input(v.type(), out_.slots[s.carried.back()].strides);
-    }
-    for (const Node* n : p.nodes) value(e, {n, 0});
+  // With what it is computed of on demand.
+  void emit(Emission& e, const Node& n) {
+    for (const Value& v : n.inputs)
+      if (!e.has(v)) emit(e, *v.node);
+    e.emit(n);
+  }
+
+  void finish(Emission& e, Stage& s, const std::vector<std::pair<Value, size_t>>& given) {
     std::vector<Value> outputs;
-    for (auto& [v, slot] : p.outputs) {
-      outputs.push_back(value(e, v));
-      s.outputs.push_back(slot);
+    std::vector<OutputRequest> requests;
+    for (auto& [v, slot] : given) {
+      if (!e.has(v)) emit(e, *v.node);
+      outputs.push_back(e.of(v));
+      requests.push_back({m_.slots[slot].strides, -1});
+      s.gives.push_back(slot);
     }
-    s.calls = std::move(p.calls);
-    s.graph = std::make_shared<const Graph>(e.b.finish(std::move(outputs), std::move(p.requests)));
+    m_.set_graph(s, e.b.finish(std::move(outputs), std::move(requests)));
+  }
+
+  Stage segment(size_t k) {
+    Emission e(g_);
+    Stage s;
+    for (const Value& v : pieces_[k].inputs) take(e, s, v, k);
+    for (const Node* n : pieces_[k].nodes) emit(e, *n);
+    finish(e, s, pieces_[k].outputs);
     return s;
   }
 
+  Stage call_behind(const Node& n, size_t k) {
+    Emission e(g_);
+    Stage s{Stage::Runs::for_sizes, nullptr, {}, {}};
+    for (const Value& v : n.inputs)
+      if (!e.has(v)) take(e, s, v, k);
+    e.emit(n);
+    std::vector<std::pair<Value, size_t>> given;
+    for (uint32_t i = 0; i < n.results.size(); ++i)
+      if (auto slot = stored_.find({&n, i}); slot != stored_.end()) given.push_back({{&n, i}, slot->second});
+    finish(e, s, given);
+    return s;
+  }
+
+  Module& m_;
+  const Stage& whole_;
   const Graph& g_;
   std::vector<size_t> level_;  // by node: the segment that computes it, or behind which it is called
   std::vector<int> cheap_;     // by node: see cost()
   std::vector<Piece> pieces_;
   std::map<Key, size_t> stored_;
-  std::map<const Node*, size_t> call_index_;
   std::set<Key> taken_;
-  Segments out_;
 };
 
 }  // namespace
 
-void split_data_sizes(Module& m, const PassContext&) {
-  if (std::any_of(m.graph->nodes().begin(), m.graph->nodes().end(), binds))
-    m.segments = std::make_shared<const Segments>(Splitter(*m.graph).run());
+std::vector<Stage> split_data_sizes(Module& m, const Stage& stage, const PassContext&) {
+  if (std::none_of(stage.graph->nodes().begin(), stage.graph->nodes().end(), binds)) return {};
+  return Splitter(m, stage).run();
 }
 
 }  // namespace broach

@@ -37,28 +37,23 @@ size_t count(const Graph& g, Op op) {
 TEST_CASE("a graph is cut where sizes become known") {
   Graph g = Graph::parse(kProgram);
   CHECK(Graph::parse(g.str()).str() == g.str());
-  Module m{std::make_shared<const Graph>(std::move(g)), nullptr, nullptr};
-  split_data_sizes(m, {});
-  REQUIRE(m.segments);
-  const Segments& s = *m.segments;
-  REQUIRE(s.list.size() == 3);
-  for (const Segment& segment : s.list) {
-    segment.graph->verify();
-    CHECK(segment.graph->inputs().size() == 2 + segment.carried.size());
-    CHECK(count(*segment.graph, Op::extern_call) == 0);
-    CHECK(segment.outputs.size() == segment.graph->outputs().size());
-  }
-  CHECK(s.list[0].calls.size() == 1);
-  CHECK(s.list[1].calls.size() == 1);
-  CHECK(s.list[2].calls.empty());
+  Module m(std::make_shared<const Graph>(std::move(g)));
+  m.stages = split_data_sizes(m, m.stages[0], {});
+  m.verify();
+  using Runs = Stage::Runs;
+  std::vector<Runs> runs;
+  for (const Stage& s : m.stages) runs.push_back(s.runs);
+  REQUIRE(runs == std::vector<Runs>{Runs::in_call, Runs::for_sizes, Runs::in_call, Runs::for_sizes, Runs::in_call});
+  for (const Stage& s : m.stages) CHECK(count(*s.graph, Op::extern_call) == (s.runs == Runs::for_sizes ? 1 : 0));
   // The sum is done as soon as its elements are there, the positions once they can be counted.
-  CHECK(count(*s.list[1].graph, Op::reduce_sum) == 1);
-  CHECK(count(*s.list[2].graph, Op::iota) == 1);
-  CHECK(count(*s.list[0].graph, Op::iota) == 0);
+  CHECK(count(*m.stages[2].graph, Op::reduce_sum) == 1);
+  CHECK(count(*m.stages[4].graph, Op::iota) == 1);
+  CHECK(count(*m.stages[0].graph, Op::iota) == 0);
   // A result of a call that lies as it is wanted is given out as it is.
-  REQUIRE(s.outputs.size() == 4);
-  CHECK(static_cast<int64_t>(s.outputs[3]) == s.list[0].calls[0].results[0]);
-  CHECK(s.list[1].carried == std::vector<size_t>{s.outputs[3]});
+  REQUIRE(m.outputs.size() == 4);
+  CHECK(m.stages[1].gives == std::vector<size_t>{m.outputs[3]});
+  CHECK(m.stages[2].takes == std::vector<size_t>{0, m.outputs[3]});
+  CHECK(Module::parse(m.str()).str() == m.str());
 }
 
 TEST_CASE("no symbol is replaced by one that is known later") {

@@ -1,0 +1,147 @@
+#include "stages.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+
+#include "compat.h"
+#include "externs.h"
+#include "support/error.h"
+
+namespace broach {
+
+// A call of libtorch's between two stages.
+class Stages::Call {
+ public:
+  Call(const Stage& stage, size_t inputs) : takes_(stage.takes), call_(stage.graph->nodes().back().call()), op_(call_) {
+    check(call_.mutated.empty(), call_.schema, ": gives sizes and writes its operands");
+    for (const Value& v : stage.graph->nodes().back().inputs) operands_.push_back(static_cast<size_t>(v.node->integer(Attr::index)));
+    for (size_t i = 0; i < stage.gives.size(); ++i) gives_.emplace_back(stage.graph->outputs()[i].index, stage.gives[i] - inputs);
+  }
+
+  const std::vector<ExternCall::Bind>& binds() const { return call_.binds; }
+  const std::string& schema() const { return call_.schema; }
+
+  // Writes the symbols that it binds; the results are kept once the sizes are known to fit.
+  torch::jit::Stack run(const RunInputs& values, std::vector<int64_t>& symbols) const {
+    c10::SmallVector<at::Tensor, 8> operands;
+    for (size_t i : operands_) operands.push_back(*values.tensors[takes_[i]]);
+    for (int64_t i : call_.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
+    torch::jit::Stack stack = op_.run(operands, symbols);
+    for (const ExternCall::Bind& b : binds())
+      symbols[b.symbol] = b.result < 0 ? stack.at(0).toScalar().toLong() : stack.at(static_cast<size_t>(b.result)).toTensor().size(b.dim);
+    return stack;
+  }
+
+  void keep(const torch::jit::Stack& stack, const std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const {
+    for (auto [i, place] : gives_) {
+      const Type& type = call_.results[i];
+      at::Tensor t = stack.at(i).toTensor();
+      auto sizes = evaluate(type.shape, symbols), strides = evaluate(call_.result_strides[i], symbols);
+      check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == type.dtype, "extern ", call_.schema, " gave sizes ",
+            t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
+      if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) t = at::empty_strided(sizes, strides, t.options()).copy_(t);
+      made[place] = std::move(t);
+    }
+  }
+
+ private:
+  const std::vector<size_t> takes_;
+  const ExternCall& call_;
+  ExternOp op_;
+  std::vector<size_t> operands_;                    // inputs of the stage
+  std::vector<std::pair<uint32_t, size_t>> gives_;  // results, and where among what is made
+};
+
+Stages::Stages(const CompiledTrace& compiled, const std::vector<bool>& constant, const std::vector<int>& written,
+               const PipelineOptions& options)
+    : inputs_(compiled.module.inputs), values_(inputs_) {
+  const Module& m = compiled.module;
+  std::vector<bool> stays = constant, is_taken(m.slots.size());
+  stays.resize(m.slots.size(), false);
+  for (size_t k = 0; k < m.stages.size(); ++k) {
+    const Stage& s = m.stages[k];
+    if (s.runs == Stage::Runs::for_gradients) break;
+    std::vector<size_t> places;
+    for (size_t slot : s.takes) is_taken[slot] = true, values_ = std::max(values_, slot + 1);
+    const bool once = s.runs == Stage::Runs::once;
+    for (size_t slot : s.gives) {
+      places.push_back(slot - (once ? s.gives[0] : inputs_));
+      if (once) stays[slot] = true;
+      else made_ = std::max(made_, slot - inputs_ + 1);
+    }
+    if (once) {
+      once_ = std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places));
+      first_frozen_ = s.gives[0];
+    } else if (s.runs == Stage::Runs::for_sizes) {
+      parts_.push_back({nullptr, nullptr, std::make_unique<const Call>(s, inputs_), s.gives});
+      calls_.push_back(parts_.back().call->schema());
+    } else {
+      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written), stays, options);
+    }
+  }
+  for (Part& p : parts_) std::erase_if(p.gives, [&](size_t slot) { return !is_taken[slot]; });
+}
+
+// What is computed once belongs to the first one that runs in every call.
+void Stages::add(const Stage& stage, std::shared_ptr<const Runner> runner, const std::vector<bool>& constant,
+                 const PipelineOptions& options) {
+  executables_.push_back(&runner->executable());
+  std::unique_ptr<Weights> weights;
+  if (options.freeze)
+    weights = std::make_unique<Weights>(runner, executables_.size() == 1 ? once_ : nullptr, first_frozen_, constant,
+                                        options.settings.contractions.deterministic);
+  parts_.push_back({std::move(runner), std::move(weights), nullptr, stage.gives});
+}
+
+Stages::~Stages() = default;
+
+bool Stages::find_sizes(const Call& call, const RunInputs& values, const SizeGuards& guards, std::vector<bool>& known,
+                        std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const {
+  at::AutoDispatchBelowADInplaceOrView below;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  torch::jit::Stack given;
+  try {
+    given = call.run(values, symbols);
+  } catch (const c10::Error&) {
+    return false;  // on a way that eager might not have taken: a run that finds no other raises it
+  }
+  std::vector<SymbolId> fresh;
+  for (const ExternCall::Bind& b : call.binds()) fresh.push_back(b.symbol);
+  if (!guards.match_late(fresh, known, symbols)) return false;
+  call.keep(given, symbols, made);
+  return true;
+}
+
+bool Stages::run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const {
+  made.resize(made_);
+  if (values_ > inputs_) values.resize(values_);
+  std::vector<bool> known;
+  std::shared_ptr<const Weights::State> frozen;  // holds what later stages take of it
+  for (const Part& p : parts_) {
+    if (p.call) {
+      if (!find_sizes(*p.call, values, guards, known, symbols, made)) return false;
+    } else {
+      std::shared_ptr<const Weights::State> weights = p.weights ? p.weights->current(values, symbols) : nullptr;
+      if (weights && !weights->frozen.empty()) values.set(first_frozen_, (frozen = weights)->frozen_values);
+      p.runner->run(values, symbols, weights ? &weights->packs : nullptr, made);
+    }
+    for (size_t slot : p.gives) values.set(slot, made[slot - inputs_]);
+  }
+  return true;
+}
+
+bool Stages::can_fail() const {
+  auto may = [](const Executable* e) { return broach::can_fail(e->schedule()); };
+  return std::any_of(executables_.begin(), executables_.end(), may) || (once_ && may(&once_->executable()));
+}
+
+std::map<const void*, int64_t> Stages::packed() const {
+  std::map<const void*, int64_t> out;
+  for (const Part& p : parts_)
+    if (p.weights) out.merge(p.weights->bytes());
+  return out;
+}
+
+}  // namespace broach

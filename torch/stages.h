@@ -1,0 +1,56 @@
+// Runs the stages of a compiled program: those that are compiled, and between them the calls of libtorch's that find out sizes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compile.h"
+#include "runner.h"
+#include "runtime/guards.h"
+#include "weights.h"
+
+namespace broach {
+
+class Stages {
+ public:
+  // `constant`, by input: stays the same from call to call. `written`: inputs that are written in place.
+  Stages(const CompiledTrace& compiled, const std::vector<bool>& constant, const std::vector<int>& written, const PipelineOptions& options);
+  ~Stages();
+
+  // `values` has those of the program's inputs, `made` gets those of the slots behind them, and `symbols` the sizes. False if these are
+  // none that the program was compiled for.
+  bool run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const;
+
+  // Whether some sizes are known only once it runs.
+  bool finds_sizes() const { return !calls_.empty(); }
+  bool can_fail() const;
+  // Of what runs in every call.
+  const std::vector<const Executable*>& executables() const { return executables_; }
+  const std::vector<std::string>& calls() const { return calls_; }  // by schema
+  std::map<const void*, int64_t> packed() const;                    // bytes, by address
+
+ private:
+  class Call;
+  struct Part {
+    std::shared_ptr<const Runner> runner;
+    std::unique_ptr<Weights> weights;  // null where nothing is packed
+    std::unique_ptr<const Call> call;  // instead of the two
+    std::vector<size_t> gives;         // slots that other stages take
+  };
+  void add(const Stage& stage, std::shared_ptr<const Runner> runner, const std::vector<bool>& constant, const PipelineOptions& options);
+  bool find_sizes(const Call& call, const RunInputs& values, const SizeGuards& guards, std::vector<bool>& known,
+                  std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const;
+
+  size_t inputs_, values_, made_ = 0;  // slots: of the program's inputs, of what stages take, behind the inputs
+  std::vector<Part> parts_;
+  std::shared_ptr<const Runner> once_;
+  size_t first_frozen_ = 0;
+  std::vector<const Executable*> executables_;
+  std::vector<std::string> calls_;
+};
+
+}  // namespace broach
