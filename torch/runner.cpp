@@ -11,6 +11,7 @@
 #include "compat.h"
 #include "cuda.h"
 #include "externs.h"
+#include "recorded_calls.h"
 
 namespace broach {
 
@@ -77,6 +78,7 @@ std::vector<at::Tensor> Runner::run(const RunInputs& inputs, const std::vector<i
   if (use) frame.devices = {&*use, 1};
   frame.host = &host;
   frame.release = release_extern_result;
+  frame.record_calls = make_recorded_calls;
   frame.packs = packs;
   for (auto [input, buffer] : touched_) {
     frame.data[buffer] = const_cast<void*>(inputs.addresses[input]);
