@@ -18,11 +18,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
+import device
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
 Call = Callable[[], Any]
-NAMES = {"eager": "eager", "inductor": "Inductor", "freezing": "Inductor, freezing", "broach": "Broach"}
+NAMES = {
+    "eager": "eager",
+    "inductor": "Inductor",
+    "freezing": "Inductor, freezing",
+    "reduce-overhead": "Inductor, reduce-overhead",
+    "graph": "eager in one CUDA graph",
+    "broach": "Broach",
+}
 
 
 @dataclass
@@ -51,6 +60,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "commit": _commit(),
+        "gpu": device.name("cuda") if torch.cuda.is_available() else "",
     }
 
 
@@ -58,6 +68,7 @@ def describe(facts: dict[str, Any]) -> str:
     return (
         f"{facts['cpu']} (family/model {facts['family']}), {facts['cores']} cores, {' '.join(facts['isa'])}, "
         f"torch {facts['torch']}, {facts['threads']} threads, Broach {facts['commit']}, load {facts['load']:.1f}"
+        + (f", {facts['gpu']}" if facts["gpu"] else "")
     )
 
 
@@ -81,6 +92,10 @@ def variant(name: str, call: Callable, **settings) -> Callable:
         return torch.compile(call, backend="broach", **settings)
     if name == "inductor":
         return torch.compile(call, **settings)
+    if name == "reduce-overhead":
+        return torch.compile(call, mode="reduce-overhead", **settings)
+    if name == "graph":
+        return device.Graphed(call)
     if name == "freezing":
         return torch.compile(call, options={"freezing": True}, **settings)
     if name == "dynamo":
@@ -123,20 +138,30 @@ def fresh(function: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-def seconds(call: Call, inner: int = 1) -> float:
+def seconds(call: Call, inner: int = 1, wait: Call = lambda: None) -> float:
+    """`wait` until what was done is done."""
+    wait()
     start = time.perf_counter()
     for _ in range(inner):
         call()
+    wait()
     return (time.perf_counter() - start) / inner
 
 
-def inner_calls(call: Call, sample: float) -> int:
+def inner_calls(call: Call, sample: float, wait: Call = lambda: None) -> int:
     """How many calls take about `sample` seconds together."""
-    one = min(seconds(call) for _ in range(5))
+    one = min(seconds(call, wait=wait) for _ in range(5))
     return max(1, int(sample / max(one, 1e-7)))
 
 
-def race(calls: dict[str, Call], budget: float, inner: int = 1, before: Call = lambda: None, least: int = 5) -> dict[str, list]:
+def race(
+    calls: dict[str, Call],
+    budget: float,
+    inner: int = 1,
+    before: Call = lambda: None,
+    least: int = 5,
+    wait: Call = lambda: None,
+) -> dict[str, list]:
     """Seconds a call, a list of samples for each variant, in about `budget` seconds altogether and `least` rounds at least."""
     names = list(calls)
     samples: dict[str, list[float]] = {name: [] for name in names}
@@ -146,7 +171,7 @@ def race(calls: dict[str, Call], budget: float, inner: int = 1, before: Call = l
         for position in range(len(names)):
             name = names[(turn + position) % len(names)]
             before()
-            samples[name].append(seconds(calls[name], inner))
+            samples[name].append(seconds(calls[name], inner, wait))
         turn += 1
     return samples
 

@@ -1,5 +1,8 @@
 """Time of a call of each model: eager, Inductor and Broach by turns, each model in a process of its own.
 
+With `--device cuda` beside Inductor in its mode reduce-overhead and eager under one CUDA graph, at sizes that fill a GPU, a sample being
+as many calls as take some milliseconds; the table then has the peak of the memory that each variant reserves, its weights not counted.
+
 Each variant has a copy of the weights: code that Inductor generates takes their addresses as if to write to them, which Broach,
 on the same weights, would have to take for writes.
 """
@@ -10,25 +13,24 @@ import argparse
 import time
 from typing import Any
 
-from measure import NAMES, Table, attempt, cell, geomean, median, race, ratio, variant
+import device
+from measure import NAMES, Table, attempt, cell, geomean, inner_calls, median, race, ratio, variant
 
 DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet", "dcgan"]
+ON_CUDA = ["mlp", "resnet50", "resnet50-nhwc", "vit", "bert", "gpt2", "llama"]
 HEADLINE = {"resnet50", "vit", "bert", "gpt2", "llama"}  # the five that the geometric mean is taken over
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", default=",".join(DEFAULT))
-    parser.add_argument("--dtype", default="fp32,bf16", help="fp32, bf16 or both (default %(default)s)")
-    parser.add_argument("--variants", default="eager,inductor,broach", help="also freezing (default %(default)s)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--models", help=f"(default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
+    parser.add_argument("--dtype", help="fp32, bf16 or both (default fp32,bf16; on cuda bf16)")
+    parser.add_argument("--variants", help="also freezing (default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each model (default %(default)s)")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "dtype": dtype, "variants": chosen.variants.split(","), "seconds": chosen.seconds}
-        for dtype in chosen.dtype.split(",")
-        for model in chosen.models.split(",")
-    ]
+    return device.jobs(chosen, DEFAULT, ON_CUDA, "fp32,bf16")
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -37,18 +39,21 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch._dynamo  # its import is no variant's own; the suite `compile` counts it
 
     torch.set_grad_enabled(False)
-    programs = {name: models.build(job["model"], dtype=models.DTYPES[job["dtype"]]) for name in job["variants"]}
+    on, wait = job["device"], device.wait(job["device"])
+    programs = {name: device.build(job["model"], on, models.DTYPES[job["dtype"]]) for name in job["variants"]}
     program = programs[job["variants"][0]]
     models.rewind(program)
     expected = program.call(*program.args, **program.kwargs)
-    calls, first, errors, failed = {}, {}, {}, {}
+    calls, first, errors, failed, memory = {}, {}, {}, {}, {}
     for name, program in programs.items():
+        counted = device.Memory(on)
         call = attempt(lambda: variant(name, program.call), failed, name)
         if call is None:
             continue
         models.rewind(program)
         start = time.perf_counter()
         attempt(lambda: call(*program.args, **program.kwargs), failed, name)
+        wait()
         if name in failed:
             continue
         first[name] = time.perf_counter() - start
@@ -57,6 +62,11 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         actual = attempt(lambda: call(*program.args, **program.kwargs), failed, name)
         errors[name] = attempt(lambda: models.error(expected, actual).relative, failed, name + " answer")
         calls[name] = lambda call=call, program=program: call(*program.args, **program.kwargs)
+        del actual
+        if on == "cuda":
+            for _ in range(12):
+                calls[name]()
+            memory[name] = counted.of(calls[name])
 
     def rewind() -> None:
         for program in programs.values():
@@ -66,11 +76,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         for _ in range(12):
             rewind()
             call()
-    samples = race(calls, job["seconds"], before=rewind)
-    return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
+    # A program that writes its arguments is put back before each call.
+    is_written = any(program.kwargs.get("past_key_values") is not None for program in programs.values())
+    inner = 1 if on == "cpu" or is_written else max(inner_calls(call, 0.02, wait) for call in calls.values())
+    samples = race(calls, job["seconds"], inner, before=rewind, wait=wait)
+    result = {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
+    return {**result, "peak_mib": memory} if on == "cuda" else result
 
 
 def tables(results: list[dict[str, Any]]) -> list[Table]:
+    if results[0]["device"] == "cuda":
+        return device.tables("Time of a call", results)
     dtypes = dict.fromkeys(result["dtype"] for result in results)
     return [_table(dtype, [result for result in results if result["dtype"] == dtype]) for dtype in dtypes]
 

@@ -1,6 +1,9 @@
 """Time of forward and backward of each model: eager, Inductor and Broach by turns, each model in a process of its own.
 
-The loss is the mean square of the floating point results, summed. In fp32 there is no dropout; "bf16" is autocast to bfloat16 with
+With `--device cuda` beside Inductor in its mode reduce-overhead and eager under one CUDA graph, at sizes that fill a GPU; the models are
+then in the type themselves, in training mode without dropout, and the loss (a language model's own) is part of the program.
+
+On the CPU the loss is the mean square of the floating point results, summed. In fp32 there is no dropout; "bf16" is autocast to bfloat16 with
 the models in training mode, dropout as their configurations have it. Each variant has weights of its own, made from one seed; a
 variant's answer is its gradients, compared with eager's where nothing is drawn at random.
 """
@@ -12,27 +15,93 @@ import contextlib
 import time
 from typing import Any
 
-from measure import NAMES, Table, attempt, cell, geomean, median, race, ratio, variant
+import device
+from measure import NAMES, Table, attempt, cell, geomean, inner_calls, median, race, ratio, variant
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
+ON_CUDA = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", default=",".join(DEFAULT))
-    parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or both (default %(default)s)")
-    parser.add_argument("--variants", default="eager,inductor,broach", help="(default %(default)s)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--models", help=f"(default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
+    parser.add_argument("--dtype", help="fp32, bf16 or both (default fp32; on cuda bf16)")
+    parser.add_argument("--variants", help="(default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of timing for each model (default %(default)s)")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    return [
-        {"model": model, "dtype": dtype, "variants": chosen.variants.split(","), "seconds": chosen.seconds}
-        for dtype in chosen.dtype.split(",")
-        for model in chosen.models.split(",")
-    ]
+    return device.jobs(chosen, DEFAULT, ON_CUDA, "fp32")
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    return run_on_cuda(job) if job["device"] == "cuda" else run_on_cpu(job)
+
+
+def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
+    import models
+    import torch
+    import torch._dynamo  # its import is no variant's own
+
+    torch._dynamo.config.cache_size_limit = 64
+    config = device.NO_DROPOUT.get(job["model"], {})
+    programs = {n: device.build(job["model"], "cuda", models.DTYPES[job["dtype"]], **config) for n in job["variants"]}
+    steps, first, errors, failed, memory, wanted = {}, {}, {}, {}, {}, None
+    for name, program in programs.items():
+        model = program.call.requires_grad_(True).train(True)
+        step = attempt(lambda: _cuda_step(name, model, _loss_of(job["model"], model), program.args), failed, name)
+        if step is None:
+            continue
+        counted, start = device.Memory("cuda"), time.perf_counter()
+        attempt(step, failed, name)
+        torch.cuda.synchronize()
+        first[name] = time.perf_counter() - start
+        for _ in range(4):
+            attempt(step, failed, name)
+        if name in failed:
+            continue
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        wanted = [g.clone() for g in gradients] if name == "eager" else wanted
+        errors[name] = attempt(lambda: _distance(wanted, gradients), failed, name + " answer") if wanted else None
+        del gradients
+        for _ in range(12):
+            step()
+        memory[name] = counted.of(step)
+        steps[name] = step
+    inner = max(inner_calls(step, 0.04, torch.cuda.synchronize) for step in steps.values())
+    samples = race(steps, job["seconds"], inner, wait=torch.cuda.synchronize)
+    return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed, "peak_mib": memory}
+
+
+def _loss_of(name: str, model: Any) -> Any:
+    import models
+
+    if name in device.LANGUAGE:
+        return lambda ids: model(ids, labels=ids)[0]
+    return lambda x: sum(t.float().square().mean() for t in models._tensors(model(x)))
+
+
+def _cuda_step(name: str, model: Any, loss: Any, args: tuple) -> Any:
+    import torch
+
+    call = loss if name == "graph" else variant(name, loss)
+
+    def step() -> None:
+        if name == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        model.zero_grad(set_to_none=True)
+        call(*args).backward()
+
+    return device.Graphed(step) if name == "graph" else step
+
+
+def _distance(want: list, have: list) -> float:
+    """Of all gradients together, relative to their length."""
+    total = sum(w.double().square().sum() for w in want)
+    return (sum((w.double() - h.double()).square().sum() for w, h in zip(want, have, strict=True)) / total).sqrt().item()
+
+
+def run_on_cpu(job: dict[str, Any]) -> dict[str, Any]:
     import models
     import torch
     import torch._dynamo  # its import is no variant's own
@@ -88,6 +157,8 @@ def _product_rate(n: int = 1024) -> float:
 
 
 def tables(results: list[dict[str, Any]]) -> list[Table]:
+    if results[0]["device"] == "cuda":
+        return device.tables("Time of forward and backward", results)
     return [_table(dtype, [r for r in results if r["dtype"] == dtype]) for dtype in dict.fromkeys(r["dtype"] for r in results)]
 
 

@@ -13,8 +13,10 @@
 #include "function.h"
 #include "keys.h"
 #include "passes/passes.h"
+#include "recorded_calls.h"
 #include "runtime/memory.h"
 #include "support/bug.h"
+#include "support/error.h"
 #include "symbolic.h"
 #include "target/target.h"
 #include "watched.h"
@@ -57,6 +59,52 @@ void set_in_class(const py::type& type, const py::str& name, const py::object& v
   int failed = value.is_none() ? PyDict_DelItem(t->tp_dict, name.ptr()) : PyDict_SetItem(t->tp_dict, name.ptr(), value.ptr());
   if (failed) throw py::error_already_set();
   PyType_Modified(t);
+}
+
+// A Python object whose `enter` and `leave` say from where this thread takes memory. No destructor of C++'s runs Python once it is over.
+class PythonPool : public MemoryPool {
+ public:
+  explicit PythonPool(py::object pool) : pool_(std::move(pool)) {}
+  ~PythonPool() override {
+    if (!Py_IsInitialized()) {
+      pool_.release();
+      return;
+    }
+    py::gil_scoped_acquire gil;
+    pool_ = py::object();
+  }
+  void enter() override {
+    py::gil_scoped_acquire gil;
+    try {
+      pool_.attr("enter")();
+    } catch (const py::error_already_set& e) {
+      fail("a pool of memory: ", e.what());
+    }
+  }
+  void leave() noexcept override {
+    py::gil_scoped_acquire gil;
+    try {
+      pool_.attr("leave")();
+    } catch (py::error_already_set& e) {
+      e.discard_as_unraisable("a pool of memory");
+    }
+  }
+
+ private:
+  py::object pool_;
+};
+
+void set_pools(const py::function& make) {
+  // Never freed: it may be asked for until the process ends.
+  auto* kept = new py::function(make);
+  set_memory_pools([kept](c10::Device d) -> std::unique_ptr<MemoryPool> {
+    py::gil_scoped_acquire gil;
+    try {
+      return std::make_unique<PythonPool>((*kept)(static_cast<int>(d.index())));
+    } catch (const py::error_already_set& e) {
+      fail("a pool of memory: ", e.what());
+    }
+  });
 }
 
 void add_numbers(py::module_& m) {
@@ -106,6 +154,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] { HostMemory::get().clear(); });
   m.def("take_bugs", &take_bugs);
+  m.def("set_memory_pools", &set_pools);
   m.def("pass_names", [] {
     std::vector<std::string> names;
     for (const Pass& p : passes())

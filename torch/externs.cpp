@@ -10,6 +10,7 @@
 
 #include "compat.h"
 #include "join.h"
+#include "recorded_calls.h"
 #include "support/error.h"
 
 namespace broach {
@@ -154,6 +155,8 @@ class AtenCall : public ExternRunner {
     for (const Operand& o : step.operands)
       if (!device_ && is_accelerator(o.type.device)) device_ = device_of(o.type.device);
   }
+
+  bool records(bool given) const override { return is_recordable(step_, schedule_, given); }
 
   void run(Frame& frame) const override {
     auto& host = *static_cast<ExternState*>(frame.host);

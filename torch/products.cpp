@@ -1,11 +1,13 @@
 #include "products.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/cudnn_convolution.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
@@ -18,6 +20,7 @@
 #include <algorithm>
 
 #include "compat.h"
+#include "recorded_calls.h"
 #include "support/error.h"
 
 namespace broach {
@@ -38,8 +41,30 @@ at::Tensor tensor(const HostContraction& c, const HostWindow& t) {
 // ATen adds biases of the same type only.
 bool has_bias(const HostContraction& c) { return c.bias.data && c.bias.dtype == c.x.dtype; }
 
-at::Tensor convolution(const HostContraction& c) {
+bool has_cudnn() {
+  const auto& context = at::globalContext();
+  return context.hasCuDNN() && context.userEnabledCuDNN();
+}
+
+// cuDNN's own, as `at::convolution` calls it, but into the result; undefined where that is not to be.
+at::Tensor convolution_in_place(const HostContraction& c, const at::Tensor& result) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // elements that it indexes
   const Operation& n = c.operation;
+  const bool is_plain = n.op == Op::conv && !n.integer(Attr::transposed) && n.integer(Attr::groups) == 1 && result.dim() == 4;
+  if (c.device.kind != DeviceKind::cuda || !is_plain || !has_cudnn()) return {};
+  at::Tensor x = tensor(c, c.x), w = tensor(c, c.weight), out = result;
+  const bool is_dense = out.is_contiguous() || out.is_contiguous(at::MemoryFormat::ChannelsLast);
+  if (!is_dense || x.scalar_type() != out.scalar_type() || x.numel() > kMost || out.numel() > kMost || x.numel() == 0) return {};
+  const auto& context = at::globalContext();
+  at::cudnn_convolution_out(out, x, w, list(c.padding), n.ints(Attr::stride), n.ints(Attr::dilation), 1, context.benchmarkCuDNN(),
+                            context.deterministicCuDNN() || context.deterministicAlgorithms(), true);
+  return has_bias(c) ? out.add_(tensor(c, c.bias).reshape({1, -1, 1, 1})) : out;
+}
+
+at::Tensor convolution(const HostContraction& c, const at::Tensor& result, bool in_place) {
+  const Operation& n = c.operation;
+  if (is_recording_calls() && !has_cudnn()) unsupported("a convolution without cuDNN is not recorded");
+  if (at::Tensor made = in_place ? convolution_in_place(c, result) : at::Tensor(); made.defined()) return made;
   at::Tensor x = tensor(c, c.x), w = tensor(c, c.weight), bias = has_bias(c) ? tensor(c, c.bias) : at::Tensor();
   // Of what is computed only the sizes are looked at. A transposed convolution is the gradient of one that is not.
   auto gradient = [&](const at::Tensor& y, const at::Tensor& input, const at::Tensor& weight, bool of_weight) {
@@ -120,7 +145,7 @@ void aten_contraction(const HostContraction& c) {
   c10::SmallVector<Following, 4> following = operations_behind(c);
   const bool in_place = std::none_of(following.begin(), following.end(),
                                      [&](const Following& f) { return f.operand.defined() && overlap(f.operand, result); });
-  at::Tensor x = c.operation.op == Op::dot ? product(c, result, in_place) : convolution(c);
+  at::Tensor x = c.operation.op == Op::dot ? product(c, result, in_place) : convolution(c, result, in_place);
   // Between several operations nothing is rounded.
   const bool wide = following.size() > 1 && x.scalar_type() != at::kFloat;
   if (wide) x = x.to(at::kFloat);

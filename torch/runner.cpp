@@ -11,6 +11,7 @@
 #include "compat.h"
 #include "cuda.h"
 #include "externs.h"
+#include "recorded_calls.h"
 
 namespace broach {
 
@@ -84,6 +85,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   if (use) frame.devices = {&*use, 1};
   frame.host = &host;
   frame.release = release_extern_result;
+  frame.record_calls = make_recorded_calls;
   frame.packs = packs;
   for (auto [value, buffer] : touched_) {
     frame.data[buffer] = const_cast<void*>(values.addresses[value]);

@@ -37,7 +37,24 @@ def _describe_libraries() -> None:
     _C.set_unwatched(_pure.UNWATCHED)
 
 
+class _MemoryPool:
+    """Memory of torch's allocator on one device from which only its owner takes."""
+
+    def __init__(self, device: int) -> None:
+        self._device, self._pool, self._entered = device, torch.cuda.MemPool(), None
+
+    def enter(self) -> None:
+        self._entered = torch.cuda.use_mem_pool(self._pool, self._device)
+        self._entered.__enter__()
+
+    def leave(self) -> None:
+        entered, self._entered = self._entered, None
+        entered.__exit__(None, None, None)
+
+
 _describe_libraries()
+if torch.version.cuda:
+    _C.set_memory_pools(_MemoryPool)
 
 if _C.capture_obstacle():
     warnings.warn("broach: " + _C.capture_obstacle(), RuntimeWarning, stacklevel=2)

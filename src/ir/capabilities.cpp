@@ -26,16 +26,16 @@ bool is_left_out(const Node& n) {
 }
 
 ContractionAbility usual_ability(Op op, DType dtype) {
-  if (op == Op::conv_weight_gradient) {
-    ContractionAbility bare;
-    bare.bias = false, bare.channels_last = true;
-    return bare;
-  }
+  ContractionAbility all;
+  all.channels_last = op != Op::dot;
+  if (op == Op::conv_weight_gradient) return all.bias = false, all;
   std::set<Op> activations;
   std::copy_if(std::begin(kOps), std::end(kOps), std::inserter(activations, activations.end()), is_activation);
   std::set<Op> exact = activations;
   exact.erase(Op::relu);  // makes 0 of NaN
-  return {activations, exact, {Op::add, Op::mul}, 6, true, dtype == DType::bf16, op == Op::conv};
+  all.activations = activations, all.exact_activations = exact, all.binaries = {Op::add, Op::mul};
+  all.most_epilogues = 6, all.through_casts = dtype == DType::bf16;
+  return all;
 }
 
 }  // namespace
@@ -46,7 +46,11 @@ const ContractionAbility* Capabilities::contraction(Op op, DType dtype) const {
 }
 
 bool Capabilities::has(const Node& n) const {
-  if (kind_of(n.op) == OpKind::heavy) return contraction(n.op, n.results[0].dtype) != nullptr;
+  if (kind_of(n.op) == OpKind::heavy) {
+    const ContractionAbility* can = contraction(n.op, n.results[0].dtype);
+    if (!can || n.op == Op::dot) return can;
+    return (can->grouped || n.integer(Attr::groups) == 1) && (can->rank == 0 || can->rank == static_cast<int64_t>(n.inputs[0].rank()));
+  }
   if (kind_of(n.op) == OpKind::routine) return routines.contains({n.op, n.inputs[0].dtype()}) && !is_left_out(n);
   return true;
 }

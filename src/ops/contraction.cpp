@@ -289,6 +289,34 @@ std::vector<T> for_each_dim(std::vector<T> v, size_t n, int64_t otherwise) {
   return v.size() == n ? v : std::vector<T>(n, v[0]);
 }
 
+// Windows that lie side by side and cover all of x are the rows of a matrix; undefined where they are not. A GPU's library takes several
+// times as long for such a convolution as for the product.
+Value product_of_patches(GraphBuilder& b, const Convolution& a) {
+  const DType t = a.x.dtype();
+  const size_t n = a.w.shape().size() - 2;
+  const bool is_fast = a.x.type().device.kind == DeviceKind::cuda && (t == DType::f16 || t == DType::bf16);
+  if (!is_fast || a.transposed || a.groups != 1 || product(std::span(a.w.shape()).subspan(2)) == SymInt(1)) return {};
+  Shape parts{a.x.shape()[0], a.x.shape()[1]}, windows{a.x.shape()[0]};
+  std::vector<int64_t> outer{0}, inner{1}, channels_first{0, static_cast<int64_t>(n) + 1};
+  for (size_t i = 0; i < n; ++i) {
+    const SymInt &size = a.x.shape()[i + 2], &window = a.w.shape()[i + 2];
+    if (!size.is_constant() || !window.is_constant() || size.constant() % window.constant() != 0) return {};
+    if (!(for_each_dim(a.padding, n, 0)[i] == SymInt(0)) || for_each_dim(a.dilation, n, 1)[i] != 1) return {};
+    if (for_each_dim(a.stride, n, 1)[i] != window.constant()) return {};
+    windows.push_back(size.constant() / window.constant());
+    parts.push_back(windows.back()), parts.push_back(window);
+    outer.push_back(static_cast<int64_t>(2 * i) + 2), inner.push_back(static_cast<int64_t>(2 * i) + 3);
+    channels_first.push_back(static_cast<int64_t>(i) + 1);
+  }
+  outer.insert(outer.end(), inner.begin(), inner.end());
+  const SymInt channels = a.w.shape()[0], length = product(std::span(a.w.shape()).subspan(1));
+  Value rows = b.reshape(b.permute(b.reshape(a.x, parts), outer), {product(windows), length});
+  Value y = dot(b, rows, b.permute(b.reshape(a.w, {channels, length}), {1, 0}));
+  if (a.bias) y = b.binary(Op::add, y, broadcast_to(b, *a.bias, y.shape()));
+  windows.push_back(channels);
+  return b.permute(b.reshape(y, windows), channels_first);
+}
+
 Result convolve(OpCall& c, Convolution a) {
   GraphBuilder& b = c.b;
   size_t n = a.w.shape().size() - 2;
@@ -306,13 +334,16 @@ Result convolve(OpCall& c, Convolution a) {
   a.x = with_sizes(b, a.x, sizes);
   std::vector<Value> inputs{a.x, a.w};
   if (a.bias) inputs.push_back(with_sizes(b, *a.bias, {a.transposed ? a.w.shape()[1] * SymInt(a.groups) : a.w.shape()[0]}));
-  Value r = b.emit(Op::conv, inputs,
-                   {{Attr::stride, for_each_dim(a.stride, n, 1)},
-                    {Attr::padding, for_each_dim(a.padding, n, 0)},
-                    {Attr::dilation, for_each_dim(a.dilation, n, 1)},
-                    {Attr::transposed, int64_t{a.transposed}},
-                    {Attr::output_padding, for_each_dim(a.output_padding, n, 0)},
-                    {Attr::groups, a.groups}});
+  if (a.bias) a.bias = inputs.back();
+  Value r = product_of_patches(b, a);
+  if (!r)
+    r = b.emit(Op::conv, inputs,
+               {{Attr::stride, for_each_dim(a.stride, n, 1)},
+                {Attr::padding, for_each_dim(a.padding, n, 0)},
+                {Attr::dilation, for_each_dim(a.dilation, n, 1)},
+                {Attr::transposed, int64_t{a.transposed}},
+                {Attr::output_padding, for_each_dim(a.output_padding, n, 0)},
+                {Attr::groups, a.groups}});
   if (single) r = b.reshape(r, Shape(r.shape().begin() + 1, r.shape().end()));
   return as_result(c, b.cast(r, type));
 }

@@ -197,27 +197,72 @@ int64_t Executable::arena_bytes(std::span<const int64_t> symbols) const {
   return sum;
 }
 
-bool Executable::is_replayable(size_t step) const {
+bool Executable::is_read_behind(int buffer, size_t step) const {
+  const auto& steps = schedule_.steps;
+  const bool is_output = std::ranges::find(schedule_.output_buffers, buffer) != schedule_.output_buffers.end();
+  return is_output || std::any_of(steps.begin() + static_cast<std::ptrdiff_t>(step), steps.end(), [&](const Step& s) {
+           return std::ranges::find(s.reads, buffer) != s.reads.end() || std::ranges::find(s.writes, buffer) != s.writes.end();
+         });
+}
+
+// Whether results of a step are the program's, or read by steps that are never recorded.
+bool Executable::gives(size_t step) const {
+  size_t end = step + 1;
+  while (end < steps_.size() && (steps_[end].external || steps_[end].contraction || is_replayable(end, false))) ++end;
+  return std::ranges::any_of(schedule_.steps[step].writes, [&](int b) { return is_read_behind(b, end); });
+}
+
+bool Executable::is_replayable(size_t step, bool with_calls) const {
   const CompiledStep& s = steps_[step];
+  if (s.external) return with_calls && s.external->records(false) && s.external->records(gives(step));
   const Target* target = parts_[s.part].target;
-  return target && target->records() && (s.kernel || s.routine || (s.contraction && s.contraction->records()));
+  if (!target || !target->records()) return false;
+  return s.kernel || s.routine || (s.contraction && s.contraction->records() && (with_calls || !s.contraction->calls_host()));
+}
+
+// Calls of the host's library are no target's steps, wherever what they touch lies.
+bool Executable::is_within(size_t step, size_t part) const {
+  if (!steps_[step].external) return steps_[step].part == part;
+  auto lies_there = [&](int b) {
+    const Type& t = schedule_.buffers[static_cast<size_t>(b)].type;
+    return t.dtype == DType::opaque || t.device == parts_[part].device;
+  };
+  return std::ranges::all_of(schedule_.steps[step].reads, lies_there) && std::ranges::all_of(schedule_.steps[step].writes, lies_there);
+}
+
+StepUse Executable::use_of(size_t step) const {
+  const CompiledStep& s = steps_[step];
+  StepUse out;
+  out.is_kernel = s.kernel != nullptr, out.is_call = s.external || (s.contraction && s.contraction->calls_host());
+  out.has_numbers = std::ranges::any_of(s.numbers, [](const KernelNumber& n) { return n.input >= 0; });
+  if (s.kernel) out.buffers = s.buffers;
+  else
+    for (const auto* list : {&schedule_.steps[step].reads, &schedule_.steps[step].writes})
+      out.buffers.insert(out.buffers.end(), list->begin(), list->end());
+  if (!s.external) return out;
+  for (int b : schedule_.steps[step].writes)
+    if (schedule_.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::external) out.made.push_back(b);
+  return out;
+}
+
+void Executable::add_replays(bool with_calls) {
+  std::vector<bool> replayable;
+  for (size_t i = 0; i < steps_.size(); ++i) replayable.push_back(is_replayable(i, with_calls));
+  for (size_t i = 0, end; i < steps_.size(); i = std::max(end, i + 1)) {
+    size_t own = i;  // the first step of a target
+    while (own < steps_.size() && replayable[own] && steps_[own].external) ++own;
+    const size_t part = own < steps_.size() ? steps_[own].part : 0;
+    std::vector<StepUse> uses;
+    for (end = i; end < steps_.size() && replayable[end] && is_within(end, part); ++end) uses.push_back(use_of(end));
+    if (own >= end || uses.size() < ReplayedSteps::kFewest || (with_calls && std::ranges::none_of(uses, &StepUse::is_call))) continue;
+    for (StepUse& u : uses) std::ranges::copy_if(u.made, std::back_inserter(u.given), [&](int b) { return is_read_behind(b, end); });
+    steps_[i].replays[with_calls ? 0 : 1] = replays_.emplace_back(std::make_unique<ReplayedSteps>(i, uses, part)).get();
+  }
 }
 
 void Executable::find_replays() {
-  auto use = [&](size_t i) {
-    const CompiledStep& s = steps_[i];
-    StepUse out{s.kernel != nullptr, std::ranges::any_of(s.numbers, [](const KernelNumber& n) { return n.input >= 0; }), s.buffers};
-    if (!s.kernel)
-      for (const auto* list : {&schedule_.steps[i].reads, &schedule_.steps[i].writes})
-        out.buffers.insert(out.buffers.end(), list->begin(), list->end());
-    return out;
-  };
-  for (size_t i = 0, end; i < steps_.size(); i = std::max(end, i + 1)) {
-    std::vector<StepUse> uses;
-    for (end = i; end < steps_.size() && is_replayable(end) && steps_[end].part == steps_[i].part; ++end) uses.push_back(use(end));
-    if (uses.size() < ReplayedSteps::kFewest) continue;
-    steps_[i].replays = replays_.emplace_back(std::make_unique<ReplayedSteps>(i, uses)).get();
-  }
+  add_replays(true);
+  add_replays(false);
 }
 
 int Executable::recordings() const {
@@ -356,11 +401,10 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
     RunContext& context = contexts[steps_[i].part];
     context.step = static_cast<int>(i);
     if (steps_[i].settles) settle(contexts);
-    if (steps_[i].replays && !profiles)
-      if (const size_t next = replay(*steps_[i].replays, frame, contexts)) {
-        i = next - 1;
-        continue;
-      }
+    if (const size_t next = profiles ? 0 : replay_from(i, frame, contexts)) {
+      i = next - 1;
+      continue;
+    }
     auto start = profiles ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
     run_step(steps_[i], frame, context);
     if (profiles) {
@@ -372,11 +416,22 @@ void Executable::run_steps(Frame& frame, Contexts contexts) const {
   }
 }
 
-// The step behind them; 0 where they run one by one.
+// The step behind those that were launched at once; 0 where there are none.
+size_t Executable::replay_from(size_t step, Frame& frame, Contexts contexts) const {
+  for (ReplayedSteps* r : steps_[step].replays)
+    if (const size_t next = r ? replay(*r, frame, contexts) : 0) return next;
+  return 0;
+}
+
 size_t Executable::replay(ReplayedSteps& replayed, Frame& frame, Contexts contexts) const {
-  const size_t part = steps_[replayed.first()].part;
-  auto step = [this, &frame](size_t i, RunContext& context) { run_work(steps_[i], frame, context); };
-  if (!replayed.run(*parts_[part].target, contexts[part], frame.data, kept_memory_, step)) return 0;
+  const size_t part = replayed.part();
+  // Should it not be recorded after all, what was made before is still needed.
+  auto step = [&](size_t i, RunContext& context) {
+    run_work(steps_[i], frame, context);
+    for (int b : steps_[i].releases)
+      if (replayed.makes(b)) frame.release(frame, b);
+  };
+  if (!replayed.run(*parts_[part].target, contexts[part], frame, kept_memory_, step)) return 0;
   for (size_t i = replayed.first(); i < replayed.end(); ++i) release(steps_[i], frame);
   return replayed.end();
 }

@@ -2,6 +2,7 @@
 // once, each with a Frame of its own.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,10 +30,11 @@ struct Frame {
   std::vector<int64_t> symbols;  // by SymbolId; those of extern results are set as the run goes
   std::vector<void*> data;       // address of each buffer on its device; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
-  std::span<const DeviceUse> devices = {};           // those whose queue and memory the front provides
-  void* host = nullptr;                              // the front's own state, for extern calls
-  void (*release)(Frame&, int buffer) = nullptr;     // an extern's result is not needed any more
-  const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
+  std::span<const DeviceUse> devices = {};                           // those whose queue and memory the front provides
+  void* host = nullptr;                                              // the front's own state, for extern calls
+  void (*release)(Frame&, int buffer) = nullptr;                     // an extern's result is not needed any more
+  std::unique_ptr<RecordedCalls> (*record_calls)(Device) = nullptr;  // null, or null from it: externs are not recorded
+  const std::vector<PackedWeight>* packs = nullptr;                  // by contraction; null: pack on the fly
 };
 
 // A call of the host's library, made by the front.
@@ -40,6 +42,9 @@ class ExternRunner {
  public:
   virtual ~ExternRunner() = default;
   virtual void run(Frame& frame) const = 0;
+  // Whether the call may be made while launches are recorded (see RecordedCalls): it draws no random numbers, waits for nothing, and does
+  // the same to what lies in the same place. `given`: its results are read behind the recording.
+  virtual bool records(bool /*given*/) const { return false; }
 };
 // Makes the runner of a step. May be null in an executable without externs.
 using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
@@ -126,9 +131,10 @@ class Executable {
     std::shared_ptr<const PreparedRoutine> routine;
     std::unique_ptr<ExternRunner> external;
     const CopyStep* copy = nullptr;
-    bool settles = false;              // writes an input: what runs before must have gone well
-    std::vector<int> releases;         // results of externs that no later step reads
-    ReplayedSteps* replays = nullptr;  // what begins here
+    bool settles = false;       // writes an input: what runs before must have gone well
+    std::vector<int> releases;  // results of externs that no later step reads
+    // What begins here: with calls of the host's library, and without.
+    std::array<ReplayedSteps*, 2> replays{};
   };
 
   using Contexts = std::span<RunContext>;  // by part
@@ -141,7 +147,13 @@ class Executable {
   void find_lifetimes(const Targets& targets);
   void find_versions();
   void find_replays();
-  bool is_replayable(size_t step) const;
+  bool is_replayable(size_t step, bool with_calls) const;
+  bool is_read_behind(int buffer, size_t step) const;
+  bool gives(size_t step) const;
+  bool is_within(size_t step, size_t part) const;
+  StepUse use_of(size_t step) const;
+  void add_replays(bool with_calls);
+  size_t replay_from(size_t step, Frame& frame, Contexts contexts) const;
   size_t replay(ReplayedSteps& steps, Frame& frame, Contexts contexts) const;
   void run_steps(Frame& frame, Contexts contexts) const;
   void run_step(const CompiledStep& step, Frame& frame, RunContext& context) const;

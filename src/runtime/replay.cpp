@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/executable.h"
 #include "support/error.h"
 #include "support/log.h"
 
@@ -59,28 +60,48 @@ size_t hash_of(const std::vector<uintptr_t>& key) {
 
 // ---- steps ----
 
-ReplayedSteps::ReplayedSteps(size_t first, std::span<const StepUse> uses) : first_(first), uses_(uses.begin(), uses.end()) {
+ReplayedSteps::ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t part)
+    : first_(first), part_(part), uses_(uses.begin(), uses.end()) {
   std::set<int> fixed, loose;
   for (const StepUse& u : uses_) (u.is_kernel ? loose : fixed).insert(u.buffers.begin(), u.buffers.end());
+  for (const StepUse& u : uses_)
+    for (int b : u.made) fixed.erase(b), loose.erase(b), made_by_calls_.push_back(b);
   fixed_.assign(fixed.begin(), fixed.end()), loose_.assign(loose.begin(), loose.end());
 }
 
-bool ReplayedSteps::run(const Target& target, const RunContext& context, std::span<void* const> data, KeptMemory& memory,
-                        const RunStep& step) {
+bool ReplayedSteps::has_calls() const { return std::ranges::any_of(uses_, &StepUse::is_call); }
+
+bool ReplayedSteps::makes(int buffer) const { return std::ranges::find(made_by_calls_, buffer) != made_by_calls_.end(); }
+
+bool ReplayedSteps::run(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || is_hopeless_ || !target.may_replay(context)) return false;
-  find_key(context, data);
+  find_key(context, frame.data);
+  Kept* kept = find();
   try {
-    Kept* kept = find();
-    if (kept) tell(*kept, context, data, step);
-    else if (is_due()) kept = record(target, context, data, memory, step);
+    if (kept) place_made(*kept, frame), tell(*kept, context, frame.data, step);
+    else if (is_due()) kept = record(target, context, frame, memory, step);
     if (!kept) return false;
     kept->recording->replay(context);
-    kept->used = ++clock_;
-    return true;
   } catch (const Error& e) {  // of the target: the steps run one by one, as they would without
+    forget_made(frame);
     give_up(e.what());
     return false;
+  }
+  kept->used = ++clock_;
+  if (kept->calls) kept->calls->give(frame);
+  return true;
+}
+
+void ReplayedSteps::place_made(const Kept& kept, Frame& frame) const {
+  for (size_t i = 0; i < made_by_calls_.size(); ++i) frame.data[static_cast<size_t>(made_by_calls_[i])] = kept.made[i];
+}
+
+// What was recorded before the error lies in memory that is gone.
+void ReplayedSteps::forget_made(Frame& frame) const {
+  for (int b : made_by_calls_) {
+    frame.data[static_cast<size_t>(b)] = nullptr;
+    if (frame.release) frame.release(frame, b);
   }
 }
 
@@ -105,24 +126,36 @@ bool ReplayedSteps::is_due() {
   return false;
 }
 
-ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContext& context, std::span<void* const> data, KeptMemory& memory,
+ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory,
                                            const RunStep& step) {
   ++made_;
   MemoryOfQueue of_queue(memory, context);
   RunContext keeping = context;
   keeping.memory = &of_queue;
-  Kept fresh{key_, target.record(keeping), {}, 0};
-  for (size_t i = first_; i < end(); ++i) {
-    keeping.step = static_cast<int>(i);
-    step(i, keeping);
+  Kept fresh;
+  fresh.key = key_;
+  if (has_calls()) {
+    fresh.calls = frame.record_calls ? frame.record_calls(context.device) : nullptr;
+    if (!fresh.calls) unsupported("calls of the host's library cannot be recorded");
   }
+  fresh.recording = target.record(keeping);
+  for (size_t i = 0; i < uses_.size(); ++i) record_step(i, fresh, keeping, frame, step);
   fresh.recording->finish();
-  for (int b : loose_) fresh.told.push_back(data[static_cast<size_t>(b)]);
+  for (int b : made_by_calls_) fresh.made.push_back(frame.data[static_cast<size_t>(b)]);
+  for (int b : loose_) fresh.told.push_back(frame.data[static_cast<size_t>(b)]);
   log_debug("steps ", first_, " to ", end() - 1, " are launched at once");
   if (kept_.size() < kMostKept) return &kept_.emplace_back(std::move(fresh));
   Kept& oldest = *std::ranges::min_element(kept_, {}, &Kept::used);
   oldest = std::move(fresh);
   return &oldest;
+}
+
+void ReplayedSteps::record_step(size_t i, Kept& fresh, RunContext& keeping, Frame& frame, const RunStep& step) const {
+  keeping.step = static_cast<int>(first_ + i);
+  auto run = [&] { step(first_ + i, keeping); };
+  if (!uses_[i].is_call) return run();
+  fresh.calls->run(keeping.queue, run);
+  for (int b : uses_[i].given) fresh.calls->keep(frame, b);
 }
 
 // Kernels get the addresses and numbers of this call, where they are others than before.

@@ -2,7 +2,8 @@
 //
 // What takes its launches from a library cannot be told other addresses, so a recording stands for the addresses that such steps
 // touch; torch's allocator gives the same ones again in programs that repeat. Kernels are told theirs. Nothing is recorded before the
-// same addresses come a second time, and only so many recordings are made.
+// same addresses come a second time, and only so many recordings are made. What calls of the host's library give in a recording lies in
+// memory of the recording's own, and whoever reads it behind the recording gets a copy.
 #pragma once
 
 #include <array>
@@ -39,11 +40,29 @@ class KeptMemory {
   std::vector<Kept> kept_;
 };
 
+struct Frame;
+
+// The calls of the host's library in one recording; made by the front.
+class RecordedCalls {
+ public:
+  virtual ~RecordedCalls() = default;
+  // What the call launches goes into this queue, and the memory that it takes stays the recording's. Throws an Error if the call cannot be
+  // recorded.
+  virtual void run(void* queue, const std::function<void()>& call) = 0;
+  // What a call has given is read behind the recording.
+  virtual void keep(Frame& frame, int buffer) = 0;
+  // Copies of what is kept, made in the run's queue.
+  virtual void give(Frame& frame) const = 0;
+};
+
 // What a step of a segment touches.
 struct StepUse {
   bool is_kernel = false;
   bool has_numbers = false;  // which may be others in each call
   std::vector<int> buffers;
+  bool is_call = false;    // of the host's library
+  std::vector<int> made;   // buffers whose memory the call brings
+  std::vector<int> given;  // those of them that are read behind the segment
 };
 
 // Consecutive steps of one target.
@@ -52,32 +71,41 @@ class ReplayedSteps {
   using RunStep = std::function<void(size_t step, RunContext& context)>;
   static constexpr size_t kFewest = 3;  // steps that are worth it
 
-  ReplayedSteps(size_t first, std::span<const StepUse> uses);
+  ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t part = 0);
   size_t first() const { return first_; }
+  size_t part() const { return part_; }  // of the program's, on whose device they run
   size_t end() const { return first_ + uses_.size(); }
-  // False where they are to be run one by one. `data`: addresses by buffer.
-  bool run(const Target& target, const RunContext& context, std::span<void* const> data, KeptMemory& memory, const RunStep& step);
+  // False where they are to be run one by one.
+  bool run(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step);
+  bool makes(int buffer) const;
   int recordings() const { return made_; }
 
  private:
   using Key = std::vector<uintptr_t>;
   struct Kept {
     Key key;
+    std::unique_ptr<RecordedCalls> calls;  // null: there are none
     std::unique_ptr<Recording> recording;
-    std::vector<void*> told;  // addresses of `loose_`, as the kernels were told last
+    std::vector<void*> made;  // addresses of `made_by_calls_`
+    std::vector<void*> told;  // of `loose_`, as the kernels were told last
     uint64_t used = 0;
   };
 
+  bool has_calls() const;
   void find_key(const RunContext& context, std::span<void* const> data);
   Kept* find();
   bool is_due();
-  Kept* record(const Target& target, const RunContext& context, std::span<void* const> data, KeptMemory& memory, const RunStep& step);
+  Kept* record(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step);
+  void record_step(size_t i, Kept& fresh, RunContext& keeping, Frame& frame, const RunStep& step) const;
+  void place_made(const Kept& kept, Frame& frame) const;
+  void forget_made(Frame& frame) const;
   void tell(Kept& kept, const RunContext& context, std::span<void* const> data, const RunStep& step);
   void give_up(const std::string& why);
 
-  const size_t first_;
+  const size_t first_, part_;
   const std::vector<StepUse> uses_;
   std::vector<int> fixed_, loose_;  // buffers that other steps than kernels touch, and that kernels do
+  std::vector<int> made_by_calls_;  // which are neither
   std::mutex mutex_;
   Key key_;  // of the call under way
   std::vector<Kept> kept_;

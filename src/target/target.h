@@ -85,8 +85,9 @@ class CompiledContraction {
   virtual void run(const ContractionArgs& args, const RunContext& run) const = 0;
   // Which implementation runs, for `explain`.
   virtual std::string pick(std::span<const int64_t> symbols) const = 0;
-  // Whether its launches may be kept (see Recording).
+  // Whether its launches may be kept (see Recording); with those of the host's library if it calls that.
   virtual bool records() const { return true; }
+  virtual bool calls_host() const { return false; }
   // How weights that stay the same are rearranged ahead (packing.h); null: they are not.
   virtual const WeightPacking* packing() const { return nullptr; }
 };

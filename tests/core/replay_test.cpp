@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "runtime/executable.h"
 #include "support/error.h"
 
 namespace broach {
@@ -70,11 +71,15 @@ struct Program {
   Keeper target{log};
   KeptMemory memory;
   ReplayedSteps steps;
-  std::vector<void*> data = {address(10), address(20), address(30)};
+  Frame frame;
+  std::vector<void*>& data = frame.data;
   int number = 0;
 
   explicit Program(bool has_numbers = false)
-      : steps(0, std::vector<StepUse>{{true, has_numbers, {0}}, {false, false, {1}}, {true, false, {2}}}) {}
+      : steps(0, std::vector<StepUse>{
+                     {true, has_numbers, {0}, false, {}, {}}, {false, false, {1}, false, {}, {}}, {true, false, {2}, false, {}, {}}}) {
+    data = {address(10), address(20), address(30)};
+  }
   static void* address(int n) { return reinterpret_cast<void*>(static_cast<uintptr_t>(n)); }
 
   // What was done, and whether at once.
@@ -87,7 +92,7 @@ struct Program {
       if (c.recording) static_cast<Kept*>(c.recording)->keep(static_cast<int>(i), what);
       else log.done.push_back(what);
     };
-    if (!steps.run(target, context, data, memory, step))
+    if (!steps.run(target, context, frame, memory, step))
       for (size_t i = 0; i < 3; ++i) step(i, context);
     std::string out;
     for (const std::string& s : log.done) out += (out.empty() ? "" : " ") + s;
@@ -138,6 +143,96 @@ TEST_CASE("replay: nothing is kept where that is impossible") {
   never.log.fails = true;
   for (int i = 0; i < 4; ++i) CHECK(never.call() == "10 20 30");
   CHECK(never.steps.recordings() == 1);
+}
+
+namespace {
+
+// What calls of the host's library did for a recording.
+struct CallLog {
+  std::vector<std::string> done;
+  bool fails = false;
+};
+CallLog calls_done;
+
+class Calls : public RecordedCalls {
+ public:
+  void run(void*, const std::function<void()>& call) override {
+    if (calls_done.fails) fail("it waits");
+    call();
+    calls_done.done.push_back("call");
+  }
+  void keep(Frame& frame, int buffer) override {
+    calls_done.done.push_back(cat("keep ", buffer));
+    kept_ = buffer, data_ = frame.data[static_cast<size_t>(buffer)];
+  }
+  void give(Frame& frame) const override {
+    calls_done.done.push_back(cat("give ", kept_, " of ", reinterpret_cast<uintptr_t>(data_)));
+    frame.data[static_cast<size_t>(kept_)] = Program::address(99);
+  }
+
+ private:
+  int kept_ = -1;
+  void* data_ = nullptr;
+};
+
+// Step 1 is a call from buffer 1 to buffer 3, which is read behind; step 2 is a kernel on what it makes.
+struct ProgramWithCall {
+  Log log;
+  Keeper target{log};
+  KeptMemory memory;
+  ReplayedSteps steps{0, std::vector<StepUse>{
+                             {true, false, {0}, false, {}, {}}, {false, false, {1, 3}, true, {3}, {3}}, {true, false, {3}, false, {}, {}}}};
+  Frame frame;
+  int made = 50;  // where the call's result lies the next time
+
+  ProgramWithCall() {
+    frame.data = {Program::address(10), Program::address(20), nullptr, nullptr};
+    frame.record_calls = [](Device) -> std::unique_ptr<RecordedCalls> { return std::make_unique<Calls>(); };
+    calls_done = {};
+  }
+
+  std::string call() {
+    log.done.clear();
+    RunContext context;
+    context.memory = &HostMemory::get();
+    frame.data[3] = nullptr;
+    auto step = [&](size_t i, RunContext& c) {
+      if (i == 1) frame.data[3] = Program::address(made++);
+      const std::string what = cat(reinterpret_cast<uintptr_t>(frame.data[i == 2 ? 3 : i]));
+      if (c.recording) static_cast<Kept*>(c.recording)->keep(static_cast<int>(i), what);
+      else log.done.push_back(what);
+    };
+    if (!steps.run(target, context, frame, memory, step))
+      for (size_t i = 0; i < 3; ++i) step(i, context);
+    std::string out;
+    for (const std::string& s : log.done) out += (out.empty() ? "" : " ") + s;
+    return out;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("replay: calls of the host's library are made as they are recorded, and never again") {
+  ProgramWithCall p;
+  CHECK(p.call() == "10 20 50");
+  CHECK(p.frame.data[3] == Program::address(50));
+  for (int n = 0; n < 3; ++n) {
+    p.frame.data[0] = Program::address(11 + n);
+    CHECK(p.call() == cat(11 + n, " 20 51 at once"));  // the kernel reads where the recording's result lies
+    CHECK(p.frame.data[3] == Program::address(99));    // and whoever comes behind it, a copy
+  }
+  CHECK(calls_done.done == std::vector<std::string>{"call", "keep 3", "give 3 of 51", "give 3 of 51", "give 3 of 51"});
+  p.frame.data[1] = Program::address(21);
+  CHECK(p.call() == "13 21 52");
+}
+
+TEST_CASE("replay: a call that cannot be recorded is made with the others, one by one") {
+  ProgramWithCall waits;
+  calls_done.fails = true;
+  for (int n = 0; n < 4; ++n) CHECK(waits.call() == cat("10 20 ", 50 + n));
+  ProgramWithCall unknown;
+  unknown.frame.record_calls = nullptr;
+  for (int n = 0; n < 4; ++n) CHECK(unknown.call() == cat("10 20 ", 50 + n));
 }
 
 TEST_CASE("replay: recordings of one queue share memory") {

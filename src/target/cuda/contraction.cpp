@@ -291,7 +291,11 @@ class CudaContraction : public CompiledContraction {
 bool has_products(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeRow::dtype) != std::end(kTypes); }
 
 // Behind a product there is one operation, before which a bias may be added. The library makes 0 of a NaN that relu would keep.
-ContractionAbility product_ability() { return {{Op::relu, Op::gelu_tanh}, {Op::gelu_tanh}, {Op::add}, 1, true, false, false}; }
+ContractionAbility product_ability() {
+  ContractionAbility a;
+  a.activations = {Op::relu, Op::gelu_tanh}, a.exact_activations = {Op::gelu_tanh}, a.binaries = {Op::add}, a.most_epilogues = 1;
+  return a;
+}
 
 std::shared_ptr<const CompiledContraction> make_contraction(const ContractionStep& step, const CompileSettings& settings) {
   if (step.operation.op != Op::dot || !has_products(step.result.type.dtype) || !step.side_results.empty()) return nullptr;

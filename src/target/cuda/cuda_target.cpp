@@ -9,6 +9,7 @@
 
 #include "support/error.h"
 #include "target/cuda/contraction.h"
+#include "target/cuda/convolution.h"
 #include "target/cuda/kernels.h"
 #include "target/cuda/launch_graph.h"
 #include "target/cuda/libraries.h"
@@ -46,13 +47,15 @@ class CudaTarget : public Target {
   CompiledKernels load(std::string_view bytes) const override { return cuda::load_kernels(bytes); }
   std::string fingerprint() const override { return cuda::fingerprint(); }
   std::shared_ptr<const CompiledContraction> contraction(const ContractionStep& step, const CompileSettings& settings) const override {
-    return cuda::make_contraction(step, settings);
+    return step.operation.op == Op::dot ? cuda::make_contraction(step, settings) : cuda::make_convolution(step, settings);
   }
   std::shared_ptr<const CompiledRoutine> routine(const Operation& operation) const override { return cuda::make_routine(operation); }
   const Capabilities& capabilities() const override {
     static const Capabilities known = [] {
       Capabilities c;
       for (DType t : {DType::f16, DType::bf16, DType::f32, DType::f64}) c.contractions[{Op::dot, t}] = cuda::product_ability();
+      for (DType t : {DType::f16, DType::bf16})
+        for (Op op : {Op::conv, Op::conv_weight_gradient}) c.contractions[{op, t}] = cuda::convolution_ability(op);
       std::erase_if(c.routines = all_capabilities().routines, [](const auto& row) { return !cuda::has_routine(row.first, row.second); });
       c.reductions = {int64_t{1} << 16, 528, 64};
       return c;

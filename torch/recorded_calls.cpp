@@ -1,0 +1,176 @@
+#include "recorded_calls.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "compat.h"
+#include "externs.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+MakeMemoryPool& pools() {
+  static MakeMemoryPool make;
+  return make;
+}
+
+thread_local bool is_recording = false;
+
+class InPool {
+ public:
+  explicit InPool(MemoryPool& pool) : pool_(pool) {
+    pool_.enter();
+    is_recording = true;
+  }
+  ~InPool() {
+    is_recording = false;
+    pool_.leave();
+  }
+  InPool(const InPool&) = delete;
+  InPool& operator=(const InPool&) = delete;
+
+ private:
+  MemoryPool& pool_;
+};
+
+class AtenRecordedCalls : public RecordedCalls {
+ public:
+  AtenRecordedCalls(c10::Device device, std::unique_ptr<MemoryPool> pool) : device_(device), pool_(std::move(pool)) {}
+
+  void run(void* queue, const std::function<void()>& call) override {
+    // A stream that torch has not made is known to it by its address.
+    const c10::Stream stream(c10::Stream::UNSAFE, device_, static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(queue)));
+    const c10::StreamGuard on(stream);
+    const InPool in(*pool_);
+    try {
+      call();
+    } catch (const c10::Error& e) {  // it waits, or draws, or there is no memory for it
+      fail("a call of libtorch's cannot be recorded: ", e.what_without_backtrace());
+    }
+  }
+
+  void keep(Frame& frame, int buffer) override {
+    at::Tensor& given = static_cast<ExternState*>(frame.host)->tensors[static_cast<size_t>(buffer)];
+    if (given.defined()) kept_.emplace_back(buffer, given);
+  }
+
+  // As few launches as there are types of elements.
+  void give(Frame& frame) const override {
+    std::map<std::pair<c10::DeviceType, c10::ScalarType>, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> copies;
+    for (const auto& [buffer, from] : kept_) {
+      at::Tensor to = at::empty_strided(from.sizes(), from.strides(), from.options());
+      frame.data[static_cast<size_t>(buffer)] = to.data_ptr();
+      auto& [to_all, from_all] = copies[{from.device().type(), from.scalar_type()}];
+      to_all.push_back(to), from_all.push_back(from);
+      static_cast<ExternState*>(frame.host)->tensors[static_cast<size_t>(buffer)] = std::move(to);
+    }
+    for (auto& [kind, tensors] : copies) at::_foreach_copy_(tensors.first, tensors.second);
+  }
+
+ private:
+  c10::Device device_;
+  std::unique_ptr<MemoryPool> pool_;
+  std::vector<std::pair<int, at::Tensor>> kept_;  // freed before the pool is
+};
+
+// Convolutions are further down: not all of their kernels will do.
+constexpr std::string_view kRecordable[] = {
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_backward",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    "aten::cudnn_batch_norm",
+    "aten::cudnn_batch_norm_backward",
+    "aten::native_batch_norm",
+    "aten::native_batch_norm_backward",
+    "aten::max_pool2d_with_indices",
+    "aten::max_pool2d_with_indices_backward",
+    "aten::avg_pool2d",
+    "aten::avg_pool2d_backward",
+    "aten::_adaptive_avg_pool2d",
+    "aten::_adaptive_avg_pool2d_backward",
+    "aten::upsample_nearest2d",
+    "aten::upsample_nearest2d_backward",
+    "aten::upsample_bilinear2d",
+    "aten::cat",
+    "aten::embedding",
+    "aten::embedding_dense_backward",
+    "aten::index_select",
+    "aten::index.Tensor",
+    "aten::index_put",
+    "aten::gather",
+    "aten::scatter.src",
+    "aten::scatter.value",
+    "aten::scatter_add",
+    "aten::index_add",
+};
+
+// cuDNN's. Others are made of products of cuBLAS's, whose memory outlives the recording and is found again by its queue.
+bool is_library_convolution(const ExternCall& call, std::span<const Operand> operands) {
+  if (call.schema != "aten::convolution" && call.schema != "aten::convolution_backward") return false;
+  const auto& context = at::globalContext();
+  if (!context.hasCuDNN() || !context.userEnabledCuDNN()) return false;
+  return std::ranges::all_of(operands, [](const Operand& o) {
+    const bool is_float = o.type.dtype == DType::f32 || o.type.dtype == DType::f16 || o.type.dtype == DType::bf16;
+    return is_float && o.type.rank() <= 4;
+  });
+}
+
+bool is_drawn_with(const ExternCall& call, size_t argument) {
+  const auto& schema = c10::Dispatcher::singleton().findSchemaOrThrow(call.schema.c_str(), "").schema();
+  if (schema.arguments().at(argument).name() != "dropout_p") return false;
+  const auto* p = std::get_if<Scalar>(&call.args[argument].value);
+  return !p || as_double(*p) != 0;
+}
+
+// Read on the host, or known to nobody here.
+bool is_opaque(const ExternArg& a) {
+  return std::holds_alternative<ExternArg::InputNumber>(a.value) || std::holds_alternative<ExternArg::Opaque>(a.value);
+}
+
+}  // namespace
+
+bool is_recording_calls() { return is_recording; }
+
+void set_memory_pools(MakeMemoryPool make) { pools() = std::move(make); }
+
+std::unique_ptr<RecordedCalls> make_recorded_calls(Device device) {
+  const c10::Device d = device_of(device);
+  if (!pools() || !d.is_cuda()) return nullptr;
+  auto pool = pools()(d);
+  return pool ? std::make_unique<AtenRecordedCalls>(d, std::move(pool)) : nullptr;
+}
+
+bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given) {
+  constexpr int64_t kMostGiven = int64_t{16} << 20;  // bytes whose copy takes less than launching most calls does
+  const ExternCall& call = step.operation.call();
+  if (!pools() || (std::ranges::find(kRecordable, call.schema) == std::end(kRecordable) && !is_library_convolution(call, step.operands)))
+    return false;
+  auto is_elsewhere = [](const Operand& o) { return o.type.device.kind != DeviceKind::cuda; };
+  auto is_mask = [](const Operand& o) { return o.type.dtype == DType::b1 || o.type.dtype == DType::u8; };
+  if (std::ranges::any_of(step.operands, is_elsewhere) || std::ranges::any_of(call.args, is_opaque)) return false;
+  // What a mask selects is counted on the host.
+  if (call.schema.starts_with("aten::index") && std::ranges::any_of(step.operands, is_mask)) return false;
+  for (size_t i = 0; i < call.args.size(); ++i)
+    if (call.schema.starts_with("aten::_scaled") && is_drawn_with(call, i)) return false;
+  int64_t bytes = 0;
+  for (int b : step.results) {
+    if (b < 0 || !given) continue;
+    const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
+    bytes += buffer.elements.is_constant() ? buffer.elements.constant() * size_of(buffer.type.dtype) : kMostGiven + 1;
+  }
+  return bytes <= kMostGiven;
+}
+
+}  // namespace broach
