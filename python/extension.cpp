@@ -1,6 +1,7 @@
 // The Python extension: the type of compiled callables, and a few switches.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
@@ -12,6 +13,7 @@
 #include "compat.h"
 #include "function.h"
 #include "keys.h"
+#include "nodes.h"
 #include "passes/passes.h"
 #include "runtime/memory.h"
 #include "support/bug.h"
@@ -51,6 +53,14 @@ c10::SymNode wrap(const c10::SymNode& node) {
   return c10::make_intrusive<torch::impl::PythonSymNodeImpl>(py::cast(node));
 }
 
+// torch makes a class for each such operator, in one place.
+bool is_of_library(torch::autograd::Node& node) {
+  py::gil_scoped_acquire gil;
+  py::object o = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));
+  py::object made_by = py::getattr(o, "_forward_cls", py::none());
+  return py::getattr(made_by, "__module__", py::none()).equal(py::str("torch._library.autograd"));
+}
+
 // A class attribute that the metaclass would take for its own; None removes it.
 void set_in_class(const py::type& type, const py::str& name, const py::object& value) {
   auto* t = reinterpret_cast<PyTypeObject*>(type.ptr());
@@ -84,6 +94,7 @@ PYBIND11_MODULE(_C, m) {
   Capture::symbol_in_number = symbol_in_number;
   unwrap_node = unwrap;
   wrap_node = wrap;
+  is_registered_gradient = is_of_library;
   add_callable_type(m);
   add_module_call(m);
   add_numbers(m);

@@ -13,6 +13,7 @@
 #include "externs.h"
 #include "gradients.h"
 #include "ir/text.h"
+#include "nodes.h"
 #include "segments.h"
 #include "support/error.h"
 #include "weights.h"
@@ -63,8 +64,8 @@ void check_devices(const CompiledTrace& compiled) {
 
 // Whether gradients of gradients can be had by running the program again.
 Differentiable with_reason(Differentiable d, const Trace& trace, const Program& program) {
-  auto has_effect = [](const TraceOp& op) { return op.effect; };
-  if (std::any_of(trace.ops.begin(), trace.ops.end(), has_effect)) d.why_not_again = "it draws random numbers or has other effects";
+  auto draws = [](const TraceOp& op) { return op.effect && may_draw(op.schema); };
+  if (std::any_of(trace.ops.begin(), trace.ops.end(), draws)) d.why_not_again = "it draws random numbers";
   else if (!program.mutated_inputs.empty()) d.why_not_again = "it writes to what it is given or holds";
   else if (Autocast::now().is_on()) d.why_not_again = "it ran under autocast";
   return d;
