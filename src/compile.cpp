@@ -165,7 +165,7 @@ Joint joint_of(const Trace& trace, const Program& program, const TracedGradients
     if (gradient) joint.is_gradient[at] = true;
     else is_result[at] = true;
     if (joint.is_gradient[at] && is_result[at]) unsupported("a gradient lies in the memory of a result");
-    if (!gradient && r.kind == ResultSpec::Kind::fresh) joint.output_kept[at] = read[static_cast<size_t>(trace.outputs[i])];
+    if (i < first && r.kind == ResultSpec::Kind::fresh) joint.output_kept[at] = read[static_cast<size_t>(trace.outputs[i])];
   }
   for (size_t i = 0; i < trace.inputs.size(); ++i) {
     const bool written =
@@ -194,12 +194,14 @@ std::shared_ptr<BackwardStage> split_gradients(const Trace& trace, const TracedG
   module.graph = std::move(parts.forward);
   const size_t tangent = program.input_strides.size() - traced.tangents, first_tangent = out->inputs.size() + out->saved.size();
   program.input_strides.resize(tangent);
-  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(traced.gradients);
-  out->results.assign(first, program.results.end());
-  program.results.erase(first, program.results.end());
+  const auto end = program.results.end() - static_cast<std::ptrdiff_t>(program.reads);
+  const auto first = end - static_cast<std::ptrdiff_t>(traced.gradients);
+  out->results.assign(first, end);
+  program.results.erase(first, end);
   for (auto* results : {&out->results, &program.results})
     for (ResultSpec& r : *results)
       if (is_made(r)) r.index = position[static_cast<size_t>(r.index)];
+  for (Program::Commit& c : program.commits) c.output = position[static_cast<size_t>(c.output)];
   for (ResultSpec& r : out->results) {
     if (!is_given(r)) continue;
     if (static_cast<size_t>(r.index) < tangent) unsupported("a gradient is one of the program's inputs");
@@ -229,7 +231,9 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);
 
-  if (gradients.gradients > 0 && out.program.speculative) unsupported("gradients of a program that goes by what it computes");
+  auto binds = [](const TraceOp& op) { return !op.binds.empty(); };
+  if (gradients.gradients > 0 && std::any_of(trace.ops.begin(), trace.ops.end(), binds))
+    unsupported("gradients of a program with sizes that it computes");
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   Module module{out.program.graph, nullptr, nullptr};
   run_passes(module, Pass::Part::program, compiler.context(std::move(constant)), options.disabled_passes, &out.seconds, observe);

@@ -367,7 +367,7 @@ RandomStates CompiledProgram::random_states(bool kept) const {
 }
 
 // Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
-std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols,
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                                           std::vector<Scalar>& observed) const {
   const RandomStates random = random_states(draws_);
   std::optional<std::vector<at::Tensor>> fresh;
@@ -382,6 +382,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInp
   std::vector<at::Tensor> out = results(inputs, *fresh, symbols);
   if (!took_this_way(out, observed)) return random.put_back(), std::nullopt;
   commit(inputs, *fresh);
+  if (backward_) backward_->connect(call, out, inputs, *fresh, symbols.sizes);
   return out;
 }
 
@@ -421,7 +422,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : run_directly(call, inputs, symbols);
+  auto out = program_.speculative ? run_speculatively(call, inputs, symbols, observed) : run_directly(call, inputs, symbols);
   if (!out) return std::nullopt;
   for (auto [i, steps] : version_steps_)
     for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
