@@ -1,6 +1,7 @@
 // The Python extension: the type of compiled callables, and a few switches.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
@@ -12,6 +13,7 @@
 #include "compat.h"
 #include "function.h"
 #include "keys.h"
+#include "nodes.h"
 #include "passes/passes.h"
 #include "recorded_calls.h"
 #include "runtime/memory.h"
@@ -51,6 +53,14 @@ c10::SymNode unwrap(const c10::SymNode& node) {
 c10::SymNode wrap(const c10::SymNode& node) {
   py::gil_scoped_acquire gil;
   return c10::make_intrusive<torch::impl::PythonSymNodeImpl>(py::cast(node));
+}
+
+// torch makes a class for each such operator, in one place.
+bool is_of_library(torch::autograd::Node& node) {
+  py::gil_scoped_acquire gil;
+  py::object o = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));
+  py::object made_by = py::getattr(o, "_forward_cls", py::none());
+  return py::getattr(made_by, "__module__", py::none()).equal(py::str("torch._library.autograd"));
 }
 
 // A class attribute that the metaclass would take for its own; None removes it.
@@ -132,6 +142,7 @@ PYBIND11_MODULE(_C, m) {
   Capture::symbol_in_number = symbol_in_number;
   unwrap_node = unwrap;
   wrap_node = wrap;
+  is_registered_gradient = is_of_library;
   add_callable_type(m);
   add_module_call(m);
   add_numbers(m);

@@ -146,7 +146,8 @@ std::vector<bool> read_for_gradients(const Trace& trace, size_t first_op) {
 
 std::optional<Joint> joint_of(const Trace& trace, const Program& program, const TracedGradients& traced, double memory_budget) {
   if (traced.gradients == 0) return std::nullopt;
-  if (program.speculative) unsupported("gradients of a program that goes by what it computes");
+  auto binds = [](const TraceOp& op) { return !op.binds.empty(); };
+  if (std::any_of(trace.ops.begin(), trace.ops.end(), binds)) unsupported("gradients of a program with sizes that it computes");
   Joint joint;
   joint.tangents = traced.tangents;
   joint.memory_budget = memory_budget;
@@ -163,7 +164,7 @@ std::optional<Joint> joint_of(const Trace& trace, const Program& program, const 
     if (gradient) joint.is_gradient[at] = true;
     else is_result[at] = true;
     if (joint.is_gradient[at] && is_result[at]) unsupported("a gradient lies in the memory of a result");
-    if (!gradient && r.kind == ResultSpec::Kind::fresh) joint.output_kept[at] = read[static_cast<size_t>(trace.outputs[i])];
+    if (i < first && r.kind == ResultSpec::Kind::fresh) joint.output_kept[at] = read[static_cast<size_t>(trace.outputs[i])];
   }
   for (size_t i = 0; i < trace.inputs.size(); ++i) {
     const bool written =
@@ -186,9 +187,10 @@ void name_slots(CompiledTrace& compiled, const TracedGradients& traced) {
     if (r.is_made()) r.index = static_cast<int>(m.outputs[static_cast<size_t>(r.index)]);
   for (Program::Commit& c : program.commits) c.output = static_cast<int>(m.outputs[static_cast<size_t>(c.output)]);
   compiled.tangents = traced.tangents;
-  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(traced.gradients);
-  compiled.gradients.assign(first, program.results.end());
-  program.results.erase(first, program.results.end());
+  const auto end = program.results.end() - static_cast<std::ptrdiff_t>(program.reads);
+  const auto first = end - static_cast<std::ptrdiff_t>(traced.gradients);
+  compiled.gradients.assign(first, end);
+  program.results.erase(first, end);
   const Stage& last = m.stages.back();
   for (ResultSpec& r : compiled.gradients) {
     const auto slot = static_cast<size_t>(r.index);

@@ -1,6 +1,8 @@
 // What a captured program's results depend on for autograd, and the recording of eager's own gradients behind the program.
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -17,6 +19,7 @@
 
 #include "capture.h"
 #include "keys.h"
+#include "nodes.h"
 #include "support/error.h"
 #include "symbolic.h"
 
@@ -27,9 +30,10 @@ namespace {
 namespace ag = torch::autograd;
 using Reached = std::vector<bool>;  // by leaf
 
-// One of the formulas that torch's build makes of its table of derivatives, or such a one for a window of a tensor.
-bool is_torchs(const ag::Node& n) {
-  return std::string_view(typeid(n).name()).starts_with("N5torch8autograd9generated") || dynamic_cast<const ag::CopySlices*>(&n);
+// One of the formulas that torch's build makes of its table of derivatives, one for a copy or a window of a tensor, or an operator's own.
+bool is_formula(ag::Node& n) {
+  return std::string_view(typeid(n).name()).starts_with("N5torch8autograd9generated") || dynamic_cast<const ag::CopySlices*>(&n) ||
+         dynamic_cast<const ag::CopyBackwards*>(&n) || (is_registered_gradient && is_registered_gradient(n));
 }
 
 // Autograd's graph from some results back to the tensors whose gradients are asked for.
@@ -72,7 +76,7 @@ class Walk {
     if (auto leaf = leaf_of_.find(&n); leaf != leaf_of_.end()) return reached[leaf->second] = true;
     if (dynamic_cast<ag::AccumulateGrad*>(&n))
       obstacle_ = "a tensor that needs gradients is made within the program, or kept where it is not looked for";
-    else if (!is_torchs(n)) obstacle_ = cat("gradients by ", n.name(), ", whose code is not torch's own");
+    else if (!is_formula(n)) obstacle_ = cat("gradients by ", n.name(), ", whose code is not torch's own");
     else if (!n.pre_hooks().empty() || !n.post_hooks().empty()) obstacle_ = cat(n.name(), " has a hook");
     return !obstacle_.empty();
   }
@@ -93,7 +97,22 @@ class Walk {
   std::string obstacle_;
 };
 
+// Whether a result can be had, with its history, from another result of the call: a view of it, or the same detached.
+bool is_window(const at::Tensor& t, const at::Tensor& base) {
+  if (!t.defined() || !base.defined() || t.is_same(base) || !base.requires_grad()) return false;
+  if (t.scalar_type() != base.scalar_type() || t.is_conj() || t.is_neg() || base.is_conj() || base.is_neg()) return false;
+  return t.is_view() ? t.requires_grad() && t._base().is_same(base) : !t.requires_grad();
+}
+
 }  // namespace
+
+bool (*is_registered_gradient)(ag::Node&) = nullptr;
+
+bool may_draw(const std::string& schema) {
+  const size_t dot = schema.find('.');
+  auto op = c10::Dispatcher::singleton().findSchema({schema.substr(0, dot), dot == schema.npos ? "" : schema.substr(dot + 1)});
+  return !op || op->hasTag(at::Tag::nondeterministic_seeded);
+}
 
 // The memory that a tensor of the program's lies in; -1 for one that the capture has not met.
 int32_t Capture::storage_of(const at::Tensor& t) const {
@@ -147,8 +166,9 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     // A window of an input is made of it anew, and gets its history from there.
     if (std::any_of(inputs_.begin(), inputs_.end(), shares) || std::any_of(lifted_.begin(), lifted_.end(), shares)) continue;
     if (t.is_leaf()) return "a result is a leaf that the program makes";
-    if (std::count_if(results.begin(), results.end(), shares) > std::count_if(results.begin(), results.end(), is_it))
-      return "several results lie in the same memory";
+    if (std::any_of(results.begin(), results.end(), [&](const at::Tensor& other) { return is_window(t, other); })) continue;
+    auto is_beside = [&](const at::Tensor& other) { return shares(other) && !is_it(other) && !is_window(other, t); };
+    if (std::any_of(results.begin(), results.end(), is_beside)) return "several results lie in the same memory, none as a view of another";
     differentiable_.results.push_back(r);
   }
   return "";
@@ -166,6 +186,9 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results) {
     if (!walk.obstacle().empty()) return walk.obstacle();
     tangents.push_back(add_tangent(results[r]));
   }
+  for (const at::Tensor& t : results)  // windows, which may have hooks of their own
+    if (t.defined() && t.requires_grad()) walk.from(ag::impl::gradient_edge(t).function.get());
+  if (!walk.obstacle().empty()) return walk.obstacle();
   if (roots.empty()) return "";
   first_gradient_op_ = trace_.ops.size();
   const size_t reads = trace_.reads.size(), held = lifted_.size();
@@ -178,8 +201,11 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results) {
   }
   if (trace_.reads.size() != reads) return "a gradient goes by elements that are read on the host";
   if (lifted_.size() != held) return "a gradient depends on a tensor that the program has not met";
-  for (size_t i = first_gradient_op_; i < trace_.ops.size(); ++i)
-    if (trace_.ops[i].effect) return cat("a gradient is computed by ", trace_.ops[i].schema, ", which has effects beside its results");
+  for (size_t i = first_gradient_op_; i < trace_.ops.size(); ++i) {
+    TraceOp& op = trace_.ops[i];
+    if (op.effect && may_draw(op.schema)) return cat("a gradient is computed by ", op.schema, ", which has effects beside its results");
+    op.effect = false;  // eager, too, leaves an operation out where nobody asks for what it gives
+  }
   return "";
 }
 

@@ -186,7 +186,7 @@ at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
 
 // ---- compiled calls ----
 
-void Backward::connect(const CallInputs& call, const std::vector<at::Tensor>& results, const RunInputs& inputs,
+void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
   ag::edge_list edges;
   for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
@@ -213,6 +213,20 @@ void Backward::connect(const CallInputs& call, const std::vector<at::Tensor>& re
     auto is_result = [&](const at::Tensor& r) { return r.is_same(t); };
     if (std::any_of(results.begin(), results.end(), is_result)) compiled.save(t, t.grad_fn() == node);
     else compiled.save_own(t);
+  }
+  make_windows(results);
+}
+
+// What lies in the memory of a result that has its history by now gets it from there.
+void Backward::make_windows(std::vector<at::Tensor>& results) const {
+  const std::vector<size_t>& own = differentiable_.results;
+  for (size_t i = 0; own.size() < results.size() && i < results.size(); ++i) {
+    at::Tensor& t = results[i];
+    auto is_base = [&](size_t r) { return t.defined() && !t.is_same(results[r]) && t.is_alias_of(results[r]); };
+    auto base = std::find_if(own.begin(), own.end(), is_base);
+    if (base == own.end() || std::find(own.begin(), own.end(), i) != own.end()) continue;
+    t = results[*base].as_strided(t.sizes(), t.strides(), t.storage_offset());
+    if (!differentiable_.has_history[i]) t = t.detach();
   }
 }
 

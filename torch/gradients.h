@@ -63,7 +63,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
         options_(std::move(options)) {}
 
   // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs.
-  void connect(const CallInputs& call, const std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
+  void connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
                const std::vector<int64_t>& symbols) const;
   // By gradient. `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
@@ -86,6 +86,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   using Key = std::pair<std::vector<bool>, std::vector<bool>>;  // gradients, tangents
   const Variant& variant(const Key& key) const;
   void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
+  void make_windows(std::vector<at::Tensor>& results) const;
 
   const Stage& stage() const { return compiled_->module.stages.back(); }
 

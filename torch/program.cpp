@@ -13,6 +13,7 @@
 #include "externs.h"
 #include "gradients.h"
 #include "ir/text.h"
+#include "nodes.h"
 #include "stages.h"
 #include "support/error.h"
 
@@ -60,8 +61,8 @@ void check_devices(const CompiledTrace& compiled) {
 
 // Whether gradients of gradients can be had by running the program again.
 Differentiable with_reason(Differentiable d, const Trace& trace, const Program& program) {
-  auto has_effect = [](const TraceOp& op) { return op.effect; };
-  if (std::any_of(trace.ops.begin(), trace.ops.end(), has_effect)) d.why_not_again = "it draws random numbers or has other effects";
+  auto draws = [](const TraceOp& op) { return op.effect && may_draw(op.schema); };
+  if (std::any_of(trace.ops.begin(), trace.ops.end(), draws)) d.why_not_again = "it draws random numbers";
   else if (!program.mutated_inputs.empty()) d.why_not_again = "it writes to what it is given or holds";
   else if (Autocast::now().is_on()) d.why_not_again = "it ran under autocast";
   return d;
@@ -353,7 +354,7 @@ RandomStates CompiledProgram::random_states(bool kept) const {
 }
 
 // Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
-std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInputs& inputs, SymbolValues& symbols,
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                                           std::vector<Scalar>& observed) const {
   const RandomStates random = random_states(draws_);
   std::vector<at::Tensor> made;
@@ -367,6 +368,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(RunInp
   std::vector<at::Tensor> out = results(inputs, made, symbols);
   if (!took_this_way(out, observed)) return random.put_back(), std::nullopt;
   commit(inputs, made);
+  if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes);
   return out;
 }
 
@@ -407,7 +409,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.speculative ? run_speculatively(inputs, symbols, observed) : run_directly(call, inputs, symbols);
+  auto out = program_.speculative ? run_speculatively(call, inputs, symbols, observed) : run_directly(call, inputs, symbols);
   if (!out) return std::nullopt;
   for (auto [i, steps] : version_steps_)
     for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();

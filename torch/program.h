@@ -93,7 +93,8 @@ class CompiledProgram {
   const std::vector<at::Tensor>& lifted() const { return lifted_; }
 
  private:
-  std::optional<std::vector<at::Tensor>> run_speculatively(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
+                                                           std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
   RandomStates random_states(bool kept) const;
   void commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const;

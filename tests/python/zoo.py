@@ -83,7 +83,17 @@ def names() -> list[str]:
     return sorted(MODEL_MAPPING_NAMES)
 
 
-def build(name: str) -> Entry | None:
+def _without_dropout(config: Any) -> None:
+    from transformers import PretrainedConfig
+
+    for field, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _without_dropout(value)
+        elif "drop" in field and isinstance(value, float):
+            setattr(config, field, 0.0)
+
+
+def build(name: str, dropout: bool = True) -> Entry | None:
     """The model, or None if it does not build from its defaults or does not run with plain ids or pixels."""
     from transformers import AutoConfig, AutoModel
 
@@ -96,6 +106,8 @@ def build(name: str) -> Entry | None:
             if isinstance(getattr(default, "image_size", None), (list, tuple)):
                 given["image_size"] = [64, 64]
             config = AutoConfig.for_model(name, **given)
+            if not dropout:
+                _without_dropout(config)
             with torch.device("meta"):
                 size = sum(p.numel() for p in AutoModel.from_config(config).parameters())
             if size > LARGEST:
