@@ -97,6 +97,12 @@ class Walk {
   std::string obstacle_;
 };
 
+// The node that accumulates a leaf's gradient reduces it to the sizes that the leaf had as the node was made.
+bool accumulates_as_it_is(const at::Tensor& t) {
+  const ag::Edge edge = ag::impl::gradient_edge(t);
+  return edge.function->input_metadata(edge.input_nr).is_same_shape(t);
+}
+
 // Whether a result can be had, with its history, from another result of the call: a view of it, or the same detached.
 bool is_window(const at::Tensor& t, const at::Tensor& base) {
   if (!t.defined() || !base.defined() || t.is_same(base) || !base.requires_grad()) return false;
@@ -154,6 +160,7 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     if (!t.defined() || !t.requires_grad()) continue;
     if (i >= given_.size() && !t.is_leaf()) return "the program holds a tensor that has a history of its own";
     if (is_written(trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage)) return "a tensor that needs gradients is written";
+    if (!real_tensor(t) && !accumulates_as_it_is(t)) return "a tensor got other sizes, by .data, while a graph with its gradient is alive";
     differentiable_.inputs.push_back(i);
     leaves.push_back(t);
   }

@@ -124,3 +124,19 @@ def test_gradients_that_a_program_accumulates_where_the_caller_wants_none():
             want, m.weight.grad = m.weight.grad, None
             f(x)
             torch.testing.assert_close(m.weight.grad, want)
+
+
+def test_a_parameter_that_gets_other_sizes_while_a_graph_with_its_gradient_is_alive():
+    seen = []
+    for compile in (lambda f: f, broach.compile):
+        w, gradients = torch.nn.Parameter(torch.ones(1)), []
+        f = compile(lambda x, w=w: x * w)
+        alive = torch.ones(3, 4) * w  # whose node reduces gradients to one element
+        w.data = torch.ones(4)
+        for i in range(6):
+            gradients += torch.autograd.grad(f(torch.ones(3, 4)).sum(), w)
+            if i == 2:
+                del alive
+        seen.append(gradients)
+    for want, got in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
