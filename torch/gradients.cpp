@@ -149,7 +149,7 @@ at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides,
 
 }  // namespace
 
-std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const MemoryOf& memory, const std::vector<bool>& own_history,
+std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols) {
   const at::Tensor none;
   std::vector<at::Tensor> out;

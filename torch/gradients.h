@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <map>
@@ -47,8 +48,8 @@ class InputWithHistory {
 };
 
 // The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
-using MemoryOf = std::function<const at::Tensor&(const ResultSpec&)>;
-std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, const MemoryOf& memory, const std::vector<bool>& own_history,
+using MemoryOf = c10::function_ref<const at::Tensor&(const ResultSpec&)>;
+std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols);
 
 class Backward : public std::enable_shared_from_this<Backward> {

@@ -88,10 +88,10 @@ Stages::Stages(const CompiledTrace& compiled, const std::vector<bool>& constant,
 void Stages::add(const Stage& stage, std::shared_ptr<const Runner> runner, const std::vector<bool>& constant,
                  const PipelineOptions& options) {
   executables_.push_back(&runner->executable());
+  const auto once = executables_.size() == 1 ? once_ : nullptr;
   std::unique_ptr<Weights> weights;
-  if (options.freeze)
-    weights = std::make_unique<Weights>(runner, executables_.size() == 1 ? once_ : nullptr, first_frozen_, constant,
-                                        options.settings.contractions.deterministic);
+  if (options.freeze && (once || !runner->executable().packables().empty()))
+    weights = std::make_unique<Weights>(runner, once, first_frozen_, constant, options.settings.contractions.deterministic);
   parts_.push_back({std::move(runner), std::move(weights), nullptr, stage.gives});
 }
 

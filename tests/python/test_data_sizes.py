@@ -343,3 +343,14 @@ def test_results_that_come_to_need_gradients():
 def test_results_of_other_functions_while_sizes_are_symbols():
     program = lambda x: F.pad(x[x > 0], (0, 3)).view(1, -1).expand(2, -1)  # noqa: E731
     agree(program, lambda i: (r(30),))
+
+
+def test_what_is_computed_once_is_read_behind_a_size():
+    weight, scale = torch.randn(8, 8), torch.randn(8)
+    compiled = agree(lambda x: x[(x @ weight.exp()).sum(1) > 0] * scale.exp(), lambda i: (r(20, 8),))
+    assert stats(compiled)["programs"][0]["packed"]
+    captures = stats(compiled)["captures"]
+    for changed in (weight, scale):
+        changed.mul_(-0.5)
+        agree(lambda x: x[(x @ weight.exp()).sum(1) > 0] * scale.exp(), lambda i: (r(20, 8),), compiled=compiled)
+    assert stats(compiled)["captures"] == captures
