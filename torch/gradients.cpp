@@ -32,11 +32,12 @@ class Identity : public ag::Node {
   ag::variable_list apply(ag::variable_list&& gradients) override { return std::move(gradients); }
 };
 
-// One call of a compiled program in autograd's graph.
+// Some results of one call of a compiled program in autograd's graph.
 class CompiledCall : public ag::Node {
  public:
-  CompiledCall(std::shared_ptr<const Backward> backward, std::vector<int64_t> symbols)
-      : backward_(std::move(backward)), symbols_(std::move(symbols)) {}
+  // `own`: which of the call's tangents are those of its results; there are `tangents` in all.
+  CompiledCall(std::shared_ptr<const Backward> backward, std::vector<int64_t> symbols, std::vector<size_t> own, size_t tangents)
+      : backward_(std::move(backward)), symbols_(std::move(symbols)), own_(std::move(own)), tangents_(tangents) {}
 
   std::string name() const override { return "BroachBackward"; }
 
@@ -44,13 +45,15 @@ class CompiledCall : public ag::Node {
   void save(const at::Tensor& t, bool is_result) { saved_.emplace_back(ag::SavedVariable(t, is_result), at::Tensor()); }
   void save_own(at::Tensor t) { saved_.emplace_back(ag::SavedVariable(), std::move(t)); }
 
-  ag::variable_list apply(ag::variable_list&& tangents) override {
+  ag::variable_list apply(ag::variable_list&& given) override {
     std::lock_guard lock(mutex_);
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
-    for (size_t t = 0; t < tangents.size(); ++t) {
-      if (!tangents[t].defined()) continue;
+    ag::variable_list tangents(tangents_);
+    for (size_t t = 0; t < given.size(); ++t) {
+      if (!given[t].defined()) continue;
       TORCH_CHECK(!results_[t].was_used, ag::ERR_BACKWARD_TWICE);
       results_[t].is_in_use = true;
+      tangents[own_[t]] = std::move(given[t]);
     }
     std::vector<bool> wanted;
     for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
@@ -104,6 +107,8 @@ class CompiledCall : public ag::Node {
 
   std::shared_ptr<const Backward> backward_;
   std::vector<int64_t> symbols_;
+  std::vector<size_t> own_;
+  size_t tangents_;
   std::vector<std::pair<ag::SavedVariable, at::Tensor>> saved_;
   std::shared_ptr<const ProgramAgain> again_;
   std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
@@ -113,7 +118,7 @@ class CompiledCall : public ag::Node {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     bool is_in_use = false, was_used = false;  // in the backward under way; in one that has freed what it used
   };
-  std::vector<Result> results_;  // by tangent
+  std::vector<Result> results_;  // of its own
   bool released_ = false;
 };
 
@@ -186,20 +191,58 @@ at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
 
 // ---- compiled calls ----
 
+Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, std::vector<at::Tensor> lifted,
+                   Targets targets, PipelineOptions options)
+    : compiled_(std::move(compiled)),
+      differentiable_(std::move(differentiable)),
+      lifted_(std::move(lifted)),
+      targets_(std::move(targets)),
+      options_(std::move(options)) {
+  for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
+    auto reaches = [g](const std::vector<bool>& of_result) { return of_result[g]; };
+    const auto count = std::ranges::count_if(differentiable_.reaches, reaches);
+    if (count > 0 && static_cast<size_t>(count) < differentiable_.reaches.size()) reached_by_some_.push_back(g);
+  }
+}
+
+// A node runs what lies behind all of its edges, also where there is no gradient. That is seen where there are hooks, or others' code in a
+// history: then results are apart that do not depend on the same tensors.
+std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const {
+  const std::vector<std::vector<bool>>& reaches = differentiable_.reaches;
+  auto is_seen = [&](size_t g) {
+    const at::Tensor& t = *inputs.tensors[differentiable_.inputs[g]];
+    if (!t.is_leaf()) return true;
+    const ag::Node& n = *ag::impl::gradient_edge(t).function;
+    return !ag::impl::hooks(t).empty() || !n.pre_hooks().empty() || !n.post_hooks().empty();
+  };
+  const bool apart = std::ranges::any_of(reached_by_some_, is_seen);
+  std::map<std::vector<bool>, std::vector<size_t>> groups;
+  for (size_t t = 0; t < reaches.size(); ++t) groups[apart ? reaches[t] : std::vector<bool>()].push_back(t);
+  std::vector<std::vector<size_t>> out;
+  for (auto& [reached, tangents] : groups) out.push_back(std::move(tangents));
+  return out;
+}
+
 void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
+                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
+  for (const std::vector<size_t>& own : nodes(inputs)) connect(own, call, results, inputs, made, symbols);
+  make_windows(results);
+}
+
+void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
   ag::edge_list edges;
   for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
-    auto reaches = [g](const std::vector<bool>& of_result) { return of_result[g]; };
-    const bool reached = std::any_of(differentiable_.reaches.begin(), differentiable_.reaches.end(), reaches);
+    const bool reached = std::ranges::any_of(own, [&](size_t t) { return differentiable_.reaches[t][g]; });
     edges.push_back(reached ? ag::impl::gradient_edge(*inputs.tensors[differentiable_.inputs[g]]) : ag::Edge());
   }
-  NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols);
+  NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols, own, differentiable_.results.size());
   node->set_next_edges(std::move(edges));
   auto& compiled = static_cast<CompiledCall&>(*node);
-  for (size_t r : differentiable_.results) {
-    ag::set_history(results[r], node);
-    compiled.add_result(results[r]);
+  for (size_t t : own) {
+    at::Tensor& result = results[differentiable_.results[t]];
+    ag::set_history(result, node);
+    compiled.add_result(result);
   }
   compiled.keep(call);
   const size_t given = compiled_->module.inputs;
@@ -211,10 +254,10 @@ void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results,
     }
     const at::Tensor& t = made[slot - given];
     auto is_result = [&](const at::Tensor& r) { return r.is_same(t); };
-    if (std::any_of(results.begin(), results.end(), is_result)) compiled.save(t, t.grad_fn() == node);
+    const bool is_own = t.grad_fn() == node;  // another node's result would hold that one, which may hold this one
+    if (std::any_of(results.begin(), results.end(), is_result)) compiled.save(is_own ? t : t.detach(), is_own);
     else compiled.save_own(t);
   }
-  make_windows(results);
 }
 
 // What lies in the memory of a result that has its history by now gets it from there.

@@ -56,12 +56,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
  public:
   // `lifted`: the program's inputs behind those that it is given.
   Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, std::vector<at::Tensor> lifted, Targets targets,
-           PipelineOptions options)
-      : compiled_(std::move(compiled)),
-        differentiable_(std::move(differentiable)),
-        lifted_(std::move(lifted)),
-        targets_(std::move(targets)),
-        options_(std::move(options)) {}
+           PipelineOptions options);
 
   // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs.
   void connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
@@ -88,6 +83,10 @@ class Backward : public std::enable_shared_from_this<Backward> {
   const Variant& variant(const Key& key) const;
   void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
   void make_windows(std::vector<at::Tensor>& results) const;
+  // Tangents, by the node that gets them.
+  std::vector<std::vector<size_t>> nodes(const RunInputs& inputs) const;
+  void connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
+               const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const;
 
   const Stage& stage() const { return compiled_->module.stages.back(); }
 
@@ -96,6 +95,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   std::vector<at::Tensor> lifted_;
   Targets targets_;
   PipelineOptions options_;
+  std::vector<size_t> reached_by_some_;  // gradients that some results depend on, and others not
   mutable std::mutex mutex_;
   mutable std::map<Key, std::unique_ptr<const Variant>> variants_;
 };
