@@ -85,13 +85,20 @@ def asks_for_type_of_number(code: types.CodeType) -> str:
     What `type` gives may be compared with classes that are no numbers', have its attributes read (the same), be printed or be
     called (which stand-ins refuse with an error). Anything else that is done with it counts, a search in a dict for example.
     """
-    if "type" not in code.co_names:
+    if "type" not in code.co_names or _asks_for_an_order(code):
         return ""
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and not _tells_nothing(steps, i):
             return f"asks for a type that may be a number's in {getattr(code, 'co_qualname', code.co_name)}"
     return ""
+
+
+def _asks_for_an_order(code: types.CodeType) -> bool:
+    """transformers' guess of a framework from a type's name, as it was read: it orders the tests that `is_tensor` makes, all of which
+    fail for a number whatever their order. Every output of its models is asked."""
+    is_it = code.co_name == "infer_framework_from_repr" and code.co_filename.endswith("transformers/utils/generic.py")
+    return is_it and code.co_names == ("str", "type", "startswith")
 
 
 def _tells_nothing(steps: list[dis.Instruction], asked: int) -> bool:

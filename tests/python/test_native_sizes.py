@@ -225,3 +225,32 @@ def test_recurrent_layers_with_gradients_or_autocast():
         with torch.enable_grad():
             got, want = (torch.autograd.grad(f(x).sum(), _LSTM.weight_ih_l0)[0] for f in (compiled, program))
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_encoders_of_transformers_keep_their_sizes_as_symbols(training):
+    """Each of their outputs is asked whether it is a tensor, by the name of its type."""
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)).eval()
+    fast = broach.compile(model)
+    with torch.set_grad_enabled(training):
+        for batch, length in ((2, 12), (3, 9), (4, 7), (5, 8), (6, 11)):
+            ids = torch.randint(0, 50, (batch, length))
+            got, want = fast(input_ids=ids)[0], model(input_ids=ids)[0]
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            if training:
+                got.square().mean().backward()
+    assert stats(fast)["captures"] == 2
+
+
+def test_other_code_that_asks_for_the_name_of_a_type_has_numbers():
+    def infer_framework_from_repr(x):
+        return str(type(x))
+
+    def program(x):
+        return x * 2, infer_framework_from_repr(x.shape[0])
+
+    fast = broach.compile(program)
+    for n in (3, 4, 5, 6):
+        assert fast(torch.ones(n))[1] == "<class 'int'>"
