@@ -93,7 +93,8 @@ Expr through_statistics(const Expr& grad, const Expr& y, const Expr& rstd, const
 
 // A gradient that was not asked for is undefined: eager's result then has no element type.
 Value gradient(OpCall& c, size_t result, const Expr& x, const Shape& shape) {
-  return c.result(result).dtype != DType::opaque ? reshaped(x, shape).to(c.result(result).dtype).value() : Value{};
+  if (c.result(result).dtype == DType::opaque) return {};
+  return c.b.cast(reshape_guarded(c.b, x.value(), shape), c.result(result).dtype);
 }
 
 // The gradients of x, weight and bias; the latter two are summed over `dims`.

@@ -107,3 +107,19 @@ def test_the_way_changes_between_forward_and_backward():
         return saw
 
     check(run)
+
+
+def test_sizes_that_are_equal_for_a_reason_that_only_a_guard_tells():
+    """A length that is padded to a multiple: the gradient of what was padded has another expression for it."""
+    norm = torch.nn.LayerNorm(8)
+
+    def program(x):
+        padded = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 16))
+        y = norm(padded)
+        return y.reshape(x.shape[0], -1, 16, 8).sum(2)
+
+    fast = broach.compile(program)
+    for batch, length in ((2, 5), (3, 7), (2, 9), (4, 12)):
+        x = torch.randn(batch, length, 8, requires_grad=True)
+        for a, b in zip(*(torch.autograd.grad(run(x).sin().sum(), (x, norm.weight, norm.bias)) for run in (program, fast)), strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
