@@ -65,6 +65,19 @@ class Keeper : public Target {
   Log& log_;
 };
 
+// What a program's call did, and whether at once.
+template <class P>
+std::string done_by(P& p, const ReplayedSteps::RunStep& step) {
+  p.log.done.clear();
+  RunContext context;
+  context.memory = &HostMemory::get();
+  if (!p.steps.run(p.target, context, p.frame, p.memory, step))
+    for (size_t i = 0; i < 3; ++i) step(i, context);
+  std::string out;
+  for (const std::string& s : p.log.done) out += (out.empty() ? "" : " ") + s;
+  return out;
+}
+
 // Steps 0 and 2 are kernels on buffers 0 and 2, step 1 is not, on buffer 1.
 struct Program {
   Log log;
@@ -82,21 +95,13 @@ struct Program {
   }
   static void* address(int n) { return reinterpret_cast<void*>(static_cast<uintptr_t>(n)); }
 
-  // What was done, and whether at once.
   std::string call() {
-    log.done.clear();
-    RunContext context;
-    context.memory = &HostMemory::get();
     auto step = [&](size_t i, RunContext& c) {
       const std::string what = cat(reinterpret_cast<uintptr_t>(data[i]) + static_cast<uintptr_t>(i == 0 ? number : 0));
       if (c.recording) static_cast<Kept*>(c.recording)->keep(static_cast<int>(i), what);
       else log.done.push_back(what);
     };
-    if (!steps.run(target, context, frame, memory, step))
-      for (size_t i = 0; i < 3; ++i) step(i, context);
-    std::string out;
-    for (const std::string& s : log.done) out += (out.empty() ? "" : " ") + s;
-    return out;
+    return done_by(*this, step);
   }
 };
 
@@ -192,9 +197,6 @@ struct ProgramWithCall {
   }
 
   std::string call() {
-    log.done.clear();
-    RunContext context;
-    context.memory = &HostMemory::get();
     frame.data[3] = nullptr;
     auto step = [&](size_t i, RunContext& c) {
       if (i == 1) frame.data[3] = Program::address(made++);
@@ -202,11 +204,7 @@ struct ProgramWithCall {
       if (c.recording) static_cast<Kept*>(c.recording)->keep(static_cast<int>(i), what);
       else log.done.push_back(what);
     };
-    if (!steps.run(target, context, frame, memory, step))
-      for (size_t i = 0; i < 3; ++i) step(i, context);
-    std::string out;
-    for (const std::string& s : log.done) out += (out.empty() ? "" : " ") + s;
-    return out;
+    return done_by(*this, step);
   }
 };
 

@@ -14,6 +14,7 @@ import pytest
 import table
 import torch
 from op_db_expected import INEXACT
+from samples import Samples
 from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
@@ -38,13 +39,13 @@ def placed(args, kwargs):
     return [leaves[i] for i in places], place
 
 
-def run(info, dtype, training, sample) -> str | None:
-    """Checks one sample; the reason where it cannot be compared."""
+def build(info, dtype, training, sample):
+    """A sample's module twice, what makes of a module a function of tensors, and these; None where some are no plain tensors."""
     given = sample.constructor_input
     theirs = info.module_cls(*given.args, **given.kwargs).to(dtype).train(training)
     tensors, place = placed(sample.forward_input.args, sample.forward_input.kwargs)
     if not tensors or any(t.layout != torch.strided or type(t) is not torch.Tensor for t in tensors):
-        return "not a plain tensor"
+        return None
 
     def program(module):
         def forward(*ts):
@@ -55,7 +56,15 @@ def run(info, dtype, training, sample) -> str | None:
 
     if info.is_lazy:  # its parameters exist after a first call
         program(theirs)(*direct.fresh(tensors))
-    ours = copy.deepcopy(theirs)
+    return theirs, copy.deepcopy(theirs), program, tensors
+
+
+def run(info, dtype, training, sample) -> str | None:
+    """Checks one sample; the reason where it cannot be compared."""
+    built = build(info, dtype, training, sample)
+    if built is None:
+        return "not a plain tensor"
+    theirs, ours, program, tensors = built
     state = torch.get_rng_state()
     try:
         program(theirs)(*direct.fresh(tensors))
@@ -81,23 +90,17 @@ def run(info, dtype, training, sample) -> str | None:
 @pytest.mark.parametrize("info", [m for m in module_db if not ONLY or m.name in ONLY], ids=lambda m: m.formatted_name)
 @torch.no_grad()
 def test_module(info):
-    failures, reasons, compared, ran = [], set(), 0, len(direct.RAN)
+    samples, ran = Samples(), len(direct.RAN)
     dtypes = [t for t in TYPES if t in info.supported_dtypes("cpu")]
     for dtype in dtypes:
         for training in (False, True) if info.train_and_eval_differ or ALL else (False,):
-            samples = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=training)
-            for number, sample in enumerate(samples if ALL else samples[:SAMPLES]):
-                try:
-                    why = run(info, dtype, training, sample)
-                except Exception as error:
-                    failures.append(f"{dtype} {'train' if training else 'eval'} sample {number} {sample.desc}: {type(error).__name__}: {error}")
-                    continue
-                compared += why is None
-                reasons.add(why)
-    assert not failures, "\n".join(failures)
+            every = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=training)
+            for number, sample in enumerate(every if ALL else every[:SAMPLES]):
+                name = f"{'train' if training else 'eval'} sample {number} {sample.desc}"
+                samples.run(dtype, name, lambda: run(info, dtype, training, sample))
+    samples.assert_none_failed()
     table.MODULE_DB.check(info.name, table.cells(direct.RAN[ran:]), dtypes)
-    if not compared:
-        pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")
+    samples.skip_if_none_compared()
 
 
 def test_the_table():

@@ -16,6 +16,7 @@ import pytest
 import table
 import torch
 from op_db_expected import EXPECTED, INEXACT, SKIPPED
+from samples import Samples
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
@@ -130,24 +131,17 @@ def run(op, dtype, sample) -> str | None:
 def test_op(op):
     if name_of(op) in SKIPPED:
         pytest.skip(SKIPPED[name_of(op)])
-    failures, reasons, compared, ran = [], set(), 0, len(direct.RAN)
+    samples, ran = Samples(), len(direct.RAN)
     dtypes = [t for t in SAMPLES if t in op.supported_dtypes("cpu") and (not TYPES or direct.short(t) in TYPES)]
     for dtype in dtypes:
         for number, sample in enumerate(samples_of(op, dtype)):
-            try:
-                why = run(op, dtype, sample)
-            except Exception as error:
-                failures.append((dtype, f"{dtype} sample {number} {sample.summary()}: {type(error).__name__}: {error}"))
-                continue
-            compared += why is None
-            reasons.add(why)
-    unexpected = [text for dtype, text in failures if (name_of(op), dtype) not in EXPECTED]
-    assert not unexpected, "\n".join(unexpected)
-    table.OP_DB.check(name_of(op), table.cells(direct.RAN[ran:], [dtype for dtype, _ in failures]), dtypes)
-    if failures:
-        pytest.xfail("; ".join(sorted({EXPECTED[name_of(op), dtype] for dtype, _ in failures})))
-    if not compared:
-        pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")
+            samples.run(dtype, f"sample {number} {sample.summary()}", lambda: run(op, dtype, sample))
+    samples.assert_none_failed(lambda dtype: (name_of(op), dtype) in EXPECTED)
+    failed = [dtype for dtype, _ in samples.failures]
+    table.OP_DB.check(name_of(op), table.cells(direct.RAN[ran:], failed), dtypes)
+    if failed:
+        pytest.xfail("; ".join(sorted({EXPECTED[name_of(op), dtype] for dtype in failed})))
+    samples.skip_if_none_compared()
 
 
 def test_the_table():

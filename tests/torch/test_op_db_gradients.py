@@ -12,9 +12,9 @@ import random
 import direct
 import pytest
 import torch
+from samples import Samples, assert_same_gradients, gradients
 from test_op_db import ALL, CONSIDERED, LARGEST, ONLY, TYPES, name_of, tensors_of
 from torch.testing._internal.common_methods_invocations import op_db
-from torch.utils import _pytree as pytree
 
 import broach
 
@@ -30,20 +30,6 @@ def samples_of(op, dtype):
         return
     some = [s for s in itertools.islice(every, CONSIDERED) if all(t.numel() <= LARGEST for t in tensors_of(s)[0])]
     yield from some if len(some) <= 2 else random.Random(name_of(op)).sample(some, 2)
-
-
-def gradients(program, tensors, call):
-    """Results, and the gradients of the tensors by random tangents; None where eager has none."""
-    torch.manual_seed(call)
-    own = [t.detach().requires_grad_(t0.requires_grad) for t, t0 in zip(direct.fresh(tensors), tensors)]
-    results = [r for r in pytree.tree_leaves(program(*own)) if isinstance(r, torch.Tensor)]
-    with_history = [r for r in results if r.requires_grad]
-    wanted = [t for t in own if t.requires_grad]
-    if not with_history or not wanted:
-        return results, None
-    # Laid out as the results are: gradients lie as eager's do in the recorded call, whose tangents do.
-    tangents = [torch.rand_like(r, dtype=torch.float64).to(r.dtype) for r in with_history]
-    return results, torch.autograd.grad(with_history, wanted, tangents, allow_unused=True)
 
 
 def run(op, dtype, sample) -> str | None:
@@ -73,33 +59,19 @@ def run(op, dtype, sample) -> str | None:
     except AssertionError:
         return "eager differs from call to call"
     compiled = broach.compile(program)
-    for call, (results, want) in enumerate(wants):
-        have_results, have = gradients(compiled, tensors, call)
-        direct.assert_same(have_results, results, f"call {call}, result")
-        assert have is not None, f"call {call}: no result needs gradients, as eager's do"
-        assert [r.requires_grad for r in have_results] == [r.requires_grad for r in results], f"call {call}: requires_grad differs"
-        for at, (h, w) in enumerate(zip(have, want, strict=True)):
-            assert (h is None) == (w is None), f"call {call}, gradient {at}: {h}, eager has {w}"
-            if w is not None:
-                direct.assert_same_tensor(h, w, f"call {call}, gradient {at}", slack=8.0)
+    for call, want in enumerate(wants):
+        assert_same_gradients(gradients(compiled, tensors, call), want, call, slack=1.0)
     return None
 
 
 @pytest.mark.parametrize("op", OPS, ids=name_of)
 def test_gradient(op):
-    failures, reasons, compared = [], set(), 0
+    samples = Samples()
     with torch.enable_grad():
         for dtype in DTYPES:
             if dtype not in op.supported_backward_dtypes("cpu") or (TYPES and direct.short(dtype) not in TYPES):
                 continue
             for number, sample in enumerate(samples_of(op, dtype)):
-                try:
-                    why = run(op, dtype, sample)
-                except Exception as error:
-                    failures.append(f"{dtype} sample {number} {sample.summary()}: {type(error).__name__}: {error}")
-                    continue
-                compared += why is None
-                reasons.add(why)
-    assert not failures, "\n".join(failures)
-    if not compared:
-        pytest.skip(", ".join(sorted(r for r in reasons if r)) or "no samples in these types")
+                samples.run(dtype, f"sample {number} {sample.summary()}", lambda: run(op, dtype, sample))
+    samples.assert_none_failed()
+    samples.skip_if_none_compared()

@@ -114,8 +114,8 @@ struct GradientScratch {
 // A block of keys against all rows that see some of them.
 template <class E>
 void gradients_of_block(const AttentionGradient& a, const GradientScratch& s, int64_t start, int64_t n) {
-  const int64_t wide = (a.depth + kWidth - 1) / kWidth * kWidth, value_wide = (a.value_depth + kWidth - 1) / kWidth * kWidth;
-  const int64_t packed = (n + kWidth - 1) / kWidth * kWidth;
+  const int64_t wide = whole_vectors(a.depth), value_wide = whole_vectors(a.value_depth);
+  const int64_t packed = whole_vectors(n);
   copy_columns<E>(a.key, start, n, a.depth, packed, s.key_columns);
   copy_columns<E>(a.value, start, n, a.value_depth, packed, s.value_columns);
   copy_rows<E>(a.key, start, n, a.depth, wide, s.keys);
@@ -146,10 +146,10 @@ void gradients_of(const AttentionGradient& a) {
   if (a.first_key < a.last_key) common_parts<E>(a, s.common);
   for (int64_t start = a.first_key; start < a.last_key; start += kGradientKeys)
     gradients_of_block<E>(a, s, start, a.last_key - start < kGradientKeys ? a.last_key - start : kGradientKeys);
-  write_rows<E>(a.query_gradient, 0, a.rows, a.depth, (a.depth + kWidth - 1) / kWidth * kWidth, a.query_sums);
+  write_rows<E>(a.query_gradient, 0, a.rows, a.depth, whole_vectors(a.depth), a.query_sums);
 }
 
-void gradients_of_any(const AttentionGradient& a) { a.bf16 ? gradients_of<BF16>(a) : gradients_of<F32>(a); }
+[[maybe_unused]] void gradients_of_any(const AttentionGradient& a) { a.bf16 ? gradients_of<BF16>(a) : gradients_of<F32>(a); }
 
 }  // namespace
 

@@ -24,6 +24,7 @@ typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kWidth)));
 typedef uint16_t HalvesAt __attribute__((vector_size(2 * kWidth), aligned(2), may_alias));
 
+inline int64_t whole_vectors(int64_t n) { return (n + kWidth - 1) / kWidth * kWidth; }
 inline Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
 inline void store(float* p, Floats v) { *reinterpret_cast<FloatsAt*>(p) = v; }
 inline Floats splat(float x) { return x - Floats{}; }
@@ -416,7 +417,7 @@ template <class E>
 void attend(const AttentionRows& a) {
   using T = typename E::Stored;
   const int64_t rows = a.last - a.first, block = attention_keys(a.depth > a.value_depth ? a.depth : a.value_depth);
-  const int64_t wide = (a.value_depth + kWidth - 1) / kWidth * kWidth;
+  const int64_t wide = whole_vectors(a.value_depth);
   float* keys = a.scratch;
   float* values = keys + block * a.depth;
   float* scores = values + block * ((a.value_depth + 15) / 16 * 16);
@@ -438,7 +439,7 @@ void attend(const AttentionRows& a) {
   const int64_t seen = a.causal && a.last < a.keys ? a.last : a.keys;
   for (int64_t start = 0; start < seen; start += block) {
     const int64_t n = seen - start < block ? seen - start : block;
-    const int64_t packed = (n + kWidth - 1) / kWidth * kWidth;
+    const int64_t packed = whole_vectors(n);
     pack_block<E>(a, start, n, packed, wide, few ? nullptr : keys, values_in_place ? nullptr : values);
     for (int64_t r = 0; r < rows; r += kRows) {
       const int count = static_cast<int>(rows - r < kRows ? rows - r : kRows);
