@@ -243,13 +243,38 @@ Result attention_math(OpCall& c) {
   return std::vector<Value>{b.cast(matmul(b, p, b.cast(v, wide)), type), b.cast(p, type)};
 }
 
+// How many heads of the queries one of the keys and values serves; nothing where they do not divide.
+std::optional<int64_t> queries_of_a_head(GraphBuilder& b, const Value& q, const Value& k, const Value& v) {
+  if (q.rank() != 4 || k.rank() != 4 || v.rank() != 4 || k.shape()[1] != v.shape()[1]) return std::nullopt;
+  if (q.shape()[1] == k.shape()[1]) return 1;
+  const int64_t heads = b.symbols().specialize(q.shape()[1]), own = b.symbols().specialize(k.shape()[1]);
+  if (own <= 0 || heads % own != 0) return std::nullopt;
+  return heads / own;
+}
+
+// [batch, heads, rows, depth] with each head `times` times in a row, and the sum over these.
+Value repeat_heads(GraphBuilder& b, Value x, int64_t times) {
+  const Shape s = x.shape();
+  Value apart = b.reshape(x, {s[0], s[1], SymInt(1), s[2], s[3]});
+  return b.reshape(b.expand(apart, {s[0], s[1], SymInt(times), s[2], s[3]}), {s[0], s[1] * times, s[2], s[3]});
+}
+Value sum_heads(GraphBuilder& b, Value x, const Shape& s, int64_t times) {
+  return b.reduce(Op::reduce_sum, b.reshape(x, {s[0], s[1], SymInt(times), s[2], s[3]}), {2}, false);
+}
+
 // The kernel that eager picks on the CPU, which keeps no scores in memory: queries, keys and values of one depth. Arguments: those three
 // from `query` on, and from `dropout` on its rate, whether it is causal, the mask and the scale. For its gradient, what comes of `rest`.
+//
+// Where keys and values have fewer heads, each of theirs serves as many in a row of the queries' (grouped queries).
 Result attention_of(OpCall& c, Op op, size_t query, size_t dropout, const std::vector<size_t>& rest) {
   GraphBuilder& b = c.b;
   Value q = c.tensor(query), k = c.tensor(query + 1), v = c.tensor(query + 2);
+  const std::optional<int64_t> groups = queries_of_a_head(b, q, k, v);
+  if (!groups) return std::nullopt;
+  const Shape own = k.shape(), own_values = v.shape();
+  if (*groups > 1) k = repeat_heads(b, k, *groups), v = repeat_heads(b, v, *groups);
   bool typed = k.dtype() == q.dtype() && v.dtype() == q.dtype() && (q.dtype() == DType::f32 || q.dtype() == DType::bf16);
-  bool fits = q.rank() == 4 && k.rank() == 4 && v.rank() == 4 && q.shape()[0] == k.shape()[0] && q.shape()[1] == k.shape()[1];
+  bool fits = q.shape()[0] == k.shape()[0];
   if (!typed || !fits || c.number_or(dropout, 0) != 0) return std::nullopt;
   const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
   std::vector<Value> operands{q, with_sizes(b, k, {rows[0], rows[1], k.shape()[2], q.shape()[3]}),
@@ -266,7 +291,11 @@ Result attention_of(OpCall& c, Op op, size_t query, size_t dropout, const std::v
   }
   double scale =
       c.is_none(dropout + 3) ? 1 / std::sqrt(static_cast<double>(b.symbols().specialize(q.shape().back()))) : c.number(dropout + 3);
-  return b.emit_all(op, std::move(operands), {{Attr::scale, Scalar(scale)}, {Attr::causal, int64_t{c.flag(dropout + 1)}}});
+  std::vector<Value> results =
+      b.emit_all(op, std::move(operands), {{Attr::scale, Scalar(scale)}, {Attr::causal, int64_t{c.flag(dropout + 1)}}});
+  if (op == Op::attention_gradient && *groups > 1)
+    results[1] = sum_heads(b, results[1], own, *groups), results[2] = sum_heads(b, results[2], own_values, *groups);
+  return results;
 }
 Result attention(OpCall& c) { return attention_of(c, Op::attention, 0, 3, {}); }
 Result attention_backward(OpCall& c) { return attention_of(c, Op::attention_gradient, 1, 6, {0, 4, 5}); }

@@ -111,3 +111,26 @@ def test_empty(sizes):
     fast = broach.compile(program)
     for _ in range(3):
         compare(fast, program, [heads(batch, count, n, 8) for n in (rows, keys, keys)], CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count, own, mask", [(6, 2, "none"), (4, 1, "causal"), (4, 2, "number")])
+def test_grouped_queries(count, own, mask, dtype):
+    """Keys and values of fewer heads, each for several of the queries', and lengths that change."""
+    torch.manual_seed(0)
+    given = torch.randn(2, 1, 40, 40, dtype=dtype) if mask == "number" else None
+
+    def program(q, k, v):
+        rows, keys = q.shape[2], k.shape[2]
+        sliced = None if given is None else given[:, :, :rows, :keys]
+        return attention(q, k, v, attn_mask=sliced, is_causal=mask == "causal", enable_gqa=True)
+
+    fast = broach.compile(program)
+    tolerance = CLOSE if dtype == torch.float32 else {"rtol": 3e-2, "atol": 6e-2}
+    for rows, keys in ((20, 33), (20, 33), (40, 40), (7, 12)):
+        compare(fast, program, [heads(2, n, length, 16, dtype) for n, length in ((count, rows), (own, keys), (own, keys))], tolerance)
+    assert not externs(fast)
+    with torch.no_grad():
+        q, k, v = (heads(2, n, 20, 16, dtype) for n in (count, own, own))
+        torch.testing.assert_close(fast(q, k, v), program(q, k, v), **tolerance)
+        assert not broach.explain(fast, q, k, v).externs
