@@ -1,7 +1,11 @@
 // The code of attention for each instruction set that this machine has.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "target/cpu/attention.h"
@@ -106,7 +110,7 @@ double slope(Head& h, std::vector<float>& x, size_t i) {
 }
 
 void check_gradient(AttentionGradientFn* code, Head h, int64_t parts) {
-  std::vector<float> dq(h.q.size(), -1), dk(h.k.size(), -1), dv(h.v.size(), -1), sums(h.rows * attention_wide(h.depth)),
+  std::vector<float> dq(h.q.size(), -1), dk(h.k.size(), -1), dv(h.v.size(), -1), sums(attention_query_sums(h.rows, h.depth)),
       scratch(attention_gradient_scratch(h.rows, h.depth, h.value_depth) + 16);
   AttentionGradient a{};
   a.query = {h.q.data(), h.depth, 1}, a.key = {h.k.data(), h.depth, 1}, a.value = {h.v.data(), h.value_depth, 1};
@@ -140,6 +144,89 @@ void check_gradients(AttentionGradientFn* code) {
   check_gradient(code, Head(7, 300, 33, 3, false, false), 2);
 }
 
+// One head in bf16, with columns beside each other or rows, and what two codes make of it.
+struct HalfHead {
+  int64_t rows, keys, depth, value_depth;
+  bool by_columns, causal;
+  int mask_kind;  // 0: none, 1: of all rows, 2: one for all rows
+  std::vector<uint16_t> q, k, v, g;
+  std::vector<float> mask, scratch, sums;
+
+  HalfHead(int64_t m, int64_t n, int64_t d, int64_t e, bool columns, bool c, int kind)
+      : rows(m), keys(n), depth(d), value_depth(e), by_columns(columns), causal(c), mask_kind(kind) {
+    int64_t next = 0;
+    for (auto [t, count] : {std::pair(&q, m * d), {&k, n * d}, {&v, n * e}, {&g, m * e}})
+      for (int64_t i = 0; i < count; ++i) t->push_back(half(element(++next)));
+    for (int64_t i = 0; i < m * n; ++i) mask.push_back(i % 7 == 3 ? -INFINITY : element(++next));
+    scratch.resize(std::max(attention_scratch(d, e), attention_gradient_scratch(m, d, e)) + 16, NAN);
+    sums.resize(attention_query_sums(m, d));
+  }
+  static uint16_t half(float x) { return static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + 0x8000) >> 16); }
+  static float whole(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
+  float* memory() { return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) & ~uintptr_t{63}); }
+  AttentionMatrix matrix(const std::vector<uint16_t>& x, int64_t m, int64_t d) const {
+    return by_columns ? AttentionMatrix{x.data(), 1, m} : AttentionMatrix{x.data(), d, 1};
+  }
+  void mask_strides(int64_t& row, int64_t& col) const { row = mask_kind == 1 ? keys : 0, col = 1; }
+
+  struct Forward {
+    std::vector<uint16_t> result;
+    std::vector<float> logs;
+  };
+  Forward forward(AttentionFn* code) {
+    Forward out{std::vector<uint16_t>(rows * value_depth), std::vector<float>(rows)};
+    AttentionRows a{};
+    auto put = [](const AttentionMatrix& m, auto& data, int64_t& row, int64_t& col) { data = m.data, row = m.row, col = m.col; };
+    put(matrix(q, rows, depth), a.query, a.query_row, a.query_col);
+    put(matrix(k, keys, depth), a.key, a.key_row, a.key_col);
+    put(matrix(v, keys, value_depth), a.value, a.value_row, a.value_col);
+    a.result = out.result.data(), a.result_row = value_depth, a.result_col = 1, a.logsumexp = out.logs.data(), a.logsumexp_row = 1;
+    a.mask = mask_kind ? mask.data() : nullptr;
+    mask_strides(a.mask_row, a.mask_col);
+    a.keys = keys, a.depth = depth, a.value_depth = value_depth, a.scale = 0.3f, a.causal = causal, a.bf16 = true, a.scratch = memory();
+    for (; a.first < rows; a.first = a.last) {
+      a.last = std::min(rows, a.first + kAttentionRows);
+      code(a);
+    }
+    return out;
+  }
+
+  struct Backward {
+    std::vector<uint16_t> q, k, v;
+  };
+  Backward backward(AttentionGradientFn* code, const Forward& made) {
+    Backward out{std::vector<uint16_t>(q.size()), std::vector<uint16_t>(k.size()), std::vector<uint16_t>(v.size())};
+    AttentionGradient a{};
+    a.query = matrix(q, rows, depth), a.key = matrix(k, keys, depth), a.value = matrix(v, keys, value_depth);
+    a.gradient = matrix(g, rows, value_depth), a.result = {made.result.data(), value_depth, 1};
+    a.key_gradient = matrix(out.k, keys, depth), a.value_gradient = matrix(out.v, keys, value_depth);
+    a.mask = mask_kind ? mask.data() : nullptr, a.logsumexp = made.logs.data(), a.logsumexp_row = 1;
+    mask_strides(a.mask_row, a.mask_col);
+    a.rows = rows, a.depth = depth, a.value_depth = value_depth, a.scale = 0.3f, a.causal = causal, a.bf16 = true;
+    a.scratch = memory(), a.query_sums = sums.data();
+    std::fill(sums.begin(), sums.end(), 0.0f);
+    const int64_t middle = std::min<int64_t>(keys, kAmxGradientBlock);
+    a.last_key = middle;
+    code(a);
+    a.first_key = middle, a.last_key = keys;
+    a.query_gradient = matrix(out.q, rows, depth);
+    code(a);
+    return out;
+  }
+};
+
+// bf16 has eight bits; weights that add up to about one, rounded to them, are off by 1/256 together, however small what they sum.
+void check_near(const std::vector<uint16_t>& have, const std::vector<uint16_t>& want) {
+  float largest = 0, gap = 0;
+  for (uint16_t w : want) largest = std::max(largest, std::abs(HalfHead::whole(w)));
+  for (size_t i = 0; i < want.size(); ++i) {
+    const float d = std::abs(HalfHead::whole(have[i]) - HalfHead::whole(want[i]));
+    gap = d <= gap ? gap : d;  // NaN is kept
+  }
+  CHECK(largest > 0);
+  CHECK(gap <= largest / 64 + 1.0f / 128);
+}
+
 }  // namespace
 
 TEST_CASE("the gradient of attention for SSE, AVX2 and AVX-512") {
@@ -154,4 +241,29 @@ TEST_CASE("attention for SSE, AVX2 and AVX-512") {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) check_code(attention_avx2);
   if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     check_code(attention_avx512);
+}
+
+TEST_CASE("attention and its gradient on AMX are those of SSE in bf16") {
+  if (!may_use_amx()) return;
+  for (const auto& [rows, keys, depth, value_depth] : {std::array<int64_t, 4>{3, 5, 64, 64},
+                                                       {16, 16, 8, 8},
+                                                       {33, 70, 64, 64},
+                                                       {200, 300, 64, 32},
+                                                       {131, 257, 80, 40},
+                                                       {40, 600, 128, 128},
+                                                       {17, 64, 33, 31},
+                                                       {20, 90, 320, 64}})
+    for (bool by_columns : {false, true})
+      for (bool causal : {false, true})
+        for (int mask_kind : {0, 1, 2}) {
+          INFO(rows, " ", keys, " ", depth, " ", value_depth, " ", by_columns, " ", causal, " ", mask_kind);
+          HalfHead h(rows, keys, depth, value_depth, by_columns, causal, mask_kind);
+          const auto want = h.forward(attention_sse), have = h.forward(attention_amx);
+          check_near(have.result, want.result);
+          for (int64_t r = 0; r < rows; ++r) CHECK(have.logs[r] == doctest::Approx(want.logs[r]).epsilon(1e-4));
+          const auto wanted = h.backward(attention_gradient_sse, want), had = h.backward(attention_gradient_amx, want);
+          check_near(had.q, wanted.q);
+          check_near(had.k, wanted.k);
+          check_near(had.v, wanted.v);
+        }
 }

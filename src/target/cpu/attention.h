@@ -30,14 +30,27 @@ inline int64_t attention_keys(int64_t depth) {
   int64_t n = 32768 / (depth > 0 ? depth : 1) / 64 * 64;
   return n < 64 ? 64 : n > 512 ? 512 : n;
 }
+// The same on AMX, where they are in bf16 and the scores of 32 rows should stay in the first-level cache; of depths in multiples of 32.
+inline int64_t amx_attention_keys(int64_t depth) {
+  int64_t n = 16384 / (depth > 0 ? depth : 1) / 32 * 32;
+  return n < 64 ? 64 : n > 256 ? 256 : n;
+}
 inline int64_t attention_scratch(int64_t depth, int64_t value_depth) {
-  const int64_t keys = attention_keys(depth > value_depth ? depth : value_depth), wide = (value_depth + 15) / 16 * 16;
+  const int64_t most = depth > value_depth ? depth : value_depth, keys = attention_keys(most), wide = (value_depth + 15) / 16 * 16;
   // Keys, values and 6 rows of scores of a block; queries, sums of values, maxima and sums of weights of all rows.
-  return keys * depth + keys * wide + 6 * keys + kAttentionRows * (depth + wide + 2) + 6 * 16;
+  const int64_t plain = keys * depth + keys * wide + 6 * keys + kAttentionRows * (depth + wide + 2) + 6 * 16;
+  // As many, with 32 rows of scores and of weights; keys, values, queries and weights have half the size.
+  const int64_t deep = (depth + 31) / 32 * 32, value_deep = (value_depth + 31) / 32 * 32;
+  const int64_t block = amx_attention_keys(deep > value_deep ? deep : value_deep);
+  const int64_t amx = block * (deep + value_deep) / 2 + 32 * block * 3 / 2 + kAttentionRows * (deep / 2 + value_deep + 2);
+  return plain > amx ? plain : amx;
 }
 
+// Whether the machine has tiles of bf16, and the system lets this process use them.
+bool may_use_amx();
+
 using AttentionFn = void(const AttentionRows&);
-AttentionFn attention_avx512_bf16, attention_avx512, attention_avx2, attention_sse;
+AttentionFn attention_amx, attention_avx512_bf16, attention_avx512, attention_avx2, attention_sse;
 
 // Rows of one head, or what is to become them; strides in elements. Null: nobody wants them.
 struct AttentionMatrix {
@@ -56,19 +69,29 @@ struct AttentionGradient {
   int64_t rows, depth, value_depth, first_key, last_key;
   float scale;
   bool causal, bf16;
-  float* query_sums;  // [rows, attention_wide(depth)] or narrower: what was added up
+  float* query_sums;  // attention_query_sums() floats: what was added up, in an order of the code's own
   float* scratch;     // attention_gradient_scratch() floats, aligned to 64 bytes
 };
 
 constexpr int64_t kGradientKeys = 128, kGradientRows = 48;  // that are worked on together; rows: a multiple of what a tile takes
 
+constexpr int64_t kAmxGradientBlock = 128;  // the same on AMX, of both
+
 inline int64_t attention_wide(int64_t depth) { return (depth + 15) / 16 * 16; }
+inline int64_t attention_query_sums(int64_t rows, int64_t depth) { return (rows + 31) / 32 * 32 * ((depth + 31) / 32 * 32); }
 inline int64_t attention_gradient_scratch(int64_t rows, int64_t depth, int64_t value_depth) {
   const int64_t wide = attention_wide(depth), value_wide = attention_wide(value_depth);
-  return kGradientKeys * (3 * wide + 2 * value_wide) + kGradientRows * (wide + value_wide + 2 * kGradientKeys) + (rows + 15) / 16 * 16;
+  const int64_t plain =
+      kGradientKeys * (3 * wide + 2 * value_wide) + kGradientRows * (wide + value_wide + 2 * kGradientKeys) + (rows + 15) / 16 * 16;
+  // Queries and gradients twice in half the size, what rows have in common; keys twice, values, sums of both; weights and gradients of
+  // scores.
+  const int64_t deep = (depth + 31) / 32 * 32, value_deep = (value_depth + 31) / 32 * 32, all = (rows + 31) / 32 * 32;
+  const int64_t amx = all * (deep + value_deep + 2) + kAmxGradientBlock * (2 * deep + value_deep * 3 / 2) +
+                      kAmxGradientBlock * kAmxGradientBlock * 3 / 2 + 2 * 32 * 32;
+  return plain > amx ? plain : amx;
 }
 
 using AttentionGradientFn = void(const AttentionGradient&);
-AttentionGradientFn attention_gradient_avx512, attention_gradient_avx2, attention_gradient_sse;
+AttentionGradientFn attention_gradient_amx, attention_gradient_avx512, attention_gradient_avx2, attention_gradient_sse;
 
 }  // namespace broach::cpu

@@ -1,4 +1,8 @@
 // Attention as a routine: heads and blocks of query rows are independent pieces of work.
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -16,7 +20,10 @@ struct Code {
 Code best_code() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq"))
-    return {__builtin_cpu_supports("avx512bf16") ? attention_avx512_bf16 : attention_avx512, attention_gradient_avx512};
+    return {!__builtin_cpu_supports("avx512bf16") ? attention_avx512
+            : may_use_amx()                       ? attention_amx
+                                                  : attention_avx512_bf16,
+            may_use_amx() ? attention_gradient_amx : attention_gradient_avx512};
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {attention_avx2, attention_gradient_avx2};
   return {attention_sse, attention_gradient_sse};
 }
@@ -97,7 +104,7 @@ bool attention_gradient(const RoutineArgs& args, const Threads& threads, float s
   if (all == 0) return true;
   const int64_t blocks = std::max<int64_t>(1, (keys + kGradientKeys - 1) / kGradientKeys),
                 parts = std::clamp<int64_t>(kPieces / all, 1, blocks);
-  const int64_t part = (blocks + parts - 1) / parts * kGradientKeys, sums = (rows * attention_wide(depth) + 15) / 16 * 16;
+  const int64_t part = (blocks + parts - 1) / parts * kGradientKeys, sums = attention_query_sums(rows, depth);
   float* const shared = parts > 1 ? aligned_floats<1>(all * parts * sums) : nullptr;
   auto head_for = [&](int64_t i) {
     AttentionGradient a = gradient_of_head(args, i / heads, i % heads);
@@ -130,6 +137,15 @@ bool attention_gradient(const RoutineArgs& args, const Threads& threads, float s
 }
 
 }  // namespace
+
+bool may_use_amx() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, XFEATURE_XTILEDATA
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kBf16 | kTile)) != (kBf16 | kTile)) return false;
+  // Linux must be asked, for the registers are large.
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 
 RoutineFunction make_attention(const Operation& operation) {
   if (operation.operands[0].dtype != DType::f32 && operation.operands[0].dtype != DType::bf16) return {};
