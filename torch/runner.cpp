@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "allocator.h"
 #include "compat.h"
 #include "cuda.h"
 #include "externs.h"
@@ -29,7 +30,9 @@ const AtenThreads kThreads;
 // `current`: the CUDA device that is the current one.
 at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols, std::optional<c10::Device> current) {
   auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
-  if (type.device.kind == DeviceKind::cpu) return at::detail::empty_strided_cpu(sizes, steps, scalar_type(type.dtype));
+  if (type.device.kind == DeviceKind::cpu)
+    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &result_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                        scalar_type(type.dtype)));
   if (current && *current == device_of(type.device)) {  // without the dispatcher, which is felt where there are hundreds
     const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
     return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &cuda_allocator(), keys, scalar_type(type.dtype)));

@@ -46,6 +46,7 @@ class Partitioner {
 
   Partition run() {
     find_late();
+    keep_operands();
     find_needed_later();
     Partition out;
     out.saved_bytes = choose();
@@ -99,11 +100,14 @@ class Partitioner {
     return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
   }
 
-  // What is computed of many elements of one value, as pools are, would be so for each element that it is needed for: it is saved.
+  // What is computed of many elements of one value, as pools are, would be so for each element that it is needed for: it is saved. So is
+  // what is computed of some, where it is read in several places for each element, as gradients of pools read positions.
   void keep_windows() {
-    constexpr size_t kMostReads = 8, kMostOperands = 64;
+    constexpr size_t kMostReads = 8, kMostOperands = 64, kManyReads = 4;
     using Read = std::pair<uint32_t, uint32_t>;  // what is read, and the view through which it is
     std::vector<std::set<Read>> reads(g_.nodes().size());
+    std::vector<size_t> reads_of_one(g_.nodes().size());
+    std::vector<std::set<uint32_t>> views(g_.nodes().size());  // through which it is read
     for (const Node& n : g_.nodes()) {
       std::set<Read>& all = reads[n.id];
       const bool view = kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
@@ -112,12 +116,41 @@ class Partitioner {
         if (!view) all.insert(own.begin(), own.end());
         else if (own.size() > all.size()) all = own;  // one element of one operand
       }
-      if (view && all.size() == 1) all = {{all.begin()->first, n.id}};
+      if (view) {
+        const std::set<Read> below = std::move(all);
+        all.clear();
+        for (const Read& r : below) all.emplace(r.first, n.id);
+      }
       std::map<uint32_t, size_t> count;
       size_t most = 0;
       for (const Read& r : all) most = std::max(most, ++count[r.first]);
       if (most > kMostReads || all.size() > kMostOperands) repeatable_[n.id] = false;
       if (!repeatable_[n.id]) all = {{n.id, n.id}};
+      reads_of_one[n.id] = repeatable_[n.id] ? most : 1;
+      if (!view)
+        for (const Value& v : n.inputs)
+          if (const Node& read = *below_views(v); &read != v.node && reads_of_one[read.id] >= kManyReads) {
+            views[read.id].insert(v.node->id);
+            if (views[read.id].size() > 1) repeatable_[read.id] = false;
+          }
+    }
+  }
+  static const Node* below_views(const Value& v) {
+    const Node* n = v.node;
+    while (kind_of(n->op) == OpKind::view || kind_of(n->op) == OpKind::heavy_view) n = n->inputs[0].node;
+    return n;
+  }
+
+  // What products and calls read later lies in memory for them: to write it anew would cost more than to keep it, and, where it is a sum
+  // along a chain of layers, once more with each of them.
+  void keep_operands() {
+    for (const Node& n : g_.nodes()) {
+      const OpKind kind = kind_of(n.op);
+      if (!late_[n.id] || (kind != OpKind::heavy && kind != OpKind::routine && kind != OpKind::external)) continue;
+      for (const Value& v : n.inputs) {
+        const Node& from = *below_views(v);
+        if (is_elementwise(from.op) && !late_[from.id]) repeatable_[from.id] = false;
+      }
     }
   }
 

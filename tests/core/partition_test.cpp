@@ -115,19 +115,51 @@ TEST_CASE("partition: pointwise work is repeated where its operands are held") {
 }
 
 TEST_CASE("partition: what is computed of many elements of one value is computed once") {
-  for (int64_t taps : {4, 9}) {
-    GraphBuilder b;
-    Value x = b.input({DType::f32, {64}, {}}), tangent = b.input({DType::f32, {50}, {}}), most;
-    for (int64_t i = 0; i < taps; ++i) {
-      Value tap = b.slice(x, {i}, {1}, {50});
-      most = most ? b.binary(Op::max, most, tap) : tap;
+  for (int64_t taps : {4, 9})
+    for (bool of_sum : {false, true}) {
+      GraphBuilder b;
+      Value x = b.input({DType::f32, {64}, {}}), y = b.input({DType::f32, {64}, {}}), tangent = b.input({DType::f32, {50}, {}}), most;
+      Value tapped = of_sum ? b.binary(Op::add, x, y) : x;
+      for (int64_t i = 0; i < taps; ++i) {
+        Value tap = b.slice(tapped, {i}, {1}, {50});
+        most = most ? b.binary(Op::max, most, tap) : tap;
+      }
+      Graph g = b.finish({b.unary(Op::exp, most), b.binary(Op::mul, tangent, most)});
+      Joint joint = joint_of(g, 1);
+      joint.input_kept[0] = joint.input_kept[1] = true;
+      CHECK(partition(g, joint).saved.size() == (taps < 9 ? 0 : 1));
+      check_same(g, joint, 4);
     }
-    Graph g = b.finish({b.unary(Op::exp, most), b.binary(Op::mul, tangent, most)});
-    Joint joint = joint_of(g, 1);
-    joint.input_kept[0] = true;
-    CHECK(partition(g, joint).saved.size() == (taps < 9 ? 0 : 1));
-    check_same(g, joint, 4);
+}
+
+TEST_CASE("partition: what is computed of some elements and read in several places is computed once") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {64}, {}}), tangent = b.input({DType::f32, {50}, {}}), most, sum = tangent;
+  for (int64_t i = 0; i < 5; ++i) {
+    Value tap = b.slice(x, {i}, {1}, {60});
+    most = most ? b.binary(Op::max, most, tap) : tap;
   }
+  for (int64_t i : {0, 10}) sum = b.binary(Op::mul, sum, b.slice(most, {i}, {1}, {50}));
+  Graph g = b.finish({b.unary(Op::exp, most), sum});
+  Joint joint = joint_of(g, 1);
+  joint.input_kept[0] = true;
+  Partition p = partition(g, joint);
+  REQUIRE(p.saved.size() == 1);
+  CHECK(p.inputs.empty());
+  check_same(g, joint, 5);
+}
+
+TEST_CASE("partition: what a product reads later is not written anew for it") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {8, 4}, {}}), tangent = b.input({DType::f32, {8, 2}, {}});
+  Value y = b.unary(Op::relu, x), transposed = b.permute(y, {1, 0});
+  Graph g = b.finish({b.unary(Op::exp, y), b.dot(transposed, tangent)});
+  Joint joint = joint_of(g, 1);
+  joint.input_kept[0] = true;
+  Partition p = partition(g, joint);
+  CHECK(p.inputs.empty());
+  CHECK(p.saved.size() == 1);
+  check_same(g, joint, 6);
 }
 
 TEST_CASE("partition: a program without anything that gradients need saves nothing") {
