@@ -6,6 +6,7 @@ falls on all of them. Medians are compared, never means.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import platform
@@ -118,6 +119,14 @@ def _allocating_backend(module: Any, inputs: list) -> Callable:
         return lambda *args: tuple(torch.empty_like(result) for result in results)
     like, empty = results[0], torch.empty_like
     return lambda *args: (empty(like),)
+
+
+def dtypes(text: str) -> str:
+    """A type for options: names of element types, separated by commas."""
+    known = ("fp32", "bf16", "fp16")
+    if unknown := [name for name in text.split(",") if name not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)} (several: fp32,bf16)")
+    return text
 
 
 def attempt(action: Callable[[], Any], failed: dict[str, str], name: str) -> Any:

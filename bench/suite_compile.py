@@ -11,7 +11,7 @@ import statistics
 import time
 from typing import Any
 
-from measure import NAMES, Table, attempt, cell, variant
+from measure import NAMES, Table, attempt, cell, dtypes, variant
 
 DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
 VARIANTS = ("eager", "dynamo", "inductor", "broach")
@@ -21,7 +21,7 @@ REPEATED = 5  # captures that are timed
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(DEFAULT))
-    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--dtype", type=dtypes, default="fp32")
     parser.add_argument("--variants", default=",".join(VARIANTS))
 
 

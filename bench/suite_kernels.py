@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Callable
 
-from measure import NAMES, Table, attempt, cell, fresh, inner_calls, median, race, ratio, variant
+from measure import NAMES, Table, attempt, cell, dtypes, fresh, inner_calls, median, race, ratio, variant
 
 COLUMNS = 1024
 SIZES = {"64 MiB": 64 << 20, "256 KiB": 256 << 10}
@@ -64,7 +64,7 @@ KERNELS: dict[str, tuple[Callable, int, int, Callable]] = {
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", default=",".join(KERNELS))
-    parser.add_argument("--dtype", default="fp32,bf16", help="fp32, bf16 or both (default %(default)s)")
+    parser.add_argument("--dtype", type=dtypes, default="fp32,bf16", help="fp32, bf16 or fp32,bf16 (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of timing for each size (default %(default)s)")
 
 

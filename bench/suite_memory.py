@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from measure import NAMES, Table, attempt, cell, median, race, reset_peak, resident_mib, trim, variant
+from measure import NAMES, Table, attempt, cell, dtypes, median, race, reset_peak, resident_mib, trim, variant
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 VARIANTS = ("eager", "inductor", "broach")
@@ -22,7 +22,7 @@ MIB = 2**20
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(DEFAULT))
-    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--dtype", type=dtypes, default="fp32")
     parser.add_argument("--variants", default=",".join(VARIANTS))
 
 

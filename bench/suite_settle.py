@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from measure import Table, attempt, cell, median, ratio, seconds, variant
+from measure import Table, attempt, cell, dtypes, median, ratio, seconds, variant
 
 DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet", "dcgan"]
 CALLS = 15
@@ -17,7 +17,7 @@ CALLS = 15
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(DEFAULT))
-    parser.add_argument("--dtype", default="fp32", help="fp32, bf16 or both (default %(default)s)")
+    parser.add_argument("--dtype", type=dtypes, default="fp32", help="fp32, bf16 or fp32,bf16 (default %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="processes for each model (default %(default)s)")
 
 

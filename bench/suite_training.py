@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import device
-from measure import NAMES, Table, attempt, cell, geomean, inner_calls, median, race, ratio, variant
+from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, variant
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
 ON_CUDA = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
@@ -25,7 +25,7 @@ ON_CUDA = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--models", help=f"(default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
-    parser.add_argument("--dtype", help="fp32, bf16 or both (default fp32; on cuda bf16)")
+    parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32; on cuda bf16)")
     parser.add_argument("--variants", help="(default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of timing for each model (default %(default)s)")
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -111,7 +112,7 @@ class ReplayedSteps {
   std::vector<Kept> kept_;
   std::array<size_t, 8> seen_{};  // hashes of keys for which there is no recording
   uint64_t clock_ = 0;
-  int made_ = 0;
+  std::atomic<int> made_ = 0;  // read while another thread runs
   bool is_hopeless_ = false;
 };
 
