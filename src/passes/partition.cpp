@@ -36,13 +36,77 @@ Graph finish(Emission& e, const Graph& g, const std::vector<bool>& wanted) {
   return e.b.finish(std::move(outputs), std::move(requests));
 }
 
+bool is_cheap(const Node& n) {
+  switch (kind_of(n.op)) {
+    case OpKind::source: return n.op != Op::input;
+    case OpKind::unary:
+    case OpKind::binary:
+    case OpKind::compare:
+    case OpKind::ternary:
+    case OpKind::cast: return n.op != Op::copy;
+    case OpKind::view:
+    case OpKind::heavy_view: return true;
+    default: return false;
+  }
+}
+
+const Node* below_views(const Value& v) {
+  const Node* n = v.node;
+  while (kind_of(n->op) == OpKind::view || kind_of(n->op) == OpKind::heavy_view) n = n->inputs[0].node;
+  return n;
+}
+
+// By node: what may be computed anew, being cheap.
+//
+// What is computed of many elements of one value, as pools are, would be so for each element that it is needed for: it is saved. So is
+// what is computed of some, where it is read in several places for each element, as gradients of pools read positions.
+std::vector<bool> find_repeatable(const Graph& g) {
+  std::vector<bool> repeatable;
+  for (const Node& n : g.nodes()) repeatable.push_back(is_cheap(n));
+  constexpr size_t kMostReads = 8, kMostOperands = 64, kManyReads = 4;
+  using Read = std::pair<uint32_t, uint32_t>;  // what is read, and the view through which it is
+  std::vector<std::set<Read>> reads(g.nodes().size());
+  std::vector<size_t> reads_of_one(g.nodes().size());
+  std::vector<std::set<uint32_t>> views(g.nodes().size());  // through which it is read
+  for (const Node& n : g.nodes()) {
+    std::set<Read>& all = reads[n.id];
+    const bool view = kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
+    for (const Value& v : n.inputs) {
+      const std::set<Read>& own = reads[v.node->id];
+      if (!view) all.insert(own.begin(), own.end());
+      else if (own.size() > all.size()) all = own;  // one element of one operand
+    }
+    if (view) {
+      const std::set<Read> below = std::move(all);
+      all.clear();
+      for (const Read& r : below) all.emplace(r.first, n.id);
+    }
+    std::map<uint32_t, size_t> count;
+    size_t most = 0;
+    for (const Read& r : all) most = std::max(most, ++count[r.first]);
+    if (most > kMostReads || all.size() > kMostOperands) repeatable[n.id] = false;
+    if (!repeatable[n.id]) all = {{n.id, n.id}};
+    reads_of_one[n.id] = repeatable[n.id] ? most : 1;
+    if (!view)
+      for (const Value& v : n.inputs)
+        if (const Node& read = *below_views(v); &read != v.node && reads_of_one[read.id] >= kManyReads) {
+          views[read.id].insert(v.node->id);
+          if (views[read.id].size() > 1) repeatable[read.id] = false;
+        }
+  }
+  return repeatable;
+}
+
 class Partitioner {
  public:
   Partitioner(const Graph& g, const Joint& joint)
-      : g_(g), joint_(joint), numbers_(g), late_(g.nodes().size()), needed_later_(g.nodes().size()), is_saved_(numbers_.count()) {
-    for (const Node& n : g.nodes()) repeatable_.push_back(is_cheap(n));
-    keep_windows();
-  }
+      : g_(g),
+        joint_(joint),
+        numbers_(g),
+        late_(g.nodes().size()),
+        needed_later_(g.nodes().size()),
+        repeatable_(find_repeatable(g)),
+        is_saved_(numbers_.count()) {}
 
   Partition run() {
     find_late();
@@ -82,63 +146,9 @@ class Partitioner {
   }
 
   // ---- what is saved ----
-  static bool is_cheap(const Node& n) {
-    switch (kind_of(n.op)) {
-      case OpKind::source: return n.op != Op::input;
-      case OpKind::unary:
-      case OpKind::binary:
-      case OpKind::compare:
-      case OpKind::ternary:
-      case OpKind::cast: return n.op != Op::copy;
-      case OpKind::view:
-      case OpKind::heavy_view: return true;
-      default: return false;
-    }
-  }
   static bool is_dear(const Node& n) {
     const OpKind k = kind_of(n.op);
     return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
-  }
-
-  // What is computed of many elements of one value, as pools are, would be so for each element that it is needed for: it is saved. So is
-  // what is computed of some, where it is read in several places for each element, as gradients of pools read positions.
-  void keep_windows() {
-    constexpr size_t kMostReads = 8, kMostOperands = 64, kManyReads = 4;
-    using Read = std::pair<uint32_t, uint32_t>;  // what is read, and the view through which it is
-    std::vector<std::set<Read>> reads(g_.nodes().size());
-    std::vector<size_t> reads_of_one(g_.nodes().size());
-    std::vector<std::set<uint32_t>> views(g_.nodes().size());  // through which it is read
-    for (const Node& n : g_.nodes()) {
-      std::set<Read>& all = reads[n.id];
-      const bool view = kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
-      for (const Value& v : n.inputs) {
-        const std::set<Read>& own = reads[v.node->id];
-        if (!view) all.insert(own.begin(), own.end());
-        else if (own.size() > all.size()) all = own;  // one element of one operand
-      }
-      if (view) {
-        const std::set<Read> below = std::move(all);
-        all.clear();
-        for (const Read& r : below) all.emplace(r.first, n.id);
-      }
-      std::map<uint32_t, size_t> count;
-      size_t most = 0;
-      for (const Read& r : all) most = std::max(most, ++count[r.first]);
-      if (most > kMostReads || all.size() > kMostOperands) repeatable_[n.id] = false;
-      if (!repeatable_[n.id]) all = {{n.id, n.id}};
-      reads_of_one[n.id] = repeatable_[n.id] ? most : 1;
-      if (!view)
-        for (const Value& v : n.inputs)
-          if (const Node& read = *below_views(v); &read != v.node && reads_of_one[read.id] >= kManyReads) {
-            views[read.id].insert(v.node->id);
-            if (views[read.id].size() > 1) repeatable_[read.id] = false;
-          }
-    }
-  }
-  static const Node* below_views(const Value& v) {
-    const Node* n = v.node;
-    while (kind_of(n->op) == OpKind::view || kind_of(n->op) == OpKind::heavy_view) n = n->inputs[0].node;
-    return n;
   }
 
   // What products and calls read later lies in memory for them: to write it anew would cost more than to keep it, and, where it is a sum
