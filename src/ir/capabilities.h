@@ -33,6 +33,9 @@ struct Capabilities {
     int64_t columns = 2048;               // results that a kernel computes in one piece where its lanes are results
   } reductions;
 
+  // A kernel of at most so many points costs less than its launch, and is computed together with others.
+  int64_t launch_points = 0;
+
   const ContractionAbility* contraction(Op op, DType dtype) const;
   // Whether it computes this node, if that is a contraction or a routine.
   bool has(const Node& node) const;

@@ -316,9 +316,10 @@ Results batch_norm_gradients(OpCall& c, const BatchGradients& g) {
   int rank = g.x.rank();
   Axes axes = batch_axes(rank);
   Expr grad = Expr(c.b, g.grad).to(t), rstd = beside(g.rstd.to(t), rank);
-  Expr y = (Expr(c.b, g.x).to(t) - beside(g.mean.to(t), rank)) * rstd, dy = grad;
-  if (g.weight) dy = grad * beside(Expr(c.b, *g.weight).to(t), rank);
-  Expr dx = g.training ? through_statistics(dy, y, rstd, axes) : dy * rstd;
+  Expr y = (Expr(c.b, g.x).to(t) - beside(g.mean.to(t), rank)) * rstd, scale = rstd;
+  if (g.weight) scale = rstd * beside(Expr(c.b, *g.weight).to(t), rank);
+  // The weight is one for all that the statistics are of: the sums are those of the weight's and the bias's gradients.
+  Expr dx = g.training ? through_statistics(grad, y, scale, axes) : grad * scale;
   return gradients(c, dx, g.x.shape(), grad * y, grad, axes.dims, {g.x.shape().at(1)});
 }
 

@@ -1,4 +1,6 @@
 // What a contraction that wants channels last reads and adds should lie so too.
+#include <algorithm>
+
 #include "ir/strides.h"
 #include "passes/epilogues.h"
 #include "passes/passes.h"
@@ -29,9 +31,21 @@ std::vector<bool> find_wishes(const Graph& graph, const Capabilities& capabiliti
   return out;
 }
 
+// What an elementwise operation gives lies as its operands do.
+bool lies_as_operands(const Node& n, const std::vector<bool>& channels_last) {
+  return is_elementwise(n.op) &&
+         std::ranges::any_of(n.inputs, [&](const Value& v) { return channels_last[v.node->id] && v.shape() == n.results[0].shape; });
+}
+
 Shape wished(const Shape& shape) { return shape.size() >= 3 ? channels_last_strides(shape) : contiguous_strides(shape); }
 
 }  // namespace
+
+std::vector<bool> lie_channels_last(const Graph& graph, const Capabilities& capabilities) {
+  std::vector<bool> out = find_wishes(graph, capabilities);
+  for (const Node& n : graph.nodes()) out[n.id] = out[n.id] || lies_as_operands(n, out);
+  return out;
+}
 
 Graph lay_channels_last(const Graph& graph, const PassContext& c) {
   const std::vector<bool> wishes = find_wishes(graph, *c.capabilities);

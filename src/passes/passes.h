@@ -43,6 +43,9 @@ void check_pass_names(const std::vector<std::string>& names);
 void run_passes(std::span<const Pass> passes, Module& module, const PassContext& context, const std::vector<std::string>& disabled,
                 std::vector<std::pair<std::string, double>>* seconds, const std::function<void(const char*, const Module&)>& observe);
 
+// By node: whether its results will lie channels last, as the target wants those of convolutions.
+std::vector<bool> lie_channels_last(const Graph& graph, const Capabilities& capabilities);
+
 // ---- the passes themselves ----
 
 // Each graph that is compiled together with the program.

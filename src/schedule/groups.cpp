@@ -23,6 +23,7 @@ constexpr size_t kMostStores = 32;
 // Beyond, the answer is no.
 constexpr size_t kMostTried = 16;      // kernels that a node might join
 constexpr size_t kMostBelow = 64;      // nodes from which a value is computed
+constexpr int64_t kMuch = 64;          // elements that repeat one
 constexpr size_t kMostVisited = 2000;  // nodes, when looking for what must run between two
 
 struct Cost {
@@ -73,7 +74,7 @@ class Grouper {
 
   bool is_stored(const Node& n, const std::set<int>& kernels) {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
-    if (kernels.size() > 1 && is_computed(n) && !cheap(n, kernels)) return true;
+    if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
   }
@@ -113,6 +114,35 @@ class Grouper {
   }
 
   static bool is_computed(const Node& n) { return kind_of(n.op) != OpKind::source; }
+
+  // A cast that only takes more bytes: its operand is what is worth storing.
+  static bool widens(const Node& n) {
+    return n.op == Op::cast && fusible(n.inputs[0].node->op) && size_of(n.inputs[0].dtype()) < size_of(n.results[0].dtype);
+  }
+
+  // Computed of few elements, such as statistics of a channel, for many: each of those would do it again. Not of a reduction that the
+  // same kernel makes, as a row's.
+  bool is_repeated(const Node& n) const {
+    if (!is_elementwise(n.op) || n.op == Op::cast) return false;
+    const auto elements = n.results[0].numel().maybe_constant();
+    return elements && std::ranges::any_of(users_[n.id], [&](const Node* u) {
+             const auto wider = u->results[0].numel().maybe_constant();
+             return u->op == Op::expand && wider && *elements > 1 && *wider >= kMuch * *elements && !is_reduced_of(n, *wider);
+           });
+  }
+
+  // Whether it is computed of a reduction of so many elements.
+  static bool is_reduced_of(const Node& n, int64_t elements) {
+    std::vector<const Node*> work{&n};
+    for (size_t visited = 0; !work.empty() && visited < kMostBelow; ++visited) {
+      const Node* m = work.back();
+      work.pop_back();
+      if (is_reduce(m->op) && m->inputs[0].type().numel().maybe_constant() == elements) return true;
+      if (is_elementwise(m->op) || kind_of(m->op) == OpKind::view)
+        for (const Value& v : m->inputs) work.push_back(v.node);
+    }
+    return false;
+  }
 
   // What computing a value again would read and do.
   Cost cost(const Node& n, int& visits) {
@@ -183,9 +213,11 @@ class Grouper {
 
   // Kernels that reduce, as n does, what is computed of the same: read once, it serves both.
   std::set<int> beside(const Node& n) {
-    const Shape& shape = n.inputs[0].shape();
+    const Node* first = n.inputs[0].node;
+    while (first->op == Op::reshape || first->op == Op::permute) first = first->inputs[0].node;
+    const Shape& shape = first->results[0].shape;
     std::set<int> out;
-    std::vector<const Node*> work{n.inputs[0].node};
+    std::vector<const Node*> work{first};
     ++searches_;
     for (size_t visited = 0; !work.empty() && visited < kMostBelow;) {
       const Node* m = work.back();
@@ -195,7 +227,8 @@ class Grouper {
       for (const Node* u : users_[m->id])
         for (int k : kernels_of_[u->id])
           if (reduces_as(k, n)) out.insert(k);
-      if (is_elementwise(m->op))
+      // What several read is likely in memory: behind it lies what is read at another time.
+      if (is_elementwise(m->op) && (users_[m->id].size() == 1 || widens(*m)))
         for (const Value& v : m->inputs)
           if (v.shape() == shape) work.push_back(v.node);
     }

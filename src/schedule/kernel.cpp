@@ -101,6 +101,16 @@ void drop_unit_axes(Kernel& k) {
   });
 }
 
+// Reduced axes of a kernel that came to read the results of a reduction instead of reducing.
+void drop_idle_axes(Kernel& k) {
+  if (std::ranges::any_of(k.exprs, [](const KernelExpr& e) { return e.kind == KernelExpr::Kind::reduction; })) return;
+  std::erase_if(k.axes, [&](const KernelAxis& a) {
+    bool is_idle = a.reduced;
+    for_each_index(k, [&](SymInt& i) { is_idle = is_idle && !i.contains(a.id); });
+    return is_idle;
+  });
+}
+
 // The stride of an axis in the first address that moves with it. Unknown sizes count as a thousand: only the order matters.
 int64_t stride_in(const SymInt& index, const KernelAxis& axis) {
   auto linear = index.linear_in(axis.id);
@@ -163,6 +173,7 @@ void renumber_axes(Kernel& k) {
 Kernel normalize_axes(Kernel k) {
   drop_unit_axes(k);
   simplify_indices(k);
+  drop_idle_axes(k);
   for (int i = 0; i < 8 && split_once(k); ++i) drop_unit_axes(k);
   order_axes(k);
   while (join_once(k)) {}

@@ -188,7 +188,8 @@ std::vector<std::string> target_names();
 // Which target runs what lies on a device. A name stands for the targets that it has in the place of others.
 class Targets {
  public:
-  // Throws Unsupported where this build has not got the named one, an Error where none is called so.
+  // Throws Unsupported where this build has not got the named one, an Error where none is called so. Without LLVM there is no "cpu":
+  // then `on` refuses what lies on the host.
   explicit Targets(const std::string& name = "cpu");
   const Target& on(Device device) const;  // Unsupported if there is none
   bool has(Device device) const;

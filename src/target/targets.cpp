@@ -54,7 +54,8 @@ std::vector<std::string> target_names() {
 Targets::Targets(const std::string& name) {
   const auto* named = std::find_if(std::begin(kTargets), std::end(kTargets), [&](const Row& row) { return row.name == name; });
   if (named == std::end(kTargets)) fail("'", name, "' is no target");
-  if (!named->get()) unsupported("this build has no target '", name, "'");
+  // Without the host's own, programs of other devices still run.
+  if (!named->get() && named->kind != DeviceKind::cpu) unsupported("this build has no target '", name, "'");
   for (size_t kind = 0; kind < brought.size(); ++kind)
     if (const Target* target = brought[kind].load(std::memory_order_acquire)) by_kind_.emplace_back(static_cast<DeviceKind>(kind), target);
   for (const Row& row : kTargets)

@@ -54,14 +54,15 @@ Storage nothing_stored(const Graph& g) {
 }
 
 // Runs a program whose outputs are written into inputs, and gives what is in these then.
-std::vector<std::vector<double>> written(const std::string& text, std::vector<std::vector<double>> values, int most_kernels) {
+std::vector<std::vector<double>> written(const std::string& text, std::vector<std::vector<double>> values, int most_kernels,
+                                         const ScheduleOptions& options = {}) {
   const Graph graph = Graph::parse(text);
   std::vector<HostTensor> memory;
   for (size_t i = 0; i < values.size(); ++i) {
     memory.push_back({graph.inputs()[i].type(), std::vector<std::byte>(values[i].size() * 4)});
     for (size_t j = 0; j < values[i].size(); ++j) memory[i].set(static_cast<int64_t>(j), Scalar(values[i][j]));
   }
-  Executable executable(testing::scheduled(graph), Targets(), {}, nullptr);
+  Executable executable(testing::scheduled(graph, options), Targets(), {}, nullptr);
   CHECK(executable.schedule().kernels <= most_kernels);
   Frame frame;
   SerialThreads threads;
@@ -149,6 +150,21 @@ return %2 into 0
 return %1 into 0
 )";
   CHECK(written(same, {{1, 2, 3}}, 1) == std::vector<std::vector<double>>{{-1, -2, -3}});
+}
+
+TEST_CASE("writes: kernels that are joined read what they read apart") {
+  // The sums are of old elements and of new ones.
+  const std::string sums = R"(%0 = input(index=0) : f32[2, 2]
+%1 = input(index=1) : f32[2]
+%2 = input(index=2) : f32[2]
+%3 = reduce_sum(%0, dims=[1]) : f32[2]
+%4 = exp2(%0) : f32[2, 2]
+%5 = reduce_prod(%4, dims=[0]) : f32[2]
+return %3 into 1, %4 into 0, %5 into 2
+)";
+  for (int64_t points : {0, 1 << 18})
+    CHECK(written(sums, {{1, 2, 3, 4}, {0, 0}, {0, 0}}, 4, {.launch_points = points}) ==
+          std::vector<std::vector<double>>{{2, 4, 8, 16}, {3, 7}, {16, 64}});
 }
 
 TEST_CASE("writes: a call that fails leaves its inputs as they were") {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -82,6 +83,34 @@ def test_integers():
         y = torch.randint(1, 7, (300,), device="cuda").to(dtype)
         _agree(lambda x, y: [x * y - x, x // y, x % y, x << y, x >> y, x & y, x ^ y, -x, x.float() / y, x.clamp(3, 50), x == y, x.bool()], x, y)
         _agree(lambda x, y: [x.sum(), x.amax(), x.argmin(), (x > 50).any(), (x > 50).sum(), x.float().to(torch.uint8)], x, y)
+
+
+def test_divisions_by_constants():
+    """As IEEE rounds them, which the host's do; eager's on a GPU multiply by an inverse."""
+    exponents = torch.randint(-80, 80, (1 << 16,))
+    x = torch.cat([torch.randn(1 << 16) * 2.0**exponents, torch.tensor([0.0, -0.0, float("inf"), float("-inf"), float("nan")])])
+    divisors = (3.0, 49.0, 50176.0, -7.0, 1e-3, 1e10, 2.0**-20, 1e30, 1e-30, float("inf"))
+    compiled = _compiled(lambda x: [x / d for d in divisors])
+    for _ in range(3):
+        for ours, theirs in zip(compiled(x.cuda()), [x / d for d in divisors]):
+            torch.testing.assert_close(ours.cpu(), theirs, rtol=0, atol=2.0**-149, equal_nan=True)
+
+
+def test_channels():
+    """Batch norms whose sums are split, their gradients and running statistics."""
+    results = []
+    for sizes in ((8, 16, 64, 64), (64, 8, 12, 12), (3, 5, 33, 65)):
+        norm, x = nn.BatchNorm2d(sizes[1]).cuda(), (_on_gpu(*sizes) * 3 + 5).requires_grad_()
+        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+        other = copy.deepcopy(norm)
+        compiled = broach.compile(norm)
+        for _ in range(3):
+            for program in (compiled, other):
+                x.grad = None
+                program.zero_grad()
+                program(x).relu().square().sum().backward()
+                results.append((x.grad, *[p.grad.clone() for p in program.parameters()], *[b.clone() for b in program.buffers()]))
+            _close(*results[-2:])
 
 
 def test_a_division_by_zero_is_no_error():

@@ -1,5 +1,5 @@
-"""Loss curves over 50 steps of the demo's models, small: in fp32 they are eager's; under bf16 autocast with dropout they lie no farther
-from eager's than eager's own do from seed to seed."""
+"""Loss curves over 50 steps of the demo's models, small: in fp32 they are eager's, as far as those of weights that differ in their last
+place are; under bf16 autocast with dropout they lie no farther from eager's than eager's own do from seed to seed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 import models  # noqa: E402
 
 STEPS = 50
+ROUNDING = 2.0**-24  # of an fp32 number, in its own size
 TINY = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 TINY_GPT2 = {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 97}
 MODELS = {
@@ -44,13 +45,13 @@ def loss_of(result, step: int) -> torch.Tensor:
     return F.cross_entropy(scores, torch.randint(32, (len(scores),), generator=g))
 
 
-def curve(program: models.Program, compiles: bool, seed: int, mixed: bool) -> list[float]:
-    """The same batches in each. `seed` decides about dropout, and, in bf16, moves the weights by as much as rounding them would."""
+def curve(program: models.Program, compiles: bool, seed: int, mixed: bool, moved: float = 0) -> list[float]:
+    """The same batches in each. `seed` decides about dropout and where the weights begin, which are moved by so much of themselves."""
     model = copy.deepcopy(program.call).requires_grad_(True).train(mixed)
     torch.manual_seed(seed)
     with torch.no_grad():
-        for p in model.parameters() if mixed else ():
-            p.mul_(1 + torch.randn_like(p) / 512)
+        for p in model.parameters():
+            p.mul_(1 + torch.randn_like(p) * moved)
     call = broach.compile(model) if compiles else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
     torch.manual_seed(seed)
@@ -71,14 +72,18 @@ def test_fp32(name):
     program = MODELS[name]()
     ours, theirs = (torch.tensor(curve(program, compiles, 0, False)) for compiles in (True, False))
     assert theirs[-4:].mean() < theirs[:4].mean()  # it learns
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    # Where a curve jumps, rounding decides by how much: eager's own moves by that, and as far as any step before has.
+    others = torch.tensor([curve(program, False, seed, False, ROUNDING) for seed in range(2)])
+    spread = (others - theirs).abs().amax(0).cummax(0).values
+    assert ((ours - theirs).abs() <= 4 * spread + 1e-4 * (1 + theirs.abs())).all(), (ours, theirs, spread)
+    assert (spread[: STEPS // 2] < 1e-4).all()  # which leaves something to be held
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_bf16_with_dropout(name):
     program = MODELS[name]()
-    theirs = torch.tensor([curve(program, False, seed, True) for seed in range(4)])
-    ours = torch.tensor(curve(program, True, 9, True))
+    theirs = torch.tensor([curve(program, False, seed, True, 1 / 512) for seed in range(4)])
+    ours = torch.tensor(curve(program, True, 9, True, 1 / 512))
     # Means of five steps: single ones follow the elements that are dropped.
     theirs, ours = theirs.reshape(4, -1, 5).mean(-1), ours.reshape(-1, 5).mean(-1)
     spread = (theirs - theirs.mean(0)).abs().max(0).values

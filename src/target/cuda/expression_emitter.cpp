@@ -171,6 +171,15 @@ std::string ExpressionEmitter::cast(const std::string& x, DType from, DType to) 
   return cat("Cast<", computed_type(to), ", ", computed_type(from), ">::of(", x, ")");
 }
 
+// Of a division by a constant, as the mean of many elements is one.
+std::optional<Scalar> ExpressionEmitter::inverse_of_divisor(const KernelExpr& e) const {
+  if (e.op != Op::div || e.dtype != DType::f32 || p_.expr(e.args[1]).kind != Kind::constant) return std::nullopt;
+  const double divisor = rounded(as_double(p_.expr(e.args[1]).value), e.dtype);
+  // Both it and its inverse far from where numbers lose digits.
+  if (!(std::abs(divisor) > 1e-18 && std::abs(divisor) < 1e18)) return std::nullopt;
+  return Scalar(1 / divisor);
+}
+
 std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
   std::string args;
   for (int a : e.args) args += (args.empty() ? "" : ", ") + value(a, lane);
@@ -181,6 +190,7 @@ std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
     out =
         from_memory(cat("bits_as<", stored_type(e.dtype), ">(static_cast<", stored_type(from), ">(", to_memory(args, from), "))"), e.dtype);
   else if (e.op == Op::nextafter && is_low_precision(e.dtype)) unsupported("cuda: no code for nextafter on ", name_of(e.dtype));
+  else if (const auto inverse = inverse_of_divisor(e)) out = cat("divided(", args, ", ", constant_text(*inverse, e.dtype), ")");
   else out = cat("op_", name_of(e.op), "(", args, ")");
   if (k_.strict && is_low_precision(e.dtype)) out = from_memory(to_memory(out, e.dtype), e.dtype);
   return out;

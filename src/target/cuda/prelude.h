@@ -117,6 +117,11 @@ FN bool op_sub(bool a, bool b) { return a != b; }
 template <class T> FN T op_mul(T a, T b) { return a * b; }
 FN bool op_mul(bool a, bool b) { return a && b; }
 template <class T> FN T op_div(T a, T b) { return a / b; }
+// a / b where 1 / b is known, as a division rounds it (Markstein 1990): three operations in place of some ten.
+FN float divided(float a, float b, float inverse) {
+  const float q = a * inverse, rest = fmaf(-q, b, a), better = fmaf(rest, inverse, q);
+  return better - better == 0 ? better : q;
+}
 template <class T> FN T op_fmod(T a, T b) { return a % b; }
 FN float op_fmod(float a, float b) { return fmodf(a, b); }
 FN double op_fmod(double a, double b) { return fmod(a, b); }

@@ -1,0 +1,84 @@
+// Small kernels that become one: which do, and that what they compute stays what it was.
+#include <doctest/doctest.h>
+
+#include "random_graph.h"
+#include "run_compiled.h"
+
+using namespace broach;
+
+namespace {
+
+constexpr int64_t kPoints = 1 << 18;
+
+int kernels_of(const Schedule& s) {
+  return static_cast<int>(std::ranges::count_if(s.steps, [](const Step& step) { return std::holds_alternative<KernelStep>(step.work); }));
+}
+
+int kernels_of(const std::string& text, int64_t points) {
+  return kernels_of(testing::scheduled(Graph::parse(text), {.launch_points = points}));
+}
+
+// Two sums of different operands, each a kernel of its own: a reduction is not computed twice.
+const std::string kSums = R"(%0 = input(index=0) : f32[8, 64]
+%1 = input(index=1) : f32[8, 64]
+%2 = reduce_sum(%0, dims=[1]) : f32[8]
+%3 = reduce_max(%1, dims=[1]) : f32[8]
+return %2, %3
+)";
+
+}  // namespace
+
+TEST_CASE("joined kernels: those that do not need each other, and are small") {
+  CHECK(kernels_of(kSums, 0) == 2);
+  CHECK(kernels_of(kSums, kPoints) == 1);
+  CHECK(kernels_of(kSums, 8 * 64) == 1);
+  CHECK(kernels_of(kSums, 8 * 64 - 1) == 2);
+}
+
+TEST_CASE("joined kernels: not those over other axes") {
+  CHECK(kernels_of(R"(%0 = input(index=0) : f32[8, 64]
+%1 = input(index=1) : f32[64, 8]
+%2 = reduce_sum(%0, dims=[1]) : f32[8]
+%3 = reduce_sum(%1, dims=[1]) : f32[64]
+return %2, %3
+)",
+                   kPoints) == 2);
+}
+
+TEST_CASE("joined kernels: not what needs the other, nor what needs a step that does") {
+  CHECK(kernels_of(R"(%0 = input(index=0) : f32[8, 8]
+%1 = reduce_sum(%0, dims=[1]) : f32[8]
+%2 = reshape(%1, shape=[1, 8]) : f32[1, 8]
+%3 = expand(%2, shape=[8, 8]) : f32[8, 8]
+%4 = mul(%0, %3) : f32[8, 8]
+%5 = reduce_sum(%4, dims=[1]) : f32[8]
+return %1, %5
+)",
+                   kPoints) == 2);
+  CHECK(kernels_of(R"(%0 = input(index=0) : f32[8, 8]
+%1 = reduce_sum(%0, dims=[1]) : f32[8]
+%2 = reshape(%1, shape=[8, 1]) : f32[8, 1]
+%3 = dot(%0, %2, batch=0) : f32[8, 1]
+%4 = expand(%3, shape=[8, 8]) : f32[8, 8]
+%5 = reduce_max(%4, dims=[1]) : f32[8]
+return %1, %5
+)",
+                   kPoints) == 2);
+}
+
+TEST_CASE("joined kernels: random graphs give what they gave") {
+  int apart = 0, joined = 0;
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const Graph g = testing::random_graph(seed, {.steps = 40, .low_precision = false, .max_elements = 64});
+    apart += kernels_of(testing::scheduled(g));
+    joined += kernels_of(testing::scheduled(g, {.launch_points = kPoints}));
+    const auto inputs = testing::random_inputs(g, seed);
+    const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, {.launch_points = kPoints});
+    REQUIRE(have.size() == want.size());
+    for (size_t i = 0; i < have.size(); ++i) {
+      INFO("seed ", seed, " output ", i, "\n", g.str());
+      CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+    }
+  }
+  CHECK(joined < apart);
+}
