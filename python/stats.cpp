@@ -54,7 +54,9 @@ py::dict dict_of(const ProgramStats& x) {
   e["packed"] = packed;
   e["arena_bytes"] = x.arena_bytes;
   e["saved_bytes"] = x.saved_bytes;
-  e["recordings"] = x.recordings;
+  e["recordings"] = x.recordings.made;
+  e["recordable_runs"] = x.recordings.runs;
+  e["replays"] = x.recordings.replays;
   e["graph"] = x.graph_text;
   e["schedule"] = x.schedule_text;
   py::list steps;

@@ -30,7 +30,7 @@ struct ProgramStats {
   std::map<const void*, int64_t> packed;  // rearranged or computed weights, by address; programs share some
   int64_t arena_bytes = 0;
   int64_t saved_bytes = 0;  // for gradients
-  int recordings = 0;       // of launches that are made at once
+  RecordingCounts recordings;
   std::string graph_text, schedule_text;
   std::vector<StepProfile> steps;  // if profiling was on while it ran
 };

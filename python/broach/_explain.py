@@ -69,6 +69,7 @@ class Explanation:
         self.saved_bytes = sum(p["saved_bytes"] for p in programs)
         # Of launches on a GPU: parts of programs that are put into its queue as one piece of work.
         self.recordings = sum(p["recordings"] for p in programs)
+        self.replays, self.recordable_runs = (sum(p[key] for p in programs) for key in ("replays", "recordable_runs"))
         self.code_bytes = sum(p["code_bytes"] for p in programs)
         self.picks = Counter(pick for p in programs for pick in p["picks"])
         self.eager_reasons = [r for m in self.modules for r in m["eager_reasons"]]
@@ -146,7 +147,7 @@ class Explanation:
         if self.saved_bytes:
             out.append(("saved for gradients", mib(self.saved_bytes)))
         if self.recordings:
-            out.append(("launches recorded", f"{self.recordings}x"))
+            out.append(("launches recorded", f"{self.recordings}x, used in {self.replays} of {self.recordable_runs} runs"))
         out += [("extern " + name, f"{n}x") for name, n in self.externs]
         out += [("pick " + name, f"{n}x") for name, n in self.picks.items()]
         out += [("step " + s.name, str(s)) for s in self.steps]

@@ -33,6 +33,9 @@ struct Capabilities {
     int64_t columns = 2048;               // results that a kernel computes in one piece where its lanes are results
   } reductions;
 
+  // Rows of large products' matrices begin at multiples of so many bytes, where that is free to choose; 0: anywhere.
+  int64_t row_bytes = 0;
+
   // A kernel of at most so many points costs less than its launch, and is computed together with others.
   int64_t launch_points = 0;
 

@@ -308,6 +308,32 @@ Classes as_rows(OpCall& c, Value x, Value target) {
   return {x, c.b.reshape(broadcast_to(c.b, target, sizes), {s[0], rest}), s[0], s[1], rest, sizes};
 }
 
+// What a tensor holds once for each row, or once.
+std::optional<Value> of_rows(GraphBuilder& b, const Classes& k, const Node& expand) {
+  const Value of = expand.inputs[0];
+  const Shape &from = of.shape(), &to = expand.results[0].shape;
+  if (!(to == k.x.shape())) return std::nullopt;
+  if (product(from) == SymInt(1)) return b.expand(b.reshape(of, {1, 1}), k.target.shape());
+  const size_t dim = to.size() == 1 ? 0 : 1;
+  for (size_t d = 0; d < to.size(); ++d)
+    if (!(from[d] == (d == dim ? SymInt(1) : to[d]))) return std::nullopt;
+  return b.reshape(of, k.target.shape());
+}
+
+// Elements of x. What is computed element by element is computed for these alone, so that no logarithm of all probabilities is stored.
+Value take_of_rows(GraphBuilder& b, const Classes& k, Value x, Value index, int depth = 0) {
+  constexpr int kDeepest = 8;
+  const Node& n = *x.node;
+  if (n.op == Op::expand)
+    if (const auto row = of_rows(b, k, n)) return *row;
+  if (n.op == Op::reshape && depth < kDeepest) return take_of_rows(b, k, n.inputs[0], index, depth + 1);  // the index is one of all
+  const bool alone = is_elementwise(n.op) && std::ranges::all_of(n.inputs, [&](const Value& v) { return v.shape() == x.shape(); });
+  if (!alone || depth == kDeepest) return take(b, b.reshape(x, {k.n * k.classes * k.rest}), index, 0);
+  std::vector<Value> inputs;
+  for (const Value& v : n.inputs) inputs.push_back(take_of_rows(b, k, v, index, depth + 1));
+  return b.emit(n.op, std::move(inputs), n.attrs);
+}
+
 // `x` at each target, 0 where it is ignored. A target that is no class becomes an index that is none: an error, as in eager.
 Expr picked(OpCall& c, const Classes& k, const Expr& target, const Expr& ignored) {
   GraphBuilder& b = c.b;
@@ -316,7 +342,7 @@ Expr picked(OpCall& c, const Classes& k, const Expr& target, const Expr& ignored
   Expr first = Expr(b, along(b, positions(b, k.n), 0, 2)) * size(row) + Expr(b, along(b, positions(b, k.rest), 1, 2));
   Expr valid = (target >= 0.0) & (target < size(k.classes));
   Expr index = select(valid, first + target * size(k.rest), size(all));
-  return {b, take(b, b.reshape(k.x, {all}), select(ignored, 0.0, index).value(), 0)};
+  return {b, take_of_rows(b, k, k.x, select(ignored, 0.0, index).value())};
 }
 
 // Arguments as nll_loss_forward: target, weight, reduction, ignored class.

@@ -1,5 +1,6 @@
 #include "passes/layouts.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ir/strides.h"
@@ -14,11 +15,17 @@ bool is_joined(Op op) { return op == Op::cat || op == Op::pad; }
 
 class Chooser {
  public:
-  explicit Chooser(const Graph& graph)
-      : graph_(graph), epilogues_(epilogues_of(graph)), outputs_(stored_outputs(graph)), placements_(graph.placements()) {}
+  Chooser(const Graph& graph, int64_t row_bytes)
+      : graph_(graph),
+        epilogues_(epilogues_of(graph)),
+        outputs_(stored_outputs(graph)),
+        placements_(graph.placements()),
+        row_bytes_(row_bytes),
+        has_whole_rows_(graph.nodes().size()) {}
 
   Graph run() {
     share_outputs();
+    if (row_bytes_ > 0) find_whole_rows();
     for (const Node& n : graph_.nodes()) {
       std::vector<Shape> strides;
       for (size_t i = 0; i < n.results.size(); ++i) strides.push_back(requested(n, i));
@@ -50,6 +57,48 @@ class Chooser {
     }
   }
 
+  // What products read and give.
+  void find_whole_rows() {
+    constexpr int64_t kWorthIt = int64_t{1} << 30;  // operations
+    for (const Node& n : graph_.nodes()) {
+      if (n.op != Op::dot) continue;
+      const auto operations = (product(n.results[0].shape) * n.inputs[0].shape().back() * 2).maybe_constant();
+      if (!operations || *operations < kWorthIt) continue;
+      has_whole_rows_[n.id] = true;
+      for (const Value& v : n.inputs) {
+        const Node* base = v.node;
+        while (is_window(base->op)) base = base->inputs[0].node;
+        has_whole_rows_[base->id] = true;
+      }
+    }
+    std::vector<std::vector<const Node*>> users(graph_.nodes().size());
+    for (const Node& n : graph_.nodes())
+      for (const Value& v : n.inputs) users[v.node->id].push_back(&n);
+    for (const Node& n : graph_.nodes())
+      if (has_whole_rows_[n.id]) has_whole_rows_[n.id] = stays_seen(n, {&n, 0, dense(n, 0)}, users);
+  }
+
+  // Whether views of it need no copy if it lies so.
+  static bool stays_seen(const Node& n, const MemoryWindow& window, const std::vector<std::vector<const Node*>>& users) {
+    return std::ranges::all_of(users[n.id], [&](const Node* u) {
+      if (!is_window(u->op)) return true;
+      const auto seen = window_of_view(*u, window);
+      return seen && stays_seen(*u, *seen, users);
+    });
+  }
+
+  // Rows that begin where the target wants them, those of elements of two bytes: for others products ask nothing.
+  Shape dense(const Node& n, size_t i) const {
+    const Shape& shape = n.results[i].shape;
+    Shape out = contiguous_strides(shape);
+    const int64_t piece = row_bytes_ / 2;
+    const auto row = shape.empty() ? std::nullopt : shape.back().maybe_constant();
+    if (!has_whole_rows_[n.id] || shape.size() < 2 || size_of(n.results[i].dtype) != 2 || !row || *row % piece == 0) return out;
+    SymInt stride = (*row + piece - 1) / piece * piece;
+    for (size_t d = shape.size() - 1; d-- > 0; stride = stride * shape[d]) out[d] = stride;
+    return out;
+  }
+
   Shape requested(const Node& n, size_t i) const {
     auto it = outputs_.find({n.id, static_cast<uint32_t>(i)});
     if (it == outputs_.end()) return chosen(n, i);
@@ -73,7 +122,7 @@ class Chooser {
     if (!p.strides.empty() && is_channels_last(shape, p.strides[i])) return p.strides[i];
     auto it = epilogues_.stored_as.find(n.id);
     if (it != epilogues_.stored_as.end() && it->second != &n) return placements_[it->second->id].strides[0];
-    return lies_as_operands(n, shape) ? channels_last_strides(shape) : contiguous_strides(shape);
+    return lies_as_operands(n, shape) ? channels_last_strides(shape) : dense(n, i);
   }
 
   bool is_channels_last_value(const Value& v) const { return is_channels_last(v.shape(), placements_[v.node->id].strides[v.index]); }
@@ -96,6 +145,8 @@ class Chooser {
   const Epilogues epilogues_;
   OutputValues outputs_;
   std::vector<Placement> placements_;
+  int64_t row_bytes_;
+  std::vector<bool> has_whole_rows_;  // by node: whose rows begin where the target wants those of products
 };
 
 }  // namespace
@@ -112,6 +163,6 @@ OutputValues stored_outputs(const Graph& graph) {
   return out;
 }
 
-Graph choose_layouts(const Graph& graph, const PassContext&) { return Chooser(graph).run(); }
+Graph choose_layouts(const Graph& graph, const PassContext& c) { return Chooser(graph, c.capabilities->row_bytes).run(); }
 
 }  // namespace broach

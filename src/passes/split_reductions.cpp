@@ -33,7 +33,7 @@ std::vector<Cut> find_cuts(const Node& n, const Shape& x, bool columns, const Ca
   std::sort(dims.begin(), dims.end());
   const bool rows = !columns && dims.back() == static_cast<int64_t>(x.size()) - 1;
   const int64_t pieces = rows ? *results : (*results + worth.columns - 1) / worth.columns;
-  if (pieces >= worth.pieces) return {};
+  if (2 * pieces > worth.pieces) return {};
   int64_t wanted = std::min((worth.pieces + pieces - 1) / pieces, *elements / pieces / (worth.smallest / 8));
   std::vector<Cut> out;
   for (int64_t d : dims) {

@@ -265,10 +265,10 @@ void Executable::find_replays() {
   add_replays(false);
 }
 
-int Executable::recordings() const {
-  int n = 0;
-  for (const auto& r : replays_) n += r->recordings();
-  return n;
+RecordingCounts Executable::recordings() const {
+  RecordingCounts out;
+  for (const auto& r : replays_) out += r->counts();
+  return out;
 }
 
 std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols) const {

@@ -98,7 +98,7 @@ class Executable {
   int64_t arena_bytes(std::span<const int64_t> symbols) const;  // on all devices
   // Vectors of sizes of which the plan is remembered.
   size_t remembered_plans() const;
-  int recordings() const;  // that were made of launches
+  RecordingCounts recordings() const;
   static constexpr size_t kMostSizes = 256;
 
  private:

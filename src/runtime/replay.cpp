@@ -74,6 +74,7 @@ bool ReplayedSteps::has_calls() const { return std::ranges::any_of(uses_, &StepU
 bool ReplayedSteps::makes(int buffer) const { return std::ranges::find(made_by_calls_, buffer) != made_by_calls_.end(); }
 
 bool ReplayedSteps::run(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step) {
+  ++runs_;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || is_hopeless_ || !target.may_replay(context)) return false;
   find_key(context, frame.data);
@@ -89,6 +90,7 @@ bool ReplayedSteps::run(const Target& target, const RunContext& context, Frame& 
     return false;
   }
   kept->used = ++clock_;
+  ++replays_;
   if (kept->calls) kept->calls->give(frame);
   return true;
 }

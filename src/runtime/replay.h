@@ -66,6 +66,17 @@ struct StepUse {
   std::vector<int> given;  // those of them that are read behind the segment
 };
 
+// Of launches that are made at once.
+struct RecordingCounts {
+  int made = 0;
+  int64_t runs = 0, replays = 0;  // of parts of programs that could be launched so, and those of them that were
+
+  RecordingCounts& operator+=(const RecordingCounts& other) {
+    made += other.made, runs += other.runs, replays += other.replays;
+    return *this;
+  }
+};
+
 // Consecutive steps of one target.
 class ReplayedSteps {
  public:
@@ -79,7 +90,7 @@ class ReplayedSteps {
   // False where they are to be run one by one.
   bool run(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step);
   bool makes(int buffer) const;
-  int recordings() const { return made_; }
+  RecordingCounts counts() const { return {made_, runs_, replays_}; }
 
  private:
   using Key = std::vector<uintptr_t>;
@@ -112,7 +123,9 @@ class ReplayedSteps {
   std::vector<Kept> kept_;
   std::array<size_t, 8> seen_{};  // hashes of keys for which there is no recording
   uint64_t clock_ = 0;
-  std::atomic<int> made_ = 0;  // read while another thread runs
+  // Read while another thread runs.
+  std::atomic<int> made_ = 0;
+  std::atomic<int64_t> runs_ = 0, replays_ = 0;
   bool is_hopeless_ = false;
 };
 

@@ -28,6 +28,7 @@ constexpr size_t kMostVisited = 2000;  // nodes, when looking for what must run 
 
 struct Cost {
   int loads = 0, ops = 0;
+  int64_t bytes = 0;  // loaded for each element
   bool heavy = false;
 };
 
@@ -147,16 +148,19 @@ class Grouper {
   // What computing a value again would read and do.
   Cost cost(const Node& n, int& visits) {
     constexpr int kMostVisits = 64;
-    if (!fusible(n.op) || r_.storage.must_store[n.id] || groups_.in_memory[n.id]) return {1, 0, false};
-    if (stored_.contains(&n)) return {1, 0, false};
-    if (is_reduce(n.op) || ++visits > kMostVisits) return {1, 0, true};
+    if (!fusible(n.op) || r_.storage.must_store[n.id] || groups_.in_memory[n.id] || stored_.contains(&n))
+      return {1, 0, size_of(n.results[0].dtype), false};
+    // What a reduction gives is stored where two kernels read it, and that is little beside what would be stored in its place.
+    if (is_reduce(n.op) && is_much_less(n, asked_)) return {1, 0, size_of(n.results[0].dtype), false};
+    if (is_reduce(n.op) || ++visits > kMostVisits) return {1, 0, 0, true};
     if (n.op == Op::scalar || n.op == Op::iota || n.op == Op::size) return {};
     Cost c;
     for (const Value& v : n.inputs) {
       Cost x = cost(*v.node, visits);
       // A repeated operand stays in cache.
-      if (n.op == Op::expand) x.loads = 0;
+      if (n.op == Op::expand) x.loads = 0, x.bytes = 0;
       c.loads += x.loads;
+      c.bytes += x.bytes;
       c.ops += x.ops;
       c.heavy |= x.heavy;
     }
@@ -165,15 +169,23 @@ class Grouper {
     return c;
   }
 
+  static bool is_much_less(const Node& n, const Node* than) {
+    const auto elements = n.results[0].numel().maybe_constant(), more = than->results[0].numel().maybe_constant();
+    return elements && more && *more >= kMuch * *elements;
+  }
+
   bool cheap(const Node& n, const std::set<int>& kernels) {
     stored_.clear();
+    asked_ = &n;
     int visits = 0;
     Cost c = cost(n, visits);
     if (c.heavy && find_stored(n, kernels)) {
       visits = 0;
       c = cost(n, visits);
     }
-    return !c.heavy && c.loads <= 1 && c.ops <= 8;
+    if (c.heavy || c.ops > 8) return false;
+    // To load twice costs less than to load once, store, and load that twice.
+    return c.loads <= 1 || (c.loads == 2 && kernels.size() == 2 && c.bytes < 3 * size_of(n.results[0].dtype));
   }
 
   // Reductions below n that do not fit these kernels: they are stored whatever becomes of n.
@@ -308,6 +320,7 @@ class Grouper {
   std::vector<std::set<int>> kernels_of_;
   std::vector<Fit> fits_;         // by kernel
   std::set<const Node*> stored_;  // of what is asked about: see find_stored
+  const Node* asked_ = nullptr;   // whether it is cheap
   std::vector<int> sizes_;        // by kernel
   std::vector<uint32_t> seen_;    // by node: the last search that met it
   uint32_t searches_ = 0;

@@ -118,7 +118,7 @@ TEST_CASE("replay: what comes a second time is recorded") {
   p.data[1] = Program::address(20);
   p.data[2] = Program::address(31);
   CHECK(p.call() == "11 20 31 at once");
-  CHECK(p.steps.recordings() == 1);
+  CHECK(p.steps.counts().made == 1);
 }
 
 TEST_CASE("replay: numbers may be others in each call") {
@@ -134,7 +134,7 @@ TEST_CASE("replay: only so much is kept") {
       p.data[1] = Program::address(100 + n);
       for (int i = 0; i < 3; ++i) CHECK(p.call().starts_with(cat("10 ", 100 + n, " 30")));
     }
-  CHECK(p.steps.recordings() == 16);
+  CHECK(p.steps.counts().made == 16);
 }
 
 TEST_CASE("replay: nothing is kept where that is impossible") {
@@ -147,7 +147,7 @@ TEST_CASE("replay: nothing is kept where that is impossible") {
   Program never;
   never.log.fails = true;
   for (int i = 0; i < 4; ++i) CHECK(never.call() == "10 20 30");
-  CHECK(never.steps.recordings() == 1);
+  CHECK(never.steps.counts().made == 1);
 }
 
 namespace {

@@ -1,0 +1,92 @@
+// Where values lie in memory.
+#include <doctest/doctest.h>
+
+#include "passes/passes.h"
+#include "random_graph.h"
+#include "run_compiled.h"
+
+using namespace broach;
+
+namespace {
+
+// A product whose rows are odd, what is computed of it, and two products with that.
+const std::string kOddRows = R"(%0 = input(index=0) : bf16[64, 2048]
+%1 = input(index=1) : bf16[2048, 4099]
+%2 = input(index=2) : bf16[4099, 2048]
+%3 = dot(%0, %1, batch=0) : bf16[64, 4099]
+%4 = cast(%3, dtype=f32) : f32[64, 4099]
+%5 = reduce_max(%4, dims=[1]) : f32[64]
+%6 = reshape(%5, shape=[64, 1]) : f32[64, 1]
+%7 = expand(%6, shape=[64, 4099]) : f32[64, 4099]
+%8 = sub(%4, %7) : f32[64, 4099]
+%9 = cast(%8, dtype=bf16) : bf16[64, 4099]
+%10 = dot(%9, %2, batch=0) : bf16[64, 2048]
+%11 = permute(%9, dims=[1, 0]) : bf16[4099, 64]
+%12 = dot(%11, %0, batch=0) : bf16[4099, 2048]
+return %10, %12
+)";
+
+Module laid_out(const std::string& text, int64_t row_bytes) {
+  Capabilities capabilities = all_capabilities();
+  capabilities.row_bytes = row_bytes;
+  Module m(std::make_shared<const Graph>(Graph::parse(text)));
+  PassContext context;
+  context.capabilities = &capabilities;
+  run_passes(passes("separate_outputs"), m, context, {}, nullptr, nullptr);
+  m.verify();
+  return m;
+}
+
+std::string strides_of(const Module& m, size_t node) {
+  std::string out;
+  for (const SymInt& s : m.stages[0].graph->strides({&m.stages[0].graph->nodes()[node], 0})) out += cat(out.empty() ? "" : " ", s);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("layouts: rows of large products begin where the target wants them") {
+  CHECK(strides_of(laid_out(kOddRows, 0), 3) == "4099 1");
+  const Module m = laid_out(kOddRows, 16);
+  CHECK(strides_of(m, 3) == "4104 1");
+  CHECK(strides_of(m, 9) == "4104 1");
+  CHECK(strides_of(m, 8) == "4099 1");   // nobody's operand
+  CHECK(strides_of(m, 12) == "2048 1");  // which is an output, and whose rows are whole
+}
+
+TEST_CASE("layouts: rows are not apart where a view would need a copy") {
+  const Module m = laid_out(R"(%0 = input(index=0) : bf16[64, 2048]
+%1 = input(index=1) : bf16[2048, 4099]
+%2 = input(index=2) : i64[5]
+%3 = dot(%0, %1, batch=0) : bf16[64, 4099]
+%4 = reshape(%3, shape=[262336]) : bf16[262336]
+%5 = take(%4, %2, dim=0) : bf16[5]
+return %5
+)",
+                            16);
+  CHECK(strides_of(m, 3) == "4099 1");
+}
+
+TEST_CASE("layouts: rows apart give what dense ones do") {
+  const Graph g = Graph::parse(kOddRows);
+  const auto inputs = testing::random_inputs(g, 3);
+  std::vector<std::vector<HostTensor>> results;
+  for (int64_t row_bytes : {0, 16}) {
+    const Module m = laid_out(kOddRows, row_bytes);
+    Executable executable(make_schedule(m.stages[0].graph, {}), Targets("cpu"), {}, nullptr);
+    const Schedule& s = executable.schedule();
+    Frame frame;
+    SerialThreads threads;
+    frame.threads = &threads;
+    frame.data.assign(s.buffers.size(), nullptr);
+    auto in = inputs;
+    for (size_t b = 0; b < s.buffers.size(); ++b)
+      if (s.buffers[b].kind == Buffer::Kind::input) frame.data[b] = in[static_cast<size_t>(s.buffers[b].index)].bytes.data();
+    auto& out = results.emplace_back();
+    for (const Value& v : g.outputs())
+      out.push_back({v.type(), std::vector<std::byte>(static_cast<size_t>(v.type().numel().constant() * size_of(v.dtype())))});
+    for (size_t i = 0; i < out.size(); ++i) frame.data[static_cast<size_t>(s.output_buffers[i])] = out[i].bytes.data();
+    executable.run(frame);
+  }
+  for (size_t i = 0; i < results[0].size(); ++i) CHECK(testing::first_difference(results[1][i], results[0][i], 1e-2, 1e-2) == "");
+}
