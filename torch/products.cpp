@@ -73,7 +73,12 @@ at::Tensor convolution(const HostContraction& c, const at::Tensor& result, bool 
                                  std::vector<int64_t>(c.padding.size()), n.integer(Attr::groups), {!of_weight, of_weight, false});
     return of_weight ? std::get<1>(all) : std::get<0>(all);
   };
-  if (n.op == Op::conv_weight_gradient) return gradient(w, x, tensor(c, c.result), true);
+  if (n.op == Op::conv_weight_gradient) {
+    // ATen lays the result's gradient as x lies, cuDNN both with their channels last: x is often far the smaller.
+    const bool is_smaller =
+        x.device().is_cuda() && x.dim() == 4 && x.numel() < w.numel() && w.is_contiguous(at::MemoryFormat::ChannelsLast);
+    return gradient(w, is_smaller ? x.contiguous(at::MemoryFormat::ChannelsLast) : x, tensor(c, c.result), true);
+  }
   if (n.integer(Attr::transposed) && !bias.defined() && !c.bias.data) return gradient(x, tensor(c, c.result), w, false);
   return at::convolution(x, w, bias, n.ints(Attr::stride), list(c.padding), n.ints(Attr::dilation), n.integer(Attr::transposed) != 0,
                          list(c.output_padding), n.integer(Attr::groups));

@@ -318,13 +318,15 @@ std::vector<T> for_each_dim(std::vector<T> v, size_t n, int64_t otherwise) {
   return v.size() == n ? v : std::vector<T>(n, v[0]);
 }
 
-// Windows that lie side by side and cover all of x are the rows of a matrix; undefined where they are not. A GPU's library takes several
-// times as long for such a convolution as for the product.
+// Where a GPU's library takes several times as long for some convolutions as for the products that they are.
+bool is_better_as_product(const Value& x) {
+  return x.type().device.kind == DeviceKind::cuda && (x.dtype() == DType::f16 || x.dtype() == DType::bf16);
+}
+
+// Windows that lie side by side and cover all of x are the rows of a matrix; undefined where they are not.
 Value product_of_patches(GraphBuilder& b, const Convolution& a) {
-  const DType t = a.x.dtype();
   const size_t n = a.w.shape().size() - 2;
-  const bool is_fast = a.x.type().device.kind == DeviceKind::cuda && (t == DType::f16 || t == DType::bf16);
-  if (!is_fast || a.transposed || a.groups != 1 || product(std::span(a.w.shape()).subspan(2)) == SymInt(1)) return {};
+  if (!is_better_as_product(a.x) || a.transposed || a.groups != 1 || product(std::span(a.w.shape()).subspan(2)) == SymInt(1)) return {};
   Shape parts{a.x.shape()[0], a.x.shape()[1]}, windows{a.x.shape()[0]};
   std::vector<int64_t> outer{0}, inner{1}, channels_first{0, static_cast<int64_t>(n) + 1};
   for (size_t i = 0; i < n; ++i) {
@@ -420,6 +422,36 @@ Result convolution_by_name(OpCall& c) {
   return convolve(c, a);
 }
 
+// Channels beside each other: [positions, channels] of [batch, channels, ..], and back.
+Value channel_rows(GraphBuilder& b, Value x) {
+  std::vector<int64_t> order{0};
+  for (int64_t d = 2; d < x.rank(); ++d) order.push_back(d);
+  order.push_back(1);
+  const SymInt channels = x.shape()[1], rows = x.shape()[0] * product(std::span(x.shape()).subspan(2));
+  return b.reshape(b.permute(x, order), {rows, channels});
+}
+Value from_channel_rows(GraphBuilder& b, Value rows, const Shape& shape) {
+  Shape last{shape[0]};
+  std::vector<int64_t> order{0, static_cast<int64_t>(shape.size()) - 1};
+  for (size_t d = 2; d < shape.size(); ++d) last.push_back(shape[d]), order.push_back(static_cast<int64_t>(d) - 1);
+  last.push_back(shape[1]);
+  return b.permute(b.reshape(rows, last), order);
+}
+
+// A convolution that looks at one position at a time.
+bool is_pointwise(const Value& w, std::span<const int64_t> stride, const Shape& padding, int64_t groups) {
+  return groups == 1 && product(std::span(w.shape()).subspan(2)) == SymInt(1) &&
+         std::ranges::all_of(stride, [](int64_t s) { return s == 1; }) &&
+         std::ranges::all_of(padding, [](const SymInt& p) { return p == SymInt(0); });
+}
+
+// The gradients of a pointwise convolution by x and w where that of its result is y.
+std::pair<Value, Value> pointwise_gradients(GraphBuilder& b, Value x, Value w, Value y) {
+  const Value weight = b.reshape(w, {w.shape()[0], w.shape()[1]}), rows = channel_rows(b, y);
+  const Value by_x = from_channel_rows(b, dot(b, rows, weight), x.shape());
+  return {by_x, b.reshape(dot(b, b.permute(rows, {1, 0}), channel_rows(b, x)), w.shape())};
+}
+
 // Arguments: gradient, input, weight, sizes of the bias, stride, padding, dilation, transposed, output padding, groups, mask. The
 // input's gradient is a convolution with what was transposed and what was not exchanged, and so are the roles in the weight's.
 Result convolution_backward(OpCall& c) {
@@ -449,7 +481,12 @@ Result convolution_backward(OpCall& c) {
   (transposed ? x : y) = with_sizes(b, transposed ? x : y, transposed ? sizes : given);
   auto wanted = [&](size_t i) { return c.result(i).dtype != DType::opaque; };
   std::vector<Value> results(3);
-  if (wanted(0))
+  if (!transposed && is_better_as_product(x) && is_pointwise(w, stride, padding, groups)) {
+    const auto [by_x, by_w] = pointwise_gradients(b, x, w, y);
+    if (wanted(0)) results[0] = by_x;
+    if (wanted(1)) results[1] = by_w;
+  }
+  if (wanted(0) && !results[0])
     results[0] = b.emit(Op::conv, {y, w},
                         {{Attr::stride, stride},
                          {Attr::padding, padding},
@@ -457,7 +494,7 @@ Result convolution_backward(OpCall& c) {
                          {Attr::transposed, int64_t{!transposed}},
                          {Attr::output_padding, transposed ? Shape(n, SymInt(0)) : left},
                          {Attr::groups, groups}});
-  if (wanted(1))
+  if (wanted(1) && !results[1])
     results[1] = b.emit(
         Op::conv_weight_gradient, transposed ? std::vector{y, x} : std::vector{x, y},
         {{Attr::stride, stride}, {Attr::padding, padding}, {Attr::dilation, dilation}, {Attr::groups, groups}, {Attr::shape, kernel}});
