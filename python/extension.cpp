@@ -107,10 +107,10 @@ class PythonPool : public MemoryPool {
 void set_pools(const py::function& make) {
   // Never freed: it may be asked for until the process ends.
   auto* kept = new py::function(make);
-  set_memory_pools([kept](c10::Device d) -> std::unique_ptr<MemoryPool> {
+  set_memory_pools([kept](c10::Device d, bool lends) -> std::unique_ptr<MemoryPool> {
     py::gil_scoped_acquire gil;
     try {
-      return std::make_unique<PythonPool>((*kept)(static_cast<int>(d.index())));
+      return std::make_unique<PythonPool>((*kept)(static_cast<int>(d.index()), lends));
     } catch (const py::error_already_set& e) {
       fail("a pool of memory: ", e.what());
     }

@@ -349,7 +349,7 @@ const Backward::Variant& Backward::variant(const Key& key) const {
   CompiledBackward code = compile_backward(*compiled_, key.first, key.second, targets_, make_extern, options_);
   std::vector<size_t> takes(code.graph->inputs().size());
   std::iota(takes.begin(), takes.end(), size_t{0});
-  auto runner = std::make_shared<const Runner>(code.executable, std::move(takes), code.outputs);
+  auto runner = std::make_shared<const Runner>(code.executable, std::move(takes), code.outputs, std::vector<int>(), true);
   v.reset(new Variant{std::move(code), std::move(runner)});
   return *v;
 }

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <string_view>
 
 #include "compat.h"
 #include "externs.h"
 #include "support/error.h"
+#include "support/log.h"
 
 namespace broach {
 
@@ -24,6 +26,30 @@ MakeMemoryPool& pools() {
 }
 
 thread_local bool is_recording = false;
+thread_local MemoryPool* steady = nullptr;  // in which this thread is
+
+// Out of it for a while.
+class OutOfSteady {
+ public:
+  OutOfSteady() : pool_(steady) {
+    if (pool_) pool_->leave();
+    steady = nullptr;
+  }
+  ~OutOfSteady() {
+    if (!pool_) return;
+    try {
+      pool_->enter();
+      steady = pool_;
+    } catch (const Error& e) {  // the rest of the run takes memory as ever
+      log_debug(e.what());
+    }
+  }
+  OutOfSteady(const OutOfSteady&) = delete;
+  OutOfSteady& operator=(const OutOfSteady&) = delete;
+
+ private:
+  MemoryPool* pool_;
+};
 
 class InPool {
  public:
@@ -50,6 +76,7 @@ class AtenRecordedCalls : public RecordedCalls {
     // A stream that torch has not made is known to it by its address.
     const c10::Stream stream(c10::Stream::UNSAFE, device_, static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(queue)));
     const c10::StreamGuard on(stream);
+    const OutOfSteady out;
     const InPool in(*pool_);
     try {
       call();
@@ -148,8 +175,44 @@ void set_memory_pools(MakeMemoryPool make) { pools() = std::move(make); }
 std::unique_ptr<RecordedCalls> make_recorded_calls(Device device) {
   const c10::Device d = device_of(device);
   if (!pools() || !d.is_cuda()) return nullptr;
-  auto pool = pools()(d);
+  auto pool = pools()(d, false);
   return pool ? std::make_unique<AtenRecordedCalls>(d, std::move(pool)) : nullptr;
+}
+
+struct SteadyMemory::Pool {
+  std::mutex mutex;
+  std::unique_ptr<MemoryPool> pool;
+  bool is_refused = false;
+};
+
+SteadyMemory::Pool& SteadyMemory::pool_of(c10::Device device) {
+  static std::mutex mutex;
+  static auto* pools = new std::map<c10::DeviceIndex, Pool>;  // never freed: the device's library may be gone before
+  const std::lock_guard lock(mutex);
+  return (*pools)[device.index()];
+}
+
+// Never waits for another thread, which may wait for Python's lock that this one holds.
+SteadyMemory::SteadyMemory(c10::Device device) {
+  if (steady || !pools() || !device.is_cuda()) return;
+  Pool& p = pool_of(device);
+  if (!p.mutex.try_lock()) return;
+  try {
+    if (!p.pool && !p.is_refused) p.pool = pools()(device, true);
+    if (p.pool) p.pool->enter(), steady = p.pool.get();
+  } catch (const Error& e) {
+    log_debug(e.what());
+    p.is_refused = true, p.pool = nullptr;
+  }
+  if (steady) entered_ = &p;
+  else p.mutex.unlock();
+}
+
+SteadyMemory::~SteadyMemory() {
+  if (!entered_) return;
+  if (steady) steady->leave();
+  steady = nullptr;
+  entered_->mutex.unlock();
 }
 
 bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given) {

@@ -19,9 +19,26 @@ class MemoryPool {
   virtual void leave() noexcept = 0;
 };
 
-// How to make one for a device, which is the current one. Torch offers that to Python only; without, no call is recorded.
-using MakeMemoryPool = std::function<std::unique_ptr<MemoryPool>(c10::Device)>;
+// How to make one for a device, which is the current one. `lends`: where there is no other memory left, everybody may have its free parts.
+// Torch offers that to Python only; without, no call is recorded.
+using MakeMemoryPool = std::function<std::unique_ptr<MemoryPool>(c10::Device, bool lends)>;
 void set_memory_pools(MakeMemoryPool make);
+
+// As long as it lives, this thread takes its memory on a device from a pool of Broach's programs. Where their values lie depends on nobody
+// else there, so those of programs that repeat come to lie where they were, and a recording serves them. Without a pool, or while another
+// thread is in it, memory is taken as ever.
+class SteadyMemory {
+ public:
+  explicit SteadyMemory(c10::Device device);
+  ~SteadyMemory();
+  SteadyMemory(const SteadyMemory&) = delete;
+  SteadyMemory& operator=(const SteadyMemory&) = delete;
+
+ private:
+  struct Pool;
+  static Pool& pool_of(c10::Device device);
+  Pool* entered_ = nullptr;
+};
 
 std::unique_ptr<RecordedCalls> make_recorded_calls(Device device);
 // Whether this thread is within RecordedCalls::run.

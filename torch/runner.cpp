@@ -43,7 +43,7 @@ at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const in
 }  // namespace
 
 Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
-               const std::vector<int>& written)
+               const std::vector<int>& written, bool steady)
     : executable_(std::move(executable)), takes_(std::move(takes)), gives_(std::move(gives)), input_buffers_(takes_.size(), -1) {
   const auto& buffers = executable_->schedule().buffers;
   for (size_t b = 0; b < buffers.size(); ++b)
@@ -51,6 +51,7 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
       input_buffers_[static_cast<size_t>(buffers[b].index)] = static_cast<int>(b);
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
+  is_steady_ = steady && device_ && executable_->is_recorded();
   const ExecutableStats& stats = executable_->stats();
   calls_aten_ = device_ || stats.contractions > 0 || !stats.externs.empty();
   for (size_t i = 0; i < takes_.size(); ++i) {
@@ -76,6 +77,8 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
                  std::vector<at::Tensor>& made) const {
   const Schedule& schedule = executable_->schedule();
   const c10::OptionalDeviceGuard on(device_);
+  std::optional<SteadyMemory> memory;
+  if (is_steady_) memory.emplace(*device_);
   ExternState host;
   bool externs = !executable_->stats().externs.empty();
   if (externs) host.tensors.resize(schedule.buffers.size());  // otherwise nobody asks for them

@@ -51,9 +51,9 @@ struct RunInputs {
 class Runner {
  public:
   // Takes these of the values that it is given, by input of its graph; its outputs go to these places among what is made. `written`:
-  // values that it writes to in place.
+  // values that it writes to in place. `steady`: what it makes on a GPU shall come to lie where it did (recorded_calls.h).
   Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
-         const std::vector<int>& written = {});
+         const std::vector<int>& written = {}, bool steady = false);
 
   // An output that is written into an input stays undefined in `made`. An undefined input is one that the executable does not read (a
   // weight of which only the packed copy is kept).
@@ -68,6 +68,7 @@ class Runner {
   std::shared_ptr<const Executable> executable_;
   std::optional<c10::Device> device_;  // of the values that do not lie on the CPU
   bool calls_aten_ = false;            // or may do so
+  bool is_steady_ = false;
   std::vector<size_t> takes_, gives_;
   std::vector<int> input_buffers_;                                // by graph input; -1 if nothing touches it
   std::vector<std::pair<uint32_t, uint32_t>> touched_, written_;  // values and their buffers

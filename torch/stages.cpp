@@ -78,7 +78,8 @@ Stages::Stages(const CompiledTrace& compiled, const std::vector<bool>& constant,
       parts_.push_back({nullptr, nullptr, std::make_unique<const Call>(s, inputs_), s.gives});
       calls_.push_back(parts_.back().call->schema());
     } else {
-      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written), stays, options);
+      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, compiled.tangents > 0), stays,
+          options);
     }
   }
   for (Part& p : parts_) std::erase_if(p.gives, [&](size_t slot) { return !is_taken[slot]; });

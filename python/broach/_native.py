@@ -1,6 +1,7 @@
 """Loads the extension; torch must be there first, because the extension shares its libraries (and its OpenMP runtime)."""
 
 import glob
+import inspect
 import os
 import sys
 import sysconfig
@@ -38,10 +39,11 @@ def _describe_libraries() -> None:
 
 
 class _MemoryPool:
-    """Memory of torch's allocator on one device from which only its owner takes."""
+    """Memory of torch's allocator on one device from which only its owner takes; or, where there is no other left and it `lends`, everybody."""
 
-    def __init__(self, device: int) -> None:
-        self._device, self._pool, self._entered = device, torch.cuda.MemPool(), None
+    def __init__(self, device: int, lends: bool) -> None:
+        options = {"use_on_oom": True} if lends and "use_on_oom" in inspect.signature(torch.cuda.MemPool.__init__).parameters else {}
+        self._device, self._pool, self._entered = device, torch.cuda.MemPool(**options), None
 
     def enter(self) -> None:
         self._entered = torch.cuda.use_mem_pool(self._pool, self._device)

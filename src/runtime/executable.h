@@ -99,6 +99,7 @@ class Executable {
   // Vectors of sizes of which the plan is remembered.
   size_t remembered_plans() const;
   RecordingCounts recordings() const;
+  bool is_recorded() const { return !replays_.empty(); }  // as far as it may be
   static constexpr size_t kMostSizes = 256;
 
  private:
