@@ -93,7 +93,8 @@ class CudaKernel : public CompiledKernel {
     else start(*built, sizes.blocks, buffers, numbers, static_cast<Stream>(run.queue));
   }
 
-  size_t code_bytes() const override { return first_->code->image().size(); }
+  // Its share of the unit's, whose kernels all hold it.
+  size_t code_bytes() const override { return first_->code->image().size() / static_cast<size_t>(first_->code.use_count()); }
   const Built& first() const { return *first_; }
   const Kernel& kernel() const { return first_->plan.kernel; }
 
