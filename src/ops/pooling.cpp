@@ -2,6 +2,7 @@
 // pool fuses with what is around it; windows that tile the operand are reductions of a reshape.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 
@@ -450,6 +451,12 @@ std::optional<Value> sum_over_windows(GraphBuilder& b, const Pool& p,
   return sum;
 }
 
+// Positions within a plane in half the bytes, where they all fit: the gradient reads each several times.
+DType type_of_positions(const Value& x, size_t n) {
+  const auto elements = product(std::span(x.shape()).last(n)).maybe_constant();
+  return elements && *elements <= std::numeric_limits<int32_t>::max() ? DType::i32 : DType::i64;
+}
+
 // grad_output, self, kernel, stride, padding, dilation, ceil_mode, indices
 Lowering max_pool_backward(size_t n) {
   return [n](OpCall& c) -> Result {
@@ -457,7 +464,9 @@ Lowering max_pool_backward(size_t n) {
     Value g = c.tensor(0), x = c.tensor(1);
     if (!poolable(x, n) || !is_floating(g.dtype())) return std::nullopt;
     Pool p = pool_at(c, 2, n, true);
-    Value wide = b.cast(g, compute_dtype(g.dtype())), indices = with_sizes(b, c.tensor(7), g.shape()), here = all_positions(b, x, n);
+    const DType t = type_of_positions(x, n);
+    Value wide = b.cast(g, compute_dtype(g.dtype())), indices = b.cast(with_sizes(b, c.tensor(7), g.shape()), t);
+    Value here = b.cast(all_positions(b, x, n), t);
     auto sum = sum_over_windows(b, p, [&](const Taps& reach, const Taps& back) {
       Value chosen = b.binary(Op::eq, spread(b, p, indices, x, reach, back, int64_t{-1}, false), here);
       return b.where(chosen, spread(b, p, wide, x, reach, back, 0.0, false), b.constant(0.0, wide.dtype()));
