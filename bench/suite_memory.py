@@ -6,6 +6,9 @@ copies of weights (`packed_bytes`) are listed beside what is added. The last tab
 keys and values: the bytes are those that each step of the compiled program must move, as its profile counts them. Before it stands
 what a process keeps for sizes that change: a thousand pairs of them by turns, over and over, which must add nothing after the second
 round.
+
+`--steps` measures steps of training instead: forward and backward as in `training`, gradients included, also with
+`options={"memory_budget": 0.3}`. Memory that is kept for the next step counts as a step's own.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 from typing import Any
 
 from measure import NAMES, Table, attempt, cell, dtypes, median, race, reset_peak, resident_mib, trim, variant
+from suite_training import step_on_cpu
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 VARIANTS = ("eager", "inductor", "broach")
@@ -24,10 +28,15 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(DEFAULT))
     parser.add_argument("--dtype", type=dtypes, default="fp32")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--steps", action="store_true", help="steps of training instead of calls")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     models, variants = chosen.models.split(","), chosen.variants.split(",")
+    if chosen.steps:
+        variants += ["broach-0.3"] if "broach" in variants else []
+        kinds = [(model, dtype) for dtype in chosen.dtype.split(",") for model in models]
+        return [{"what": "step", "models": [model], "dtype": dtype, "variant": name} for model, dtype in kinds for name in variants]
     every = [
         {"what": "all", "models": models, "dtype": dtype, "variant": name}
         for dtype in chosen.dtype.split(",")
@@ -49,6 +58,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         return _cache_step()
     if job["what"] == "sizes":
         return _changing_sizes()
+    if job["what"] == "step":
+        return _training_step(job)
     import models
     import torch
 
@@ -71,6 +82,36 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["what"] == "call" and compiled:
         result["peak_mib"] = _peak(*compiled[0]) + result["arena_mib"]
     return result
+
+
+def _training_step(job: dict[str, Any]) -> dict[str, Any]:
+    import models
+
+    mixed = job["dtype"] == "bf16"
+    program = models.build(job["models"][0])
+    program.call.requires_grad_(True).train(mixed)
+    name, _, budget = job["variant"].partition("-")
+    call = variant(name, program.call, **({"options": {"memory_budget": float(budget)}} if budget else {}))
+
+    def step() -> None:
+        step_on_cpu(program, call, mixed)
+
+    for _ in range(5):
+        step()
+    program.call.zero_grad(set_to_none=True)
+    trim()
+    before, kept = resident_mib(), _kept_mib() if name == "broach" else 0.0
+    reset_peak()
+    step()
+    peak = resident_mib(peak=True) - before + kept
+    gradients = sum(p.grad.nbytes for p in program.call.parameters() if p.grad is not None) / MIB
+    return {"peak_mib": peak, "gradients_mib": gradients, "samples": race({"step": step}, 4.0)["step"], "failed": {}}
+
+
+def _kept_mib() -> float:
+    from broach._native import _C
+
+    return _C.idle_arena_bytes() / MIB
 
 
 def _changing_sizes() -> dict[str, Any]:
@@ -195,6 +236,9 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
             for model, dtype in kinds
         ]
         found.append(Table("Peak memory of a call, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
+    steps = {(r["models"][0], r["dtype"], r["variant"]): r for r in results if r["what"] == "step" and "peak_mib" in r}
+    if steps:
+        found.append(_table_of_steps(steps))
     for result in results:
         if result["what"] == "sizes" and "resident" in result:
             rows = [[name, *(cell(result[name][i], "{:.1f}") for i in (0, 1, 4, 9))] for name in ("resident", "allocated")]
@@ -205,3 +249,20 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
             row = ["fp32", cell(times["eager"], "{:.1f}"), cell(times["broach"], "{:.1f}"), cell(result["moved"] / result["needed"], "{:.3f}")]
             found.append(Table("A step of one token, 1 GiB of keys and values", ["", "eager ms", "Broach ms", "bytes moved over those of the cache"], [row]))
     return found
+
+
+def _table_of_steps(steps: dict[tuple[str, str, str], dict[str, Any]]) -> Table:
+    import models
+
+    names = list(dict.fromkeys(name for _, _, name in steps))
+    titles = [NAMES.get(name) or f"Broach, budget {name.partition('-')[2]}" for name in names]
+    rows = []
+    for model, dtype in dict.fromkeys((model, dtype) for model, dtype, _ in steps):
+        found = [steps.get((model, dtype, name), {}) for name in names]
+        gradients = next(r["gradients_mib"] for r in found if r)
+        rows.append([
+            f"{models.TITLES[model]} {dtype}", cell(gradients, "{:.0f}"), *(cell(r.get("peak_mib"), "{:.0f}") for r in found),
+            *(cell(median(r.get("samples"), 1e3)) for r in found),
+        ])  # fmt: skip
+    headings = ["model", "gradients MiB", *titles, *(f"{title} ms" for title in titles)]
+    return Table("Peak memory of a step of training, gradients included, MiB", headings, rows)

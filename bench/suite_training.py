@@ -102,6 +102,17 @@ def _distance(want: list, have: list) -> float:
     return (sum((w.double() - h.double()).square().sum() for w, h in zip(want, have, strict=True)) / total).sqrt().item()
 
 
+def step_on_cpu(program: Any, call: Any, mixed: bool) -> None:
+    import models
+    import torch
+
+    program.call.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
+        result = call(*program.args, **program.kwargs)
+        loss = sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
+    loss.backward()
+
+
 def run_on_cpu(job: dict[str, Any]) -> dict[str, Any]:
     import models
     import torch
@@ -111,29 +122,22 @@ def run_on_cpu(job: dict[str, Any]) -> dict[str, Any]:
     programs = {name: models.build(job["model"]) for name in job["variants"]}
     steps, first, errors, failed, gradients = {}, {}, {}, {}, {}
 
-    def step(program: Any, call: Any) -> None:
-        program.call.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
-            result = call(*program.args, **program.kwargs)
-            loss = sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
-        loss.backward()
-
     for name, program in programs.items():
         program.call.requires_grad_(True).train(mixed)
         call = attempt(lambda: variant(name, program.call), failed, name)
         if call is None:
             continue
         start = time.perf_counter()
-        attempt(lambda: step(program, call), failed, name)
+        attempt(lambda: step_on_cpu(program, call, mixed), failed, name)
         if name in failed:
             continue
         first[name] = time.perf_counter() - start
         for _ in range(2):
-            attempt(lambda: step(program, call), failed, name)
+            attempt(lambda: step_on_cpu(program, call, mixed), failed, name)
         gradients[name] = [p.grad for p in program.call.parameters() if p.grad is not None]
         if not mixed and "eager" in gradients:
             errors[name] = attempt(lambda: _worst(gradients["eager"], gradients[name]), failed, name + " answer")
-        steps[name] = lambda program=program, call=call: step(program, call)
+        steps[name] = lambda program=program, call=call: step_on_cpu(program, call, mixed)
     gradients.clear()
     for each in steps.values():
         for _ in range(3):

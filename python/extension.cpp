@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "allocator.h"
 #include "callable.h"
 #include "capture.h"
 #include "compat.h"
@@ -163,7 +164,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);
   m.def("is_profiling", &Profile::enabled);
-  m.def("release_memory", [] { HostMemory::get().clear(); });
+  m.def("release_memory", [] {
+    HostMemory::get().clear();
+    trim_step_memory();
+  });
   m.def("take_bugs", &take_bugs);
   m.def("set_memory_pools", &set_pools);
   m.def("pass_names", [] {
@@ -172,7 +176,7 @@ PYBIND11_MODULE(_C, m) {
       if (!p.is_needed) names.emplace_back(p.name);
     return names;
   });
-  m.def("idle_arena_bytes", [] { return HostMemory::get().idle_bytes(); });
+  m.def("idle_arena_bytes", [] { return HostMemory::get().idle_bytes() + static_cast<int64_t>(idle_step_memory()); });
 }
 
 }  // namespace broach

@@ -2,8 +2,12 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+
+#include "target/region.h"
 
 namespace broach {
 
@@ -32,11 +36,55 @@ class ResultAllocator final : public c10::Allocator {
   }
 };
 
+// As many addresses as the machine has memory.
+Region& region() {
+  static auto* const region = new Region(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  return *region;
+}
+
+std::atomic<int> step_users{0};
+
+class StepAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t n) override {
+    constexpr size_t kSmall = size_t{64} << 10;  // the C library does not map these
+    const bool is_usual = c10::GetCPUAllocator() == c10::GetDefaultCPUAllocator();
+    std::byte* data = n >= kSmall && is_usual ? region().take(n) : nullptr;
+    if (!data) return result_allocator().allocate(n);
+    c10::profiledCPUMemoryReporter().New(data, n);
+    return {data, data, &release, c10::Device(c10::kCPU)};
+  }
+  void copy_data(void* to, const void* from, size_t n) const override { default_copy_data(to, from, n); }
+
+ private:
+  static void release(void* data) {
+    c10::profiledCPUMemoryReporter().Delete(data);
+    region().give(static_cast<std::byte*>(data));
+  }
+};
+
 }  // namespace
 
 c10::Allocator& result_allocator() {
   static auto* const allocator = new ResultAllocator;  // tensors may outlive whatever is destroyed at the end
   return *allocator;
 }
+
+c10::Allocator& step_allocator() {
+  static auto* const allocator = new StepAllocator;
+  return *allocator;
+}
+
+StepMemoryUser::StepMemoryUser() { ++step_users; }
+
+StepMemoryUser::~StepMemoryUser() {
+  if (--step_users == 0) trim_step_memory();
+}
+
+void StepMemoryUser::begin_run() const { region().begin_run(); }
+
+size_t idle_step_memory() { return region().idle_bytes(); }
+
+void trim_step_memory() { region().trim(); }
 
 }  // namespace broach

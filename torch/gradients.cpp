@@ -7,10 +7,12 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -60,20 +62,21 @@ class CompiledCall : public ag::Node {
     auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
     if (c10::GradMode::is_enabled() || std::any_of(tangents.begin(), tangents.end(), is_other))
       return run_eagerly(tangents, std::move(wanted));
+    released_ = !ag::get_current_graph_task_keep_graph() && none_remains();
     std::vector<at::Tensor> inputs;
-    for (auto& [variable, own] : saved_) inputs.push_back(own.defined() ? own : variable.unpack(getptr()));
-    return backward_->run(inputs, tangents, std::move(wanted), symbols_);
+    for (auto& [variable, own] : saved_) {
+      if (!own.defined()) inputs.push_back(variable.unpack(getptr()));
+      else inputs.push_back(released_ ? std::move(own) : own);
+    }
+    return backward_->run(std::move(inputs), tangents, std::move(wanted), symbols_);
   }
 
   // A result whose gradient was not asked for may still be differentiated, as far as somebody has it: eager frees what leads to the others.
   void release_variables() override {
     std::lock_guard lock(mutex_);
-    bool all_used = true;
-    for (Result& r : results_) {
-      r.was_used |= std::exchange(r.is_in_use, false);
-      all_used = all_used && (r.was_used || r.tensor.use_count() == 0);
-    }
-    if (!all_used) return;
+    const bool is_last = none_remains();
+    for (Result& r : results_) r.was_used |= std::exchange(r.is_in_use, false);
+    if (!is_last) return;
     saved_.clear();
     given_.clear();
     released_ = true;
@@ -91,6 +94,11 @@ class CompiledCall : public ag::Node {
   }
 
  private:
+  // Whether no other backward can come.
+  bool none_remains() const {
+    return std::ranges::all_of(results_, [](const Result& r) { return r.was_used || r.is_in_use || r.tensor.use_count() == 0; });
+  }
+
   ag::variable_list run_eagerly(const ag::variable_list& tangents, std::vector<bool> wanted) const {
     constexpr const char* kWhat = "broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again";
     TORCH_CHECK(again_, kWhat, ", and it is not at hand. Call it without compiling it where they are needed.");
@@ -273,25 +281,30 @@ void Backward::make_windows(std::vector<at::Tensor>& results) const {
   }
 }
 
-std::vector<at::Tensor> Backward::run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents,
-                                      std::vector<bool> wanted, const std::vector<int64_t>& symbols) const {
+std::vector<at::Tensor> Backward::run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+                                      const std::vector<int64_t>& symbols) const {
   keep_reached(tangents, wanted);
   std::vector<bool> given;
   for (const at::Tensor& t : tangents) given.push_back(t.defined());
   const Variant& v = variant({wanted, given});
-  std::vector<at::Tensor> all = inputs;
+  const size_t first = inputs.size();
   for (size_t t = 0; t < tangents.size(); ++t) {
-    const Slot& tangent = compiled_->module.slots[stage().takes[inputs.size() + t]];
-    all.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
+    const Slot& tangent = compiled_->module.slots[stage().takes[first + t]];
+    inputs.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
+  }
+  std::vector<ResultSpec> specs = compiled_->gradients;
+  std::map<int, at::Tensor> given_back;  // gradients that lie in the memory of an input
+  for (size_t g = 0; g < specs.size(); ++g) {
+    if (!wanted[g]) specs[g] = {};
+    else if (specs[g].is_of_input()) given_back[specs[g].index] = inputs[static_cast<size_t>(specs[g].index)];
   }
   RunInputs run;
-  for (const at::Tensor& t : all) run.add(t);
+  for (const at::Tensor& t : inputs) run.add(t);
   std::vector<at::Tensor> made(stage().gives.size());
-  v.runner->run(run, symbols, nullptr, made);
-  auto memory = [&](const ResultSpec& r) -> const at::Tensor& { return (r.is_of_input() ? all : made)[static_cast<size_t>(r.index)]; };
-  std::vector<ResultSpec> specs = compiled_->gradients;
-  for (size_t g = 0; g < specs.size(); ++g)
-    if (!wanted[g]) specs[g] = {};
+  v.runner->run(run, symbols, nullptr, made, inputs);
+  auto memory = [&](const ResultSpec& r) -> const at::Tensor& {
+    return r.is_of_input() ? given_back.at(static_cast<int>(r.index)) : made[static_cast<size_t>(r.index)];
+  };
   return tensors_of(specs, memory, wanted, symbols);
 }
 

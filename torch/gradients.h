@@ -62,7 +62,8 @@ class Backward : public std::enable_shared_from_this<Backward> {
   void connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
                const std::vector<int64_t>& symbols) const;
   // By gradient. `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed.
-  std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+  // What `inputs` alone holds is let go as soon as it was read for the last time.
+  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                               const std::vector<int64_t>& symbols) const;
 
   // The same with a history of their own: by the program itself, once more, and eager's engine.

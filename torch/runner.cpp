@@ -27,20 +27,51 @@ class AtenThreads : public Threads {
 
 const AtenThreads kThreads;
 
-// `current`: the CUDA device that is the current one.
-at::Tensor new_tensor(const Type& type, const Shape& strides, std::span<const int64_t> symbols, std::optional<c10::Device> current) {
-  auto sizes = evaluate(type.shape, symbols), steps = evaluate(strides, symbols);
-  if (type.device.kind == DeviceKind::cpu)
-    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &result_allocator(), c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                                        scalar_type(type.dtype)));
-  if (current && *current == device_of(type.device)) {  // without the dispatcher, which is felt where there are hundreds
-    const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
-    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &cuda_allocator(), keys, scalar_type(type.dtype)));
-  }
-  return at::empty_strided(sizes, steps, at::TensorOptions().dtype(scalar_type(type.dtype)).device(device_of(type.device)));
-}
-
 }  // namespace
+
+// Outputs and inputs of a run whose memory comes and goes with it.
+class Runner::ByStep final : public MemoryByStep {
+ public:
+  ByStep(const Runner& runner, ExternState* externs, std::vector<at::Tensor>& made, std::span<at::Tensor> spent)
+      : runner_(runner), externs_(externs), made_(made), spent_(spent) {}
+
+  void make(Frame& frame, int buffer) override {
+    const auto& outputs = runner_.executable_->schedule().output_buffers;
+    const auto i = static_cast<size_t>(std::ranges::find(outputs, buffer) - outputs.begin());
+    at::Tensor& output = made_[runner_.gives_[i]] = runner_.new_output(i, frame.symbols, false);
+    frame.data[static_cast<size_t>(buffer)] = output.data_ptr();
+    if (externs_) externs_->tensors[static_cast<size_t>(buffer)] = output;
+  }
+
+  void spend(Frame&, int buffer) override {
+    const auto input = static_cast<size_t>(runner_.executable_->schedule().buffers[static_cast<size_t>(buffer)].index);
+    spent_[runner_.takes_[input]] = at::Tensor();
+    if (externs_) externs_->tensors[static_cast<size_t>(buffer)] = at::Tensor();
+  }
+
+ private:
+  const Runner& runner_;
+  ExternState* externs_;  // null where there are no calls of libtorch's
+  std::vector<at::Tensor>& made_;
+  std::span<at::Tensor> spent_;
+};
+
+// `is_current`: the current CUDA device is this runner's.
+at::Tensor Runner::new_output(size_t output, std::span<const int64_t> symbols, bool is_current) const {
+  const Schedule& schedule = executable_->schedule();
+  const Buffer& buffer = schedule.buffers[static_cast<size_t>(schedule.output_buffers[output])];
+  auto sizes = evaluate(buffer.type.shape, symbols), steps = evaluate(buffer.strides, symbols);
+  const at::ScalarType type = scalar_type(buffer.type.dtype);
+  if (buffer.type.device.kind == DeviceKind::cpu) {
+    const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
+    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, steps_ ? &step_allocator() : &result_allocator(), keys, type));
+  }
+  if (is_current && *device_ == device_of(buffer.type.device)) {  // without the dispatcher, which is felt where there are hundreds
+    const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &cuda_allocator(), keys, type));
+  }
+  return at::empty_strided(sizes, steps, at::TensorOptions().dtype(type).device(device_of(buffer.type.device)));
+}
 
 Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
                const std::vector<int>& written, bool steady)
@@ -52,6 +83,7 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   is_steady_ = steady && device_ && executable_->is_recorded();
+  if (steady && executable_->works_by_step()) steps_.emplace();
   const ExecutableStats& stats = executable_->stats();
   calls_aten_ = device_ || stats.contractions > 0 || !stats.externs.empty();
   for (size_t i = 0; i < takes_.size(); ++i) {
@@ -73,12 +105,13 @@ bool Runner::reads_unpacked(size_t taken, const WeightPacks& packs) const {
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
-void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs,
-                 std::vector<at::Tensor>& made) const {
+void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
+                 std::span<at::Tensor> spent) const {
   const Schedule& schedule = executable_->schedule();
   const c10::OptionalDeviceGuard on(device_);
   std::optional<SteadyMemory> memory;
   if (is_steady_) memory.emplace(*device_);
+  if (steps_) steps_->begin_run();
   ExternState host;
   bool externs = !executable_->stats().externs.empty();
   if (externs) host.tensors.resize(schedule.buffers.size());  // otherwise nobody asks for them
@@ -98,12 +131,13 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
     if (externs) host.tensors[buffer] = *values.tensors[value];
   }
   for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
+  ByStep by_step(*this, externs ? &host : nullptr, made, spent);
+  if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
   for (size_t i = 0; i < gives_.size(); ++i) {
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
-    const Buffer& buffer = schedule.buffers[b];
-    if (buffer.kind != Buffer::Kind::output) continue;
+    if (frame.by_step || schedule.buffers[b].kind != Buffer::Kind::output) continue;
     at::Tensor& output = made[gives_[i]];
-    output = new_tensor(buffer.type, buffer.strides, frame.symbols, use ? device_ : std::nullopt);
+    output = new_output(i, frame.symbols, use.has_value());
     frame.data[b] = output.data_ptr();
     if (externs) host.tensors[b] = output;
   }
@@ -114,10 +148,14 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   } else {
     executable_->run(frame);
   }
-  if (externs)  // which made some of them
-    for (size_t i = 0; i < gives_.size(); ++i)
-      if (auto b = static_cast<size_t>(schedule.output_buffers[i]); schedule.buffers[b].kind != Buffer::Kind::input)
-        made[gives_[i]] = host.tensors[b];
+  for (size_t i = 0; i < gives_.size(); ++i) {
+    const auto b = static_cast<size_t>(schedule.output_buffers[i]);
+    at::Tensor& output = made[gives_[i]];
+    if (externs && host.tensors[b].defined() && schedule.buffers[b].kind != Buffer::Kind::input)
+      output = host.tensors[b];                                                                  // may be its own
+    if (frame.by_step && schedule.buffers[b].kind == Buffer::Kind::output && !output.defined())  // without elements: no step writes it
+      output = new_output(i, frame.symbols, false);
+  }
 }
 
 }  // namespace broach

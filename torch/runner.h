@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "allocator.h"
 #include "runtime/executable.h"
 
 namespace broach {
@@ -51,13 +52,17 @@ struct RunInputs {
 class Runner {
  public:
   // Takes these of the values that it is given, by input of its graph; its outputs go to these places among what is made. `written`:
-  // values that it writes to in place. `steady`: what it makes on a GPU shall come to lie where it did (recorded_calls.h).
+  // values that it writes to in place. `steady`: it is run again and again, with gradients, and what it makes shall come to lie where it
+  // did (step_allocator; on a GPU, SteadyMemory).
   Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
          const std::vector<int>& written = {}, bool steady = false);
 
   // An output that is written into an input stays undefined in `made`. An undefined input is one that the executable does not read (a
   // weight of which only the packed copy is kept).
-  void run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made) const;
+  // `spent`, by value: tensors whose memory nobody else may want. Each is let go, where that can be, as soon as it has been read for the
+  // last time; and outputs get memory only then when they are written.
+  void run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
+           std::span<at::Tensor> spent = {}) const;
   const Executable& executable() const { return *executable_; }
   const std::vector<size_t>& takes() const { return takes_; }
   size_t outputs() const { return gives_.size(); }
@@ -65,9 +70,13 @@ class Runner {
   bool reads_unpacked(size_t taken, const WeightPacks& packs) const;
 
  private:
+  class ByStep;
+  at::Tensor new_output(size_t output, std::span<const int64_t> symbols, bool is_current) const;
+
   std::shared_ptr<const Executable> executable_;
-  std::optional<c10::Device> device_;  // of the values that do not lie on the CPU
-  bool calls_aten_ = false;            // or may do so
+  std::optional<StepMemoryUser> steps_;  // steady, on the host
+  std::optional<c10::Device> device_;    // of the values that do not lie on the CPU
+  bool calls_aten_ = false;              // or may do so
   bool is_steady_ = false;
   std::vector<size_t> takes_, gives_;
   std::vector<int> input_buffers_;                                // by graph input; -1 if nothing touches it

@@ -164,10 +164,17 @@ void Executable::find_lifetimes(const Targets& targets) {
       }
   std::vector<SymbolId> symbols;
   const std::set<int> outputs(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
+  std::map<int, int> versions;  // of inputs
+  for (const Buffer& b : schedule_.buffers) versions[b.kind == Buffer::Kind::input ? b.index : -1]++;
   for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
+    const Buffer& buffer = schedule_.buffers[b];
     const bool returned = outputs.contains(static_cast<int>(b));
-    if (schedule_.buffers[b].kind == Buffer::Kind::external && last[b] >= 0 && !returned)
-      steps_[static_cast<size_t>(last[b])].releases.push_back(static_cast<int>(b));
+    if (last[b] >= 0) {
+      CompiledStep &begin = steps_[static_cast<size_t>(first[b])], &end = steps_[static_cast<size_t>(last[b])];
+      if (buffer.kind == Buffer::Kind::external && !returned) end.releases.push_back(static_cast<int>(b));
+      if (buffer.kind == Buffer::Kind::output) begin.makes.push_back(static_cast<int>(b));
+      if (buffer.kind == Buffer::Kind::input && !returned && versions[buffer.index] == 1) end.spends.push_back(static_cast<int>(b));
+    }
     if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
     parts_[part_on(schedule_.buffers[b].type.device, targets)].arena.push_back({static_cast<int>(b), first[b], last[b]});
     schedule_.buffers[b].elements.collect_symbols(symbols);
@@ -383,8 +390,12 @@ void Executable::release(const CompiledStep& s, Frame& frame) const {
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame, RunContext& context) const {
+  if (frame.by_step)
+    for (int b : s.makes) frame.by_step->make(frame, b);
   run_work(s, frame, context);
   release(s, frame);
+  if (frame.by_step)
+    for (int b : s.spends) frame.by_step->spend(frame, b);
 }
 
 namespace {

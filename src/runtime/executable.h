@@ -24,6 +24,18 @@ namespace broach {
 
 class Executable;
 
+struct Frame;
+
+// Memory that comes and goes with the run, so that less is in use at once.
+class MemoryByStep {
+ public:
+  virtual ~MemoryByStep() = default;
+  // To fill in the address of an output, which the next step writes.
+  virtual void make(Frame& frame, int buffer) = 0;
+  // No later step reads this input.
+  virtual void spend(Frame& frame, int buffer) = 0;
+};
+
 // The state of one run.
 struct Frame {
   const Executable* executable = nullptr;
@@ -35,6 +47,7 @@ struct Frame {
   void (*release)(Frame&, int buffer) = nullptr;                     // an extern's result is not needed any more
   std::unique_ptr<RecordedCalls> (*record_calls)(Device) = nullptr;  // null, or null from it: externs are not recorded
   const std::vector<PackedWeight>* packs = nullptr;                  // by contraction; null: pack on the fly
+  MemoryByStep* by_step = nullptr;                                   // null: all addresses are given. Not unless works_by_step()
 };
 
 // A call of the host's library, made by the front.
@@ -100,6 +113,8 @@ class Executable {
   size_t remembered_plans() const;
   RecordingCounts recordings() const;
   bool is_recorded() const { return !replays_.empty(); }  // as far as it may be
+  // Whether all of a step is done, on the host, when the next one begins.
+  bool works_by_step() const { return parts_.size() == 1 && parts_[0].device == Device{}; }
   static constexpr size_t kMostSizes = 256;
 
  private:
@@ -134,6 +149,8 @@ class Executable {
     const CopyStep* copy = nullptr;
     bool settles = false;       // writes an input: what runs before must have gone well
     std::vector<int> releases;  // results of externs that no later step reads
+    std::vector<int> makes;     // outputs that no earlier step touches
+    std::vector<int> spends;    // inputs that no later step reads
     // What begins here: with calls of the host's library, and without.
     std::array<ReplayedSteps*, 2> replays{};
   };
