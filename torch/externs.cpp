@@ -9,6 +9,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "compat.h"
+#include "draws.h"
 #include "join.h"
 #include "recorded_calls.h"
 #include "support/error.h"
@@ -216,6 +217,7 @@ class AtenCall : public ExternRunner {
 
 std::unique_ptr<ExternRunner> make_extern(const ExternStep& step, const Schedule& schedule) {
   if (auto join = make_join(step, schedule)) return join;
+  if (auto draw = make_draw(step)) return draw;
   return std::make_unique<AtenCall>(step, schedule);
 }
 

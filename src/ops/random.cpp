@@ -63,6 +63,22 @@ Results bernoulli(OpCall& c) {
   return {{c.b.where(chosen_for(c, c.number(1)), one, zero)}};
 }
 
+// (self, p, generator)
+Results host_bernoulli(OpCall& c) {
+  const Type& r = c.result();
+  if (!c.is_none(2) || c.is_number(1) || r.device.kind != DeviceKind::cpu) return std::nullopt;
+  const double p = c.number(1);
+  if (!(p >= 0 && p <= 1)) return std::nullopt;  // the host's error
+  auto call = std::make_shared<ExternCall>();
+  call->schema = kHostBernoulli;
+  call->args = {{r.shape}, {Scalar(p)}};
+  call->results = {{DType::b1, r.shape, r.device}};
+  call->result_strides = {contiguous_strides(r.shape)};
+  call->effect = true;
+  const Value kept = c.b.emit(Op::extern_call, {}, {{Attr::call, std::shared_ptr<const ExternCall>(std::move(call))}});
+  return {{c.b.where(kept, c.b.full(r.shape, int64_t{1}, r.dtype, r.device), c.b.full(r.shape, int64_t{0}, r.dtype, r.device))}};
+}
+
 // (input, p, train): the elements that are kept, larger by what is dropped, and which they are.
 Results native_dropout(OpCall& c) {
   const DType t = c.result().dtype;
@@ -83,6 +99,11 @@ const OpEntry* find_drawing(std::string_view schema) {
                                                                      {"aten::native_dropout", {native_dropout}}};
   auto it = entries.find(schema);
   return it == entries.end() ? nullptr : &it->second;
+}
+
+const OpEntry* find_host_drawing(std::string_view schema) {
+  static const OpEntry bernoulli_of_host{host_bernoulli};
+  return schema == "aten::bernoulli.float" ? &bernoulli_of_host : nullptr;
 }
 
 }  // namespace broach

@@ -11,4 +11,9 @@ namespace broach {
 // generator, or probabilities by element.
 const OpEntry* find_drawing(std::string_view schema);
 
+// The same where the numbers are those that the host's generator gives one after the other, for results without gaps: a call of the
+// front's, whose one result are the elements that are chosen (b1), is what is left of it.
+const OpEntry* find_host_drawing(std::string_view schema);
+constexpr std::string_view kHostBernoulli = "broach::bernoulli";  // (sizes, p)
+
 }  // namespace broach

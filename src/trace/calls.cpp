@@ -54,6 +54,16 @@ std::vector<Type> result_types(const StorageValues& memory, const TraceOp& op) {
   return types;
 }
 
+bool Calls::draws(const std::string& schema, TensorId written) const {
+  if (!options_.eager_random) return find_drawing(schema);
+  return written != kNoTensor && find_host_drawing(schema) && is_contiguous(info(written));
+}
+
+const OpEntry* Calls::entry_of(const std::string& schema) const {
+  const OpEntry* drawing = options_.eager_random ? find_host_drawing(schema) : find_drawing(schema);
+  return drawing ? drawing : OpTable::get().find(schema);
+}
+
 CallArgs Calls::with_values(const std::vector<Arg>& args) {
   return broach::with_values(args, [this](TensorId id) { return memory_.value(id); });
 }

@@ -28,8 +28,8 @@ class Calls {
   // The results of an operation as if it had no effect on its operands.
   std::vector<Value> compute(const TraceOp& op);
   std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema);
-  // Whether an operation draws random numbers that need not be the host's own.
-  bool draws(const std::string& schema) const { return !options_.eager_random && find_drawing(schema); }
+  // Whether an operation is known that draws random numbers: by a counter, or the host's own, in the order of what is written.
+  bool draws(const std::string& schema, TensorId written = kNoTensor) const;
   // The new elements of `target`: the functional operation's result, in the target's own type.
   std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target);
   // The results, and then the new elements of the operands that are written.
@@ -37,7 +37,7 @@ class Calls {
 
  private:
   const TraceTensor& info(TensorId id) const { return memory_.info(id); }
-  const OpEntry* entry_of(const std::string& schema) const { return draws(schema) ? find_drawing(schema) : OpTable::get().find(schema); }
+  const OpEntry* entry_of(const std::string& schema) const;
   CallArgs with_values(const std::vector<Arg>& args);
   std::optional<Value> strided_copy(const TraceOp& op);
   bool supported_since(size_t before) const;

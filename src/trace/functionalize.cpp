@@ -157,7 +157,7 @@ class Functionalizer {
         unsupported(op.schema, ": a result is a new view of a mutated operand");
     bool is_out = false;
     for (const std::string& name : functional_names(op.schema, &is_out)) {
-      if ((op.effect && !calls_.draws(name)) || op.mutated.size() != 1) break;
+      if (op.mutated.size() != 1 || (op.effect && !calls_.draws(name, op.mutated[0]))) break;
       std::vector<Arg> args = op.args;
       if (is_out) args.pop_back();
       TensorId target = op.mutated[0];
