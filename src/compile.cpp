@@ -74,11 +74,11 @@ Schedule with_copies(Schedule schedule, const Targets& targets) {
   return schedule;
 }
 
-// What most of a program runs on: the device that its tensors lie on, if that is not the host.
-const Target& main_target(const Trace& trace, const Targets& targets) {
+// The device that most of a program runs on: the one that its tensors lie on, if that is not the host.
+Device main_device(const Trace& trace) {
   for (const TraceTensor& t : trace.tensors)
-    if (t.type.device != Device{} && targets.has(t.type.device)) return targets.on(t.type.device);
-  return targets.on(targets.host_runs_on());
+    if (t.type.device != Device{}) return t.type.device;
+  return {};
 }
 
 Device device_of(const Graph& graph) {
@@ -148,6 +148,10 @@ std::optional<Joint> joint_of(const Trace& trace, const Program& program, const 
   if (traced.gradients == 0) return std::nullopt;
   auto binds = [](const TraceOp& op) { return !op.binds.empty(); };
   if (std::any_of(trace.ops.begin(), trace.ops.end(), binds)) unsupported("gradients of a program with sizes that it computes");
+  // Autograd runs the gradients of results on the host on whatever queue is current then, and those of a device's on the forward's.
+  for (size_t i = trace.inputs.size() - traced.tangents; i < trace.inputs.size() && main_device(trace) != Device{}; ++i)
+    if (trace.tensors[static_cast<size_t>(trace.inputs[i])].type.device == Device{})
+      unsupported("gradients of results on the host, of a program that also runs on ", main_device(trace).str());
   Joint joint;
   joint.tangents = traced.tangents;
   joint.memory_budget = memory_budget;
@@ -207,8 +211,10 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   Stopwatch watch(out.seconds);
   dump("trace", "trace", [&] { return trace.str(); });
   verify_form("trace", trace);
-  StageCompiler compiler{targets, externs, options, capabilities_of(main_target(trace, targets), options)};
-  out.program = functionalize(trace, {compiler.capabilities.get(), options.lower, options.eager_random});
+  const Device device = main_device(trace);
+  const Target& target = targets.on(device == Device{} ? targets.host_runs_on() : device);
+  StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
+  out.program = functionalize(trace, {compiler.capabilities.get(), device, options.lower, options.eager_random});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);

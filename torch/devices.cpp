@@ -44,19 +44,45 @@ std::string why_not_compiled(const at::Tensor& t) {
   return cat("it is given a tensor of a kind that Broach does not compile yet: ", t.defined() ? t.toString() : "an undefined one");
 }
 
+namespace {
+
+// A copy to the host that is not waited for is complete when the caller says so, by means that are not recorded.
+void check_copies(const Trace& trace) {
+  auto device = [&](TensorId id) { return trace.tensors[static_cast<size_t>(id)].type.device.kind; };
+  for (const TraceOp& op : trace.ops) {
+    if (op.schema != "aten::_to_copy" && op.schema != "aten::copy_") continue;
+    const size_t position = op.schema == "aten::copy_" ? 2 : 5;
+    const auto* flag = op.args.size() > position ? std::get_if<Scalar>(&op.args[position].value) : nullptr;
+    bool to_host = false, from_device = false;
+    for (const auto* written : {&op.results, &op.mutated})
+      for (TensorId id : *written) to_host = to_host || (id != kNoTensor && device(id) == DeviceKind::cpu);
+    for_each_tensor(op.args, [&](TensorId id) { from_device = from_device || device(id) != DeviceKind::cpu; });
+    if (to_host && from_device && (!flag || *flag != Scalar(false))) unsupported("a copy to the host with non_blocking=True");
+  }
+}
+
+}  // namespace
+
 Targets targets_for(const Trace& trace, const PipelineOptions& options) {
   Targets targets(options.target);
-  const Target* found = nullptr;
-  Device first;
+  std::optional<Device> first;  // that is not the host
+  bool on_host = false;
   for (const TraceTensor& t : trace.tensors) {
     const Device d = t.type.device;
+    on_host = on_host || d.kind == DeviceKind::cpu;
+    if (d.kind == DeviceKind::cpu) continue;
     if (d.kind == DeviceKind::other || !targets.has(d)) unsupported("a tensor on ", d.str(), ": this build has no target for that device");
-    if (d.kind == DeviceKind::cpu && t.type.shape.empty()) continue;  // a number, whatever it is beside
-    if (found && found != &targets.on(d)) unsupported("tensors on ", first.str(), " and on ", d.str(), ": no target serves both");
-    if (!found) found = &targets.on(d), first = d;
+    if (first && &targets.on(*first) != &targets.on(d))
+      unsupported("tensors on ", first->str(), " and on ", d.str(), ": no target serves both");
+    if (!first) first = d;
   }
-  if (found && targets.host_runs_on() != Device{} && first.kind != DeviceKind::cpu)
-    unsupported("a tensor on ", first.str(), ": the target '", options.target, "' takes the host's");
+  if (first && targets.host_runs_on() != Device{})
+    unsupported("a tensor on ", first->str(), ": the target '", options.target, "' takes the host's");
+  if (first && on_host) check_copies(trace);
+  if (on_host && !targets.has({})) {
+    if (!first) unsupported("a tensor on cpu: this build has no target for that device");
+    targets.run_host_on(*first);
+  }
   return targets;
 }
 

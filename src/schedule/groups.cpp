@@ -75,9 +75,17 @@ class Grouper {
 
   bool is_stored(const Node& n, const std::set<int>& kernels) {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
+    if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
     if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
+  }
+
+  // On another device than what kernel k stores, and more than a number and computed of numbers.
+  bool lies_elsewhere(const Node& n, int k) const {
+    const Node& root = *groups_.kernels[static_cast<size_t>(k)].roots[0];
+    return n.results[0].device != root.results[0].device &&
+           (n.results[0].rank() > 0 || std::ranges::any_of(n.inputs, [](const Value& v) { return v.rank() > 0; }));
   }
 
   void compute_in(const Node& n, std::set<int> kernels) {
@@ -216,7 +224,9 @@ class Grouper {
     for (int k : kernels) {
       const auto& roots = groups_.kernels[static_cast<size_t>(k)].roots;
       if (++tried > kMostTried) break;
-      if (sizes_[static_cast<size_t>(k)] >= kMostNodes || roots.size() >= kMostStores || !(domain(*roots[0]) == domain(n))) continue;
+      if (sizes_[static_cast<size_t>(k)] >= kMostNodes || roots.size() >= kMostStores || !(domain(*roots[0]) == domain(n)) ||
+          lies_elsewhere(n, k))
+        continue;
       bool split = std::any_of(roots.begin(), roots.end(), [&](const Node* m) { return r_.must_split[m->id]; });
       if (!split && !blocked(n, k)) return k;
     }

@@ -189,12 +189,13 @@ std::vector<std::string> target_names();
 class Targets {
  public:
   // Throws Unsupported where this build has not got the named one, an Error where none is called so. Without LLVM there is no "cpu":
-  // then `on` refuses what lies on the host.
+  // then `on` refuses what lies on the host, unless a device does the host's work.
   explicit Targets(const std::string& name = "cpu");
   const Target& on(Device device) const;  // Unsupported if there is none
   bool has(Device device) const;
   // The device that does the host's work; another than the host's own where the named target has memory of its own.
   Device host_runs_on() const { return host_runs_on_; }
+  void run_host_on(Device device) { host_runs_on_ = device; }
 
  private:
   std::vector<std::pair<DeviceKind, const Target*>> by_kind_;

@@ -115,6 +115,8 @@ bool Calls::supported_since(size_t before) const {
   const auto& nodes = b_.graph().nodes();
   for (size_t i = before; i < nodes.size(); ++i) {
     if (!options_.capabilities->has(nodes[i])) return false;
+    const OpKind kind = kind_of(nodes[i].op);
+    if ((kind == OpKind::heavy || kind == OpKind::routine) && nodes[i].results[0].device.kind != options_.device.kind) return false;
     const DType t = nodes[i].results[0].dtype;
     if ((is_complex(t) || is_stored_only(t)) && !carries(nodes[i].op) && !(is_stored_only(t) && nodes[i].op == Op::cast)) return false;
   }

@@ -73,9 +73,10 @@ class CudaTarget : public Target {
     const Driver& driver = Driver::get();
     cuda::enter_device(run.device.index);
     auto stream = static_cast<Stream>(run.queue);
-    if (!to_host) return driver.check(driver.copy_to_device(pointer(to), from, bytes, stream), "a copy to the device");
-    driver.check(driver.copy_to_host(to, pointer(from), bytes, stream), "a copy from the device");
-    driver.check(driver.stream_wait(stream), "waiting for a copy from the device");
+    if (to_host) driver.check(driver.copy_to_host(to, pointer(from), bytes, stream), "a copy from the device");
+    else driver.check(driver.copy_to_device(pointer(to), from, bytes, stream), "a copy to the device");
+    // What lies in memory that the device reads by itself may be written as soon as the program has ended.
+    if (to_host || driver.is_pinned(from)) driver.check(driver.stream_wait(stream), "waiting for a copy");
   }
   bool records() const override {
     const char* said = std::getenv("BROACH_CUDA_GRAPHS");

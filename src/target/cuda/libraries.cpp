@@ -88,6 +88,7 @@ Driver open_driver() {
   find(d.launch, "cuLaunchKernel");
   find(d.copy_to_device, "cuMemcpyHtoDAsync_v2");
   find(d.copy_to_host, "cuMemcpyDtoHAsync_v2");
+  find(d.pointer_attribute, "cuPointerGetAttribute");
   find(d.stream_make, "cuStreamCreate");
   find(d.stream_end, "cuStreamDestroy_v2");
   find(d.stream_wait, "cuStreamSynchronize");
@@ -162,6 +163,12 @@ void Driver::check(int result, const char* what) const {
   const char* text = nullptr;
   error_text(result, &text);
   fail("cuda: ", what, ": ", text ? text : "an error without a text", " (", result, ")");
+}
+
+bool Driver::is_pinned(const void* host) const {
+  constexpr int kMemoryType = 2;  // CU_POINTER_ATTRIBUTE_MEMORY_TYPE; fails for memory that the driver does not know
+  unsigned type = 0;
+  return pointer_attribute(&type, kMemoryType, reinterpret_cast<DevicePointer>(host)) == 0;
 }
 
 // ---- devices ----

@@ -55,6 +55,7 @@ struct Driver {
                 unsigned shared_bytes, Stream, void** parameters, void** extra);
   int (*copy_to_device)(DevicePointer to, const void* from, size_t bytes, Stream);
   int (*copy_to_host)(void* to, DevicePointer from, size_t bytes, Stream);
+  int (*pointer_attribute)(void* value, int attribute, DevicePointer);
   int (*stream_make)(Stream*, unsigned flags);
   int (*stream_end)(Stream);
   int (*stream_wait)(Stream);
@@ -75,6 +76,8 @@ struct Driver {
 
   // Throws an Error that names what was tried.
   void check(int result, const char* what) const;
+  // Whether memory of the host's is the driver's own or was registered with it, so that a copy goes on behind the call.
+  bool is_pinned(const void* host) const;
 };
 
 // Of a device by its ordinal: 90 for compute capability 9.0. Throws Unsupported where there is none.
