@@ -79,9 +79,9 @@ Targets targets_for(const Trace& trace, const PipelineOptions& options) {
   if (first && targets.host_runs_on() != Device{})
     unsupported("a tensor on ", first->str(), ": the target '", options.target, "' takes the host's");
   if (first && on_host) check_copies(trace);
-  if (on_host && !targets.has({})) {
+  if (!targets.has({})) {
     if (!first) unsupported("a tensor on cpu: this build has no target for that device");
-    targets.run_host_on(*first);
+    targets.run_host_on(*first);  // constants lie on the host
   }
   return targets;
 }

@@ -8,6 +8,7 @@
 #include "schedule/groups.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "schedule/decisions.h"
@@ -37,11 +38,24 @@ bool fusible(Op op) {
   return k != OpKind::heavy && k != OpKind::routine && k != OpKind::external && op != Op::input;
 }
 
+// By node: the device that it is computed on; none for what is made of constants and numbers of the host, which lies nowhere.
+std::vector<std::optional<Device>> find_places(const Graph& graph) {
+  std::vector<std::optional<Device>> out(graph.nodes().size());
+  for (const Node& n : graph.nodes()) {
+    const bool of_host = std::ranges::any_of(n.inputs, [&](const Value& v) {
+      return v.type().device == Device{} && (fusible(v.node->op) ? out[v.node->id].has_value() : v.rank() > 0);
+    });
+    if (of_host || n.results[0].device != Device{}) out[n.id] = n.results[0].device;
+  }
+  return out;
+}
+
 class Grouper {
  public:
   explicit Grouper(FusionRules rules) : r_(std::move(rules)), users_(r_.graph.nodes().size()), kernels_of_(users_.size()) {
     groups_.in_memory.assign(users_.size(), false);
     groups_.readers.resize(users_.size());
+    places_ = find_places(r_.graph);
     seen_.assign(users_.size(), 0);
     for (const Node& n : r_.graph.nodes())
       for (const Value& v : n.inputs) users_[v.node->id].push_back(&n);
@@ -81,11 +95,9 @@ class Grouper {
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
   }
 
-  // On another device than what kernel k stores, and more than a number and computed of numbers.
   bool lies_elsewhere(const Node& n, int k) const {
-    const Node& root = *groups_.kernels[static_cast<size_t>(k)].roots[0];
-    return n.results[0].device != root.results[0].device &&
-           (n.results[0].rank() > 0 || std::ranges::any_of(n.inputs, [](const Value& v) { return v.rank() > 0; }));
+    const auto &here = places_[n.id], &there = places_[groups_.kernels[static_cast<size_t>(k)].roots[0]->id];
+    return here && there && *here != *there;
   }
 
   void compute_in(const Node& n, std::set<int> kernels) {
@@ -328,6 +340,7 @@ class Grouper {
   FusionRules r_;
   std::vector<std::vector<const Node*>> users_;
   std::vector<std::set<int>> kernels_of_;
+  std::vector<std::optional<Device>> places_;
   std::vector<Fit> fits_;         // by kernel
   std::set<const Node*> stored_;  // of what is asked about: see find_stored
   const Node* asked_ = nullptr;   // whether it is cheap
