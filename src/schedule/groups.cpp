@@ -177,8 +177,9 @@ class Grouper {
     Cost c;
     for (const Value& v : n.inputs) {
       Cost x = cost(*v.node, visits);
-      // A repeated operand stays in cache.
+      // A repeated operand stays in cache, and what is computed for many elements is computed once (is_repeated).
       if (n.op == Op::expand) x.loads = 0, x.bytes = 0;
+      if (n.op == Op::expand && is_much_less(*v.node, &n)) x.ops = 0;
       c.loads += x.loads;
       c.bytes += x.bytes;
       c.ops += x.ops;

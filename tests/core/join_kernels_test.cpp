@@ -66,6 +66,30 @@ return %1, %5
                    kPoints) == 2);
 }
 
+// The variance around a mean of parts, as batch norm has it: the sum, the mean, and what depends on it.
+TEST_CASE("joined kernels: what reads each element where it is stored") {
+  const std::string chain = R"(%0 = input(index=0) : f32[8, 64]
+%1 = input(index=1) : f32[8, 64]
+%2 = reduce_sum(%0, dims=[1]) : f32[8]
+%3 = scalar(value=512.0, dtype=f32) : f32[]
+%4 = reshape(%3, shape=[1]) : f32[1]
+%5 = expand(%4, shape=[8]) : f32[8]
+%6 = div(%2, %5) : f32[8]
+%7 = reshape(%6, shape=[8, 1]) : f32[8, 1]
+%8 = expand(%7, shape=[8, 64]) : f32[8, 64]
+%9 = sub(%1, %8) : f32[8, 64]
+%10 = mul(%9, %9) : f32[8, 64]
+%11 = reduce_sum(%10, dims=[1]) : f32[8]
+return %2, %6, %11
+)";
+  CHECK(kernels_of(chain, 0) > 1);
+  CHECK(kernels_of(chain, kPoints) == 1);
+  const Graph g = Graph::parse(chain);
+  const auto inputs = testing::random_inputs(g, 1);
+  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, {.launch_points = kPoints});
+  for (size_t i = 0; i < want.size(); ++i) CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+}
+
 TEST_CASE("joined kernels: random graphs give what they gave") {
   int apart = 0, joined = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
