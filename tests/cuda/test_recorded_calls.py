@@ -182,6 +182,7 @@ def test_memory_is_torchs_and_comes_back():
     torch.cuda.synchronize()
     model, x = _transformer(), torch.randn(2, 32, 64, device="cuda", dtype=torch.bfloat16)
     model(x)
+    broach.reset()  # what programs before this one left goes as well
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
