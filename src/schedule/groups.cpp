@@ -50,15 +50,25 @@ std::vector<std::optional<Device>> find_places(const Graph& graph) {
   return out;
 }
 
+// By node: what must run behind it. Effects keep their order, as if each read the one before.
+std::vector<std::vector<const Node*>> find_users(const Graph& graph) {
+  std::vector<std::vector<const Node*>> out(graph.nodes().size());
+  const Node* effect = nullptr;
+  for (const Node& n : graph.nodes()) {
+    for (const Value& v : n.inputs) out[v.node->id].push_back(&n);
+    if (n.has_effect() && effect) out[effect->id].push_back(&n);
+    if (n.has_effect()) effect = &n;
+  }
+  return out;
+}
+
 class Grouper {
  public:
-  explicit Grouper(FusionRules rules) : r_(std::move(rules)), users_(r_.graph.nodes().size()), kernels_of_(users_.size()) {
+  explicit Grouper(FusionRules rules) : r_(std::move(rules)), users_(find_users(r_.graph)), kernels_of_(users_.size()) {
     groups_.in_memory.assign(users_.size(), false);
     groups_.readers.resize(users_.size());
     places_ = find_places(r_.graph);
     seen_.assign(users_.size(), 0);
-    for (const Node& n : r_.graph.nodes())
-      for (const Value& v : n.inputs) users_[v.node->id].push_back(&n);
   }
 
   Groups run() {
