@@ -8,6 +8,9 @@
 #undef CHECK  // c10's, which ends the process
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <cstring>
+
 #include "errors.h"
 #include "host_device.h"
 #include "target/target.h"
@@ -22,6 +25,40 @@ namespace {
 struct Served {
   Served() { broach::set_target(broach::DeviceKind::privateuse1, broach::cpu_target()); }
   ~Served() { broach::set_target(broach::DeviceKind::privateuse1, nullptr); }
+};
+
+// The CPU's target as another: what its steps need of the host's is copied, as for a device with memory of its own.
+class Apart : public broach::Target {
+ public:
+  std::string name() const override { return "apart"; }
+  broach::CompiledKernels compile(std::span<const std::shared_ptr<const broach::Kernel>> kernels,
+                                  const broach::CompileSettings& settings) const override {
+    return cpu_.compile(kernels, settings);
+  }
+  std::string save(const broach::CompiledKernels& kernels) const override { return cpu_.save(kernels); }
+  broach::CompiledKernels load(std::string_view bytes) const override { return cpu_.load(bytes); }
+  std::string fingerprint() const override { return cpu_.fingerprint(); }
+  std::shared_ptr<const broach::CompiledContraction> contraction(const broach::ContractionStep& step,
+                                                                 const broach::CompileSettings& settings) const override {
+    return cpu_.contraction(step, settings);
+  }
+  std::shared_ptr<const broach::CompiledRoutine> routine(const broach::Operation& operation) const override {
+    return cpu_.routine(operation);
+  }
+  const broach::Capabilities& capabilities() const override { return cpu_.capabilities(); }
+  broach::Memory& memory() const override { return cpu_.memory(); }
+  void copy(void* to, const void* from, size_t bytes, bool, const broach::RunContext&) const override {
+    std::memcpy(to, from, bytes);
+    ++copies;
+  }
+  bool must_wait() const override { return false; }
+  void wait(const broach::RunContext& run) const override { cpu_.wait(run); }
+  void drain(const broach::RunContext& run) const noexcept override { cpu_.drain(run); }
+
+  mutable std::atomic<int> copies = 0;
+
+ private:
+  const broach::Target& cpu_ = *broach::cpu_target();
 };
 
 Tensor random_on(at::Device d, at::IntArrayRef sizes) { return at::randn(sizes).to(d); }
@@ -158,4 +195,42 @@ TEST_CASE("devices: autocast of a device is a mode of its calls") {
   at::autocast::set_autocast_enabled(at::kPrivateUse1, false);
   CHECK(f.explain().programs == 2);
   CHECK(f.explain().compiled_calls == 2);
+}
+
+TEST_CASE("devices: a program with tensors on both sides, whose targets differ") {
+  at::NoGradGuard no_grad;
+  Apart apart;
+  broach::set_target(broach::DeviceKind::privateuse1, &apart);
+  {
+    auto f = broach::compile(
+        [](const Tensor& x, const Tensor& y, const Tensor& index) {
+          Tensor h = at::softmax(x * 2 + 1, -1), there = h.to(device());
+          Tensor scale = x.sum().exp();  // a number of the host's, of more than numbers
+          return broach::Tensors{there * y + 1,   h.cumsum(0) - 3, (y.sin() + 1).cpu() * h, y * scale, at::gelu(at::mm(h, h.t())),
+                                 y.index({index})};
+        },
+        Options().pure());
+    for (int64_t rows : {4, 4, 6, 9, 4}) {
+      Tensor x = at::randn({rows, 5}) / 10, y = random_on(device(), {rows, 5}), index = at::randint(rows, {7}, at::kLong);
+      const auto got = f(x, y, index);
+      const Tensor h = at::softmax(x * 2 + 1, -1), z = y.cpu();
+      const Tensor want[] = {(h * z + 1).to(device()),   h.cumsum(0) - 3,
+                             (z.sin() + 1) * h,          (z * x.sum().exp()).to(device()),
+                             at::gelu(at::mm(h, h.t())), z.index({index}).to(device())};
+      for (size_t i = 0; i < got.size(); ++i) {
+        INFO("result ", i);
+        CHECK(close(got[i], want[i]));
+      }
+    }
+    CHECK(f.explain().compiled_calls >= 2);
+    CHECK(f.explain().eager_calls == 0);
+    CHECK(apart.copies > 0);
+
+    auto late = broach::compile([](const Tensor& y) { return at::zeros({3}).copy_(y * 2, /*non_blocking=*/true) + 1; },
+                                Options().pure().fallback());
+    for (int i = 0; i < 3; ++i) CHECK(late(random_on(device(), {3})).is_cpu());
+    REQUIRE(!late.explain().eager_reasons.empty());
+    CHECK(has(late.explain().eager_reasons[0], "non_blocking"));
+  }
+  broach::set_target(broach::DeviceKind::privateuse1, nullptr);
 }
