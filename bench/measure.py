@@ -7,7 +7,9 @@ falls on all of them. Medians are compared, never means.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
+import fcntl
 import os
 import platform
 import statistics
@@ -17,7 +19,7 @@ import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import device
 
@@ -29,7 +31,11 @@ NAMES = {
     "eager": "eager",
     "inductor": "Inductor",
     "freezing": "Inductor, freezing",
+    "max-autotune": "Inductor, max-autotune",
+    "openvino": "OpenVINO",
+    "onnxruntime": "ONNX Runtime",
     "reduce-overhead": "Inductor, reduce-overhead",
+    "max-autotune": "Inductor, max-autotune",
     "graph": "eager in one CUDA graph",
     "broach": "Broach",
 }
@@ -95,10 +101,14 @@ def variant(name: str, call: Callable, **settings) -> Callable:
         return torch.compile(call, **settings)
     if name == "reduce-overhead":
         return torch.compile(call, mode="reduce-overhead", **settings)
+    if name == "max-autotune":
+        return torch.compile(call, mode="max-autotune", **settings)
     if name == "graph":
         return device.Graphed(call)
     if name == "freezing":
         return torch.compile(call, options={"freezing": True}, **settings)
+    if name == "max-autotune":
+        return torch.compile(call, options={"freezing": True, "max_autotune": True}, **settings)
     if name == "dynamo":
         return torch.compile(call, backend=_empty_backend, **settings)
     if name == "dynamo-fresh":
@@ -200,6 +210,25 @@ def geomean(values: list[float | None]) -> float | None:
 
 def cell(value: float | None, form: str = "{:.2f}") -> str:
     return "-" if value is None else form.format(value)
+
+
+TURNS = "BROACH_BENCH_TURNS"  # a folder where processes that run at once say how far they are
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Where processes of a suite run at once: all are ready before the first one measures, and one measures at a time."""
+    folder = os.environ.get(TURNS)
+    if not folder:
+        yield
+        return
+    place, number, count = Path(folder), *os.environ[TURNS + "_OF"].split("/")
+    (place / f"ready-{number}").touch()
+    while len(list(place.glob("ready-*"))) < int(count):
+        time.sleep(0.1)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def trim() -> None:

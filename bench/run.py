@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ import suite_kernels
 import suite_memory
 import suite_models
 import suite_overhead
+import suite_peers
 import suite_settle
+import suite_threads
 import suite_training
 
 SUITES = {
     "models": suite_models,
+    "peers": suite_peers,
     "training": suite_training,
+    "threads": suite_threads,
     "settle": suite_settle,
     "overhead": suite_overhead,
     "kernels": suite_kernels,
@@ -80,6 +85,8 @@ def default_options(name: str) -> argparse.Namespace:
 
 def run_suite(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     jobs = SUITES[name].jobs(options)
+    if getattr(options, "at_once", False):
+        return run_at_once(name, jobs, options.timeout)
     results = []
     with tempfile.TemporaryDirectory(prefix="broach-bench-") as folder:
         for number, job in enumerate(jobs, 1):
@@ -89,11 +96,28 @@ def run_suite(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
-def run_job(name: str, job: dict[str, Any], folder: Path, number: int, timeout: float) -> dict[str, Any]:
+def run_at_once(name: str, jobs: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
+    """All models are compiled beside each other and then measured in turn, which saves most of the time but says nothing of first calls."""
+    with tempfile.TemporaryDirectory(prefix="broach-bench-") as folder, ThreadPoolExecutor(len(jobs)) as pool:
+        turns = Path(folder) / "turns"
+        turns.mkdir()
+
+        def one(number: int, job: dict[str, Any]) -> dict[str, Any]:
+            told = {measure.TURNS: str(turns), measure.TURNS + "_OF": f"{number}/{len(jobs)}", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+            result = run_job(name, job, Path(folder), number, timeout, told)
+            (turns / f"ready-{number}").touch()  # nobody waits for one that broke
+            return {**job, **result, "first_s": {}}
+
+        return list(pool.map(one, range(1, len(jobs) + 1), jobs))
+
+
+def run_job(name: str, job: dict[str, Any], folder: Path, number: int, timeout: float, told: dict[str, str] | None = None) -> dict[str, Any]:
     cache = folder / "cache" / job.get("cache", str(number))
     answer, log = folder / f"{number}.json", folder / f"{number}.log"
     environment = {
         **os.environ,
+        **job.get("environment", {}),
+        **(told or {}),
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "BROACH_CACHE_DIR": str(cache / "broach"),
@@ -150,7 +174,7 @@ def show_plainly(table: measure.Table) -> None:
 
 def show_failures(results: list[dict[str, Any]]) -> None:
     for result in results:
-        label = " ".join(str(result[key]) for key in ("model", "models", "kernel", "size", "dtype", "variant") if key in result)
+        label = " ".join(str(result[key]) for key in ("model", "models", "kernel", "size", "dtype", "threads", "variant") if key in result)
         for name, reason in result.get("failed", {}).items():
             print(f"failed: {label} {name}: {reason.splitlines()[0]}")
 

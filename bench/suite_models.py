@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import device
-from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, variant
+from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, turn, variant
 
 DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet", "dcgan"]
 ON_CUDA = ["mlp", "resnet50", "resnet50-nhwc", "vit", "bert", "gpt2", "llama"]
@@ -27,6 +27,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32,bf16; on cuda bf16)")
     parser.add_argument("--variants", help="also freezing (default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each model (default %(default)s)")
+    parser.add_argument("--at-once", action="store_true", help="compile all models beside each other; first calls are then not timed")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
@@ -72,14 +73,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         for program in programs.values():
             models.rewind(program)
 
-    for call in calls.values():  # the compilers' own measuring of candidates is over after some calls
-        for _ in range(12):
-            rewind()
-            call()
-    # A program that writes its arguments is put back before each call.
-    is_written = any(program.kwargs.get("past_key_values") is not None for program in programs.values())
-    inner = 1 if on == "cpu" or is_written else max(inner_calls(call, 0.02, wait) for call in calls.values())
-    samples = race(calls, job["seconds"], inner, before=rewind, wait=wait)
+    with turn():
+        for call in calls.values():  # the compilers' own measuring of candidates is over after some calls
+            for _ in range(12):
+                rewind()
+                call()
+        # A program that writes its arguments is put back before each call.
+        is_written = any(program.kwargs.get("past_key_values") is not None for program in programs.values())
+        inner = 1 if on == "cpu" or is_written else max(inner_calls(call, 0.02, wait) for call in calls.values())
+        samples = race(calls, job["seconds"], inner, before=rewind, wait=wait)
     result = {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
     return {**result, "peak_mib": memory} if on == "cuda" else result
 

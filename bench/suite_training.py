@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import device
-from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, variant
+from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, turn, variant
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
 ON_CUDA = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
@@ -28,6 +28,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32; on cuda bf16)")
     parser.add_argument("--variants", help="(default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of timing for each model (default %(default)s)")
+    parser.add_argument("--at-once", action="store_true", help="compile all models beside each other; first steps are then not timed")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
@@ -68,9 +69,10 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
             step()
         memory[name] = counted.of(step)
         steps[name] = step
-    race(steps, 0, least=8, wait=torch.cuda.synchronize)  # each settles beside the others: where memory lies decides what is launched at once
-    inner = max(inner_calls(step, 0.04, torch.cuda.synchronize) for step in steps.values())
-    samples = race(steps, job["seconds"], inner, wait=torch.cuda.synchronize)
+    with turn():
+        race(steps, 0, least=8, wait=torch.cuda.synchronize)  # each settles beside the others: where memory lies decides what is launched at once
+        inner = max(inner_calls(step, 0.04, torch.cuda.synchronize) for step in steps.values())
+        samples = race(steps, job["seconds"], inner, wait=torch.cuda.synchronize)
     return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed, "peak_mib": memory}
 
 
