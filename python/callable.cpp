@@ -378,6 +378,7 @@ PyObject* reset(PyObject* self, PyObject*) {
   Ref fallback = std::exchange(d.fallback, Ref());
   d.captures = d.spoilt = 0;
   d.subject.says_compiling = true;
+  d.subject.has_checkpoints = false;
   d.subject.written.clear();
   d.subject.places.clear();
   d.subject.log->clear();

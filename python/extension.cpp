@@ -11,6 +11,7 @@
 #include "allocator.h"
 #include "callable.h"
 #include "capture.h"
+#include "checkpoints.h"
 #include "compat.h"
 #include "function.h"
 #include "keys.h"
@@ -147,6 +148,7 @@ PYBIND11_MODULE(_C, m) {
   add_callable_type(m);
   add_module_call(m);
   add_numbers(m);
+  add_checkpoints(m);
   m.def("set_line", &Function::set_line);
   m.def("is_capturing", &Function::is_capturing);
   m.def("reject_capture", [](std::string why) { Function::reject_capture({Outcome::rejected, std::move(why)}); });

@@ -49,9 +49,11 @@ py::dict dict_of(const ProgramStats& x) {
   e["seconds"] = x.seconds;
   e["picks"] = x.picks;
   e["guards"] = x.guards;
-  py::dict packed;
-  for (const auto& [memory, bytes] : x.packed) packed[py::int_(reinterpret_cast<uintptr_t>(memory))] = bytes;
-  e["packed"] = packed;
+  py::list kept;
+  for (const KeptWeight& k : x.kept)
+    kept.append(py::make_tuple(reinterpret_cast<uintptr_t>(k.address), k.bytes, k.text, name_of(k.why), k.gain ? k.gain->packed : 0.0,
+                               k.gain ? k.gain->unpacked : 0.0));
+  e["kept"] = kept;
   e["arena_bytes"] = x.arena_bytes;
   e["saved_bytes"] = x.saved_bytes;
   e["recordings"] = x.recordings.made;

@@ -9,6 +9,7 @@
 
 #include "ambient.h"
 #include "capture.h"
+#include "gradient_code.h"
 #include "support/error.h"
 #include "watch.h"
 #include "while_capturing.h"
@@ -65,7 +66,8 @@ class WatchedRun {
  public:
   WatchedRun(Subject& subject, State& state) : subject_(subject), state_(state), ambient_(ambient_settings()), random_(random_state()) {
     if (subject.says_compiling) compiling_.emplace();
-    if (Function::is_capturing_symbols()) numbers_.emplace();
+    checkpoints_.emplace("broach._checkpoint");
+    if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
     watch_.emplace(state);
   }
 
@@ -74,6 +76,7 @@ class WatchedRun {
     PyErr_Fetch(&type, &value, &trace);
     watch_.reset();
     numbers_.reset();
+    checkpoints_.reset();
     compiling_.reset();
     PyErr_Restore(type, value, trace);
   }
@@ -129,7 +132,7 @@ class WatchedRun {
   uint64_t ambient_;
   Ref random_;
   std::optional<Compiling> compiling_;
-  std::optional<StandingNumbers> numbers_;
+  std::optional<StandIns> checkpoints_, numbers_;
   std::optional<Watch> watch_;
   std::vector<Reason> effects_;
   bool asked_ = false;
@@ -153,6 +156,8 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
   return {Outcome::learnt, cat("writes ", changes.front().path)};
 }
 
+Pending* Pending::current() { return pending; }
+
 void Pending::reject(Reason why) {
   if (verdict.is_good()) verdict.reason = std::move(why);
   verdict.outcome = Outcome::rejected;
@@ -161,7 +166,10 @@ void Pending::reject(Reason why) {
 void Version::watch(const Subject& subject) {
   ambient = ambient_settings();
   modes = Function::Modes::now();
-  state = std::make_unique<State>();
+  state = std::shared_ptr<State>(new State, [](State* s) {
+    py::gil_scoped_acquire gil;  // compiled gradients may hold it last
+    delete s;
+  });
   for (const StatePlace& place : subject.places) state->leave_out(place);
   PyObject* program = subject.program.get();
   state->watch(program, PyFunction_Check(program) ? "" : "self");
@@ -229,7 +237,8 @@ class Version::Given {
 
  private:
   static bool are_own(const Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
-    return !p.copies && !Function::is_capturing_symbols() && inputs.size() == p.leaves.tensors.size() &&
+    const bool replaced = Capture::current() && Capture::current()->is_replaced();
+    return !p.copies && !replaced && !Function::is_capturing_symbols() && inputs.size() == p.leaves.tensors.size() &&
            std::equal(inputs.begin(), inputs.end(), p.leaves.tensors.begin(),
                       [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); }) &&
            std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(),
@@ -265,19 +274,23 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Pending& p = *pending;
   if (p.runs++ > 0 && state && !state->restore())
     throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
-  p.verdict = {};  // there may be one of an attempt with symbols
+  p.written_again = {};
+  p.met_checkpoint = false;
+  if (Capture::current() && p.subject->has_checkpoints && at::GradMode::is_enabled()) Capture::current()->replace_run();
   Given given(*this, p, inputs, ints, floats);
   if (!Capture::current()) {
-    p.ran = Pending::Ran::eagerly;
+    p.ran = p.verdict.is_good() ? Pending::Ran::eagerly : Pending::Ran::captured;  // in vain
     p.result = checked(call(p.subject->program.get(), given.arguments));
     return {};
   }
+  p.verdict = {};  // there may be one of an attempt with symbols
   p.ran = Pending::Ran::captured;
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
   TensorAttributes attributes(inputs);
   Ref result = state ? run_watched(p, given.arguments) : checked(call(p.subject->program.get(), given.arguments));
   if (state && attributes.changed()) p.reject("writes an attribute of a tensor that it is given");
   Function::Results out = described(result.get(), inputs, before, given, p);
+  if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
   if (state && p.verdict.is_good()) state->stamp();
   if (state && !noted_own_) note_own(p.leaves);
   else if (state && !holds_the_same(p.leaves)) {
@@ -289,6 +302,19 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   return out;
 }
 
+// Here, where what the program was given is still in its place.
+void Version::differentiate(const Function::Results& results, PyObject* result, const Given& given) {
+  auto needs = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
+  if (std::none_of(results.tensors.begin(), results.tensors.end(), needs)) return;
+  std::vector<PyObject*> reached{result};
+  reached.insert(reached.end(), given.containers.begin(), given.containers.end());
+  PythonGradients code(state, form.places(), std::move(reached));
+  ++differentiated_;
+  first_node_of_gradients_ = state->size();
+  py::gil_scoped_release release;
+  Capture::current()->differentiate(results.tensors, &code);
+}
+
 Ref Version::run_watched(Pending& p, const Arguments& arguments) {
   WatchedRun run(*p.subject, *state);
   Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
@@ -297,6 +323,11 @@ Ref Version::run_watched(Pending& p, const Arguments& arguments) {
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
   if (!result) return run_again(p, arguments, run.has_only_asked());
   p.verdict = run.verdict();
+  if (p.met_checkpoint) {  // whatever torch's own checkpoint has done
+    p.subject->has_checkpoints = true;
+    p.verdict = {Outcome::learnt, Pending::kMetCheckpoint};
+  }
+  if (p.verdict.is_good() && !p.written_again.empty()) p.verdict = {Outcome::spoilt, p.written_again};
   return result;
 }
 
@@ -345,10 +376,16 @@ class VersionAgain : public ProgramAgain {
   std::weak_ptr<Version> version_;
 };
 
+bool Version::only_gradients_read_what_changed() const {
+  const auto changes = state->changes();
+  auto is_theirs = [this](const State::Change& c) { return static_cast<size_t>(c.node) >= first_node_of_gradients_; };
+  return differentiated_ == 1 && !changes.empty() && std::all_of(changes.begin(), changes.end(), is_theirs);
+}
+
 std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) {
   std::string changed;
-  if (state && !state->holds(&changed))
-    throw Error(cat("broach: gradients of gradients need the program to be run again, and what it reads has changed: ", changed));
+  if (state && !state->holds(&changed) && !only_gradients_read_what_changed())
+    throw Error(cat("broach: the program has to be run again for gradients, and what it reads has changed since the call: ", changed));
   Pending p;
   p.subject = subject_;
   p.version = this;

@@ -20,7 +20,8 @@ constexpr size_t kMostPlaces = 32;  // that a program writes computed values to
 // The program of a callable, and what its captures have found out.
 struct Subject {
   Ref program;
-  bool says_compiling = true;  // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
+  bool has_checkpoints = false;  // which captured runs then take for regions
+  bool says_compiling = true;    // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
   std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
   std::shared_ptr<AttemptLog> log = std::make_shared<AttemptLog>();
 
@@ -38,9 +39,15 @@ struct Pending {
   Leaves leaves;
   Ref result;  // of a run of the program itself on the caller's own arguments
   enum class Ran : uint8_t { compiled, eagerly, captured } ran = Ran::compiled;
-  Verdict verdict;      // of a capture
-  bool copies = false;  // the arguments are copies: the program's own places are not to be touched
-  int runs = 0;         // of the program, for this call
+  Verdict verdict;              // of a capture
+  bool copies = false;          // the arguments are copies: the program's own places are not to be touched
+  int runs = 0;                 // of the program, for this call
+  Reason written_again;         // what eager would write once more for gradients
+  bool met_checkpoint = false;  // that ran as without a capture
+  static constexpr const char* kMetCheckpoint = "it has checkpoints, which the next attempt runs once";
+
+  // The one on this thread whose program runs; null if there is none.
+  static Pending* current();
 
   // No other attempt will fare better.
   void reject(Reason why);
@@ -67,7 +74,7 @@ class Version : public std::enable_shared_from_this<Version> {
   ArgumentsForm form;
   uint64_t ambient = 0;
   Function::Modes modes;         // under those settings, where they are watched
-  std::unique_ptr<State> state;  // null: nothing but the arguments counts
+  std::shared_ptr<State> state;  // null: nothing but the arguments counts
   Function function;
 
  private:
@@ -76,12 +83,17 @@ class Version : public std::enable_shared_from_this<Version> {
   Ref run_watched(Pending& p, const Arguments& arguments);
   Ref run_again(Pending& p, const Arguments& arguments, bool may_depend_on_it);
   Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const Given& given, Pending& p);
+  void differentiate(const Function::Results& results, PyObject* result, const Given& given);
   Ref made_of(Function::Results results, Pending& p) const;
   bool holds_the_same(const Leaves& leaves) const;
   void note_own(const Leaves& leaves);
 
+  bool only_gradients_read_what_changed() const;
+
   std::shared_ptr<const ProgramAgain> again_;
-  Subject* subject_ = nullptr;  // of the callable, which has this version
+  int differentiated_ = 0;              // recordings
+  size_t first_node_of_gradients_ = 0;  // of the state: what only code of gradients read, where there was one recording
+  Subject* subject_ = nullptr;          // of the callable, which has this version
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
   // captured.
   bool noted_own_ = false;

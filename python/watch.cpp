@@ -84,6 +84,19 @@ PyObject* registrations() {
   return token;
 }
 
+// Whether torch tells autograd that an operation written in Python has written to its arguments, as its schema says: a replay does too.
+bool tells_of_operation(PyFrameObject* frame) {
+  constexpr int kDeep = 3;  // frames up to the operation's kernel for writes
+  Ref f = Ref::borrow(reinterpret_cast<PyObject*>(frame));
+  for (int i = 0; f && i < kDeep; ++i) {
+    Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(f.get()))));
+    const auto* c = reinterpret_cast<PyCodeObject*>(code.get());
+    if (text_of(c->co_name) == "adinplaceorview_impl" && text_of(c->co_filename).ends_with("/torch/_library/custom_ops.py")) return true;
+    f = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(f.get()))));
+  }
+  return false;
+}
+
 bool is_question(std::string_view function) {
   for (std::string_view start : {"get_", "_get_", "is_", "_is_", "has_", "_has_"})
     if (function.starts_with(start)) return true;
@@ -103,7 +116,8 @@ void set_native_functions(NativeFunctions f) { known() = std::move(f); }
 
 Fallback fallback_for(const std::string& name) { return is_within(known().eager, name) ? Fallback::eager : Fallback::dynamo; }
 
-Watch::Watch(State& state) : state_(state), symbols_(Function::is_capturing_symbols()) {
+Watch::Watch(State& state, Runs runs)
+    : state_(state), gradients_(runs == Runs::gradients), ends_on_effects_(gradients_ || Function::is_capturing_symbols()) {
   auto before = cpython::current_profiler();
   before_ = before.function;
   before_argument_ = Ref::steal(before.argument);
@@ -148,6 +162,14 @@ Owner Watch::owner(PyCodeObject* code) {
   return it->second;
 }
 
+// What a function of `_codes` says of code.
+static std::string answer_of_codes(const char* question, PyCodeObject* code) {
+  Ref module = Ref::steal(PyImport_ImportModule("broach._codes"));
+  Ref answer = module ? Ref::steal(PyObject_CallMethod(module.get(), question, "O", code)) : Ref();
+  if (!answer) return PyErr_Clear(), cat("runs code that cannot be read: ", text_of(code->co_name));
+  return std::string(text_of(answer.get()));
+}
+
 void Watch::on_call(PyFrameObject* frame) {
   Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   auto* code = reinterpret_cast<PyCodeObject*>(held.get());
@@ -158,6 +180,12 @@ void Watch::on_call(PyFrameObject* frame) {
   if (!state_.has_entered(code) && is_importing(frame)) return effect(frame, "imports a module");
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
+  if (!gradients_ || whose != Owner::user) return;
+  // Nothing must have happened by then.
+  std::vector<const char*> questions{"invisible"};
+  if (Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
+  for (const char* question : questions)
+    if (std::string why = answer_of_codes(question, code); !why.empty()) effect(frame, {why, Fallback::eager});
 }
 
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
@@ -170,8 +198,9 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
-  if (!torch_codes_.insert(code).second) return;
   std::string_view function = text_of(code->co_name);
+  if (function == "register_hook" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) on_register_hook(frame);
+  if (!torch_codes_.insert(code).second) return;
   if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
     torch_codes_.erase(code);  // whoever asks next
     Ref asks = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame)));
@@ -189,6 +218,16 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
+}
+
+// A tensor of the program's own is gone with the call, and its hook with it: what that does is part of the gradients.
+void Watch::on_register_hook(PyFrameObject* frame) {
+  Ref locals = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals"));
+  Ref self = locals ? Ref::steal(PyMapping_GetItemString(locals.get(), "self")) : Ref();
+  if (!self) PyErr_Clear();
+  Capture* c = Capture::current();
+  if (!self || !THPVariable_Check(self.get()) || !c || !c->has_made(THPVariable_Unpack(self.get())))
+    effect(frame, {"registers a hook on a tensor that it has not made", Fallback::eager});
 }
 
 // What torch.compile compiles, eager's higher-order operators among it, is not made for running under a capture, and may compute
@@ -245,6 +284,13 @@ static bool answers_for(std::string_view name, PyObject* function) {
   return Capture::current()->asks(THPVariable_Unpack(cpython::self_of(function)), name.substr(tensors.size()));
 }
 
+// Eager answers otherwise in each of the two runs of such a checkpoint.
+static void must_not_go_by_modes() {
+  Capture* c = Capture::current();
+  if (c && !c->regions().empty() && c->regions().back().is_reentrant)
+    c->refuse_gradients("a checkpoint with use_reentrant=True asks whether gradients are enabled");
+}
+
 void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   using Kind = Verdict::Kind;
   if (!PyCFunction_Check(function)) return;
@@ -260,8 +306,11 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   }
   if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
   if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
+  if (v.name == "torch._C._increment_version" && tells_of_operation(frame)) return;
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
   auto called = [&] { return Reason(cat("calls ", v.name), fallback_for(v.name)); };
+  if (whose == Owner::user && v.name.ends_with(".is_grad_enabled")) must_not_go_by_modes();
+  if (gradients_ && v.name.ends_with(".run_backward")) return effect(frame, {"computes gradients", Fallback::eager});
   if (!answers_for(v.name, function)) return effect(frame, called());
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function, whose == Owner::torch);
@@ -284,7 +333,7 @@ void Watch::effect(PyFrameObject* frame, const Reason& what, bool first) {
   auto said = [&](const Reason& r) { return r.text == reason.text; };
   if (effects_.size() < 20 && std::none_of(effects_.begin(), effects_.end(), said))
     effects_.insert(first ? effects_.begin() : effects_.end(), std::move(reason));
-  ends_ = ends_ || symbols_;
+  ends_ = ends_ || ends_on_effects_;
 }
 
 }  // namespace broach

@@ -28,7 +28,9 @@ Fallback fallback_for(const std::string& name);
 // For its lifetime the thread's calls are watched. Needs the GIL.
 class Watch {
  public:
-  explicit Watch(State& state);
+  // What of gradients runs leaves nothing behind: it ends before it has an effect.
+  enum class Runs : uint8_t { program, gradients };
+  explicit Watch(State& state, Runs runs = Runs::program);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -43,6 +45,7 @@ class Watch {
   void on_call(PyFrameObject* frame);
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
+  void on_register_hook(PyFrameObject* frame);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
   void set_line(PyFrameObject* frame, PyCodeObject* code);
   Owner owner(PyCodeObject* code);
@@ -64,7 +67,8 @@ class Watch {
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<Reason> effects_;
   bool asked_ = false;
-  const bool symbols_;  // a run on stand-ins, which ends before it has an effect
+  const bool gradients_;
+  const bool ends_on_effects_;  // as a run on stand-ins does, too
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;
   Ref before_argument_;

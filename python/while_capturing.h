@@ -44,21 +44,26 @@ class Compiling {
   static inline bool has_set_ = false;
 };
 
-// While it lives, what a program may ask of a number knows those that stand for others.
-class StandingNumbers {
+// While it lives, a module of ours has replaced some functions: what a program may ask of a number knows those that stand for others
+// (_numbers.py), and a checkpoint runs once (_checkpoint.py).
+class StandIns {
  public:
-  StandingNumbers() { tell("enter"); }
-  ~StandingNumbers() { tell("leave"); }
+  explicit StandIns(const char* module) : module_(module) { tell("enter"); }
+  ~StandIns() { tell("leave"); }
+  StandIns(const StandIns&) = delete;
+  StandIns& operator=(const StandIns&) = delete;
 
  private:
-  static void tell(const char* what) {
+  void tell(const char* what) const {
     PyObject *type, *value, *trace;  // of the program
     PyErr_Fetch(&type, &value, &trace);
-    Ref module = Ref::steal(PyImport_ImportModule("broach._numbers"));
+    Ref module = Ref::steal(PyImport_ImportModule(module_));
     Ref result = module ? Ref::steal(PyObject_CallMethod(module.get(), what, nullptr)) : Ref();
     if (!result) PyErr_WriteUnraisable(nullptr);
     PyErr_Restore(type, value, trace);
   }
+
+  const char* module_;
 };
 
 // Whether Python has the tensor in hand. Versions of torch ask it in different ways.

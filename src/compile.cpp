@@ -4,11 +4,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
-#include <map>
+#include <set>
 
 #include "passes/passes.h"
 #include "support/bug.h"
 #include "support/error.h"
+#include "trace/regions.h"
 
 namespace broach {
 
@@ -134,13 +135,31 @@ std::shared_ptr<const Capabilities> capabilities_of(const Target& target, const 
 
 // ---- gradients ----
 
-// Storages whose elements eager reads for gradients: it holds a tensor there for them, and would notice a write to it.
-std::vector<bool> read_for_gradients(const Trace& trace, size_t first_op) {
-  std::map<int32_t, bool> read;
-  for (size_t i = first_op; i < trace.ops.size(); ++i)
-    for_each_tensor(trace.ops[i].args, [&](TensorId id) { read[trace.tensors[static_cast<size_t>(id)].storage] = true; });
-  std::vector<bool> out;
-  for (const TraceTensor& t : trace.tensors) out.push_back(read.contains(t.storage));
+// By tensor: whether eager reads its elements for gradients, or to compute again what they need. It holds a tensor there for them, and
+// would notice a write to it, unless only what is computed again reads it and was not given it.
+struct ReadForGradients {
+  std::vector<bool> read, anew;
+};
+
+ReadForGradients read_for_gradients(const Trace& trace, size_t first_op) {
+  std::set<int32_t> read, again, checked;  // storages
+  Regions regions(trace);
+  for (size_t i = 0; i < trace.ops.size(); ++i) {
+    const TraceOp& op = trace.ops[i];
+    const bool divides = regions.moves(op), within = !divides && regions.is_within();
+    for_each_tensor(op.args, [&](TensorId id) {
+      const int32_t storage = trace.tensors[static_cast<size_t>(id)].storage;
+      if (i >= first_op) read.insert(storage);
+      else if (!within) checked.insert(storage);
+      else if (regions.enters_with(id)) again.insert(storage);
+    });
+    regions.note(op);
+  }
+  ReadForGradients out;
+  for (const TraceTensor& t : trace.tensors) {
+    out.read.push_back(read.contains(t.storage) || again.contains(t.storage));
+    out.anew.push_back(again.contains(t.storage) && !checked.contains(t.storage));
+  }
   return out;
 }
 
@@ -158,7 +177,7 @@ std::optional<Joint> joint_of(const Trace& trace, const Program& program, const 
   const size_t first = program.results.size() - program.reads - traced.gradients, outputs = program.graph->outputs().size();
   joint.is_gradient.resize(outputs);
   joint.output_kept.resize(outputs);
-  const std::vector<bool> read = read_for_gradients(trace, traced.first_op);
+  const std::vector<bool> read = read_for_gradients(trace, traced.first_op).read;
   std::vector<bool> is_result(outputs);
   for (size_t i = 0; i < program.results.size(); ++i) {
     const ResultSpec& r = program.results[i];
@@ -184,13 +203,15 @@ int position_in(const std::vector<size_t>& slots, size_t slot) {
 }
 
 // Results are made of slots, and gradients of what their stage has.
-void name_slots(CompiledTrace& compiled, const TracedGradients& traced) {
+void name_slots(CompiledTrace& compiled, const Trace& trace, const TracedGradients& traced) {
   Program& program = compiled.program;
   const Module& m = compiled.module;
   for (ResultSpec& r : program.results)
     if (r.is_made()) r.index = static_cast<int>(m.outputs[static_cast<size_t>(r.index)]);
   for (Program::Commit& c : program.commits) c.output = static_cast<int>(m.outputs[static_cast<size_t>(c.output)]);
   compiled.tangents = traced.tangents;
+  const std::vector<bool> anew = read_for_gradients(trace, traced.first_op).anew;
+  for (TensorId id : trace.inputs) compiled.read_anew.push_back(anew[static_cast<size_t>(id)]);
   const auto end = program.results.end() - static_cast<std::ptrdiff_t>(program.reads);
   const auto first = end - static_cast<std::ptrdiff_t>(traced.gradients);
   compiled.gradients.assign(first, end);
@@ -223,7 +244,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   std::optional<Joint> joint = joint_of(trace, out.program, gradients, options.memory_budget);
   out.module = Module(std::move(out.program.graph));
   run_passes(passes(), out.module, compiler.context(std::move(constant), std::move(joint)), options.disabled_passes, &out.seconds, observe);
-  name_slots(out, gradients);
+  name_slots(out, trace, gradients);
   compiler.first_number = trace.inputs.size() - gradients.tangents - trace.numbers.size();
   compiler.numbers = trace.numbers.size();
   for (const Stage& s : out.module.stages) out.executables.push_back(s.is_compiled() ? compiler.compile(s, out.seconds) : nullptr);
@@ -231,24 +252,29 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
 }
 
 CompiledBackward compile_backward(const CompiledTrace& trace, const std::vector<bool>& wanted, const std::vector<bool>& given,
-                                  const Targets& targets, const ExternFactory& externs, const PipelineOptions& options) {
+                                  const Parts& parts, const Targets& targets, const ExternFactory& externs,
+                                  const PipelineOptions& options) {
   const Stage& stage = trace.module.stages.back();
   std::vector<bool> outputs(stage.gives.size());
   for (size_t i = 0; i < wanted.size(); ++i)
     if (wanted[i] && trace.gradients[i].is_made()) outputs[static_cast<size_t>(trace.gradients[i].index)] = true;
   std::vector<Shape> strides;
   for (size_t slot : stage.takes) strides.push_back(trace.module.slots[slot].strides);
-  CompiledBackward out;
-  for (size_t i = 0; i < outputs.size(); ++i)
-    if (outputs[i]) out.outputs.push_back(i);
-  Module module(std::make_shared<const Graph>(part_of(*stage.graph, outputs, given, strides)));
-  out.graph = module.stages[0].graph;
-  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*out.graph) : targets.host_runs_on());
+  auto graph = std::make_shared<const Graph>(part_of(*stage.graph, outputs, given, strides));
+  const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*graph) : targets.host_runs_on());
   const StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
+  PassContext context = compiler.context({}, std::nullopt);
+  CompiledBackward out;
+  out.module = Module(std::move(graph));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i]) continue;
+    out.outputs.push_back(i);
+    if (!parts.gives.empty()) context.parts.gives.push_back(parts.gives[i]);
+  }
+  context.parts.reads = parts.reads;
   std::vector<std::pair<std::string, double>> seconds;
-  run_passes(passes("simplify_again"), module, compiler.context({}, std::nullopt), options.disabled_passes, &seconds, observe);
-  out.graph = module.stages[0].graph;
-  out.executable = compiler.compile(module.stages[0], seconds);
+  run_passes(passes("simplify_again"), out.module, context, options.disabled_passes, &seconds, observe);
+  for (const Stage& s : out.module.stages) out.executables.push_back(compiler.compile(s, seconds));
   return out;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <filesystem>
 #include <iomanip>
 #include <map>
@@ -122,9 +123,24 @@ detail::Values values_of(Function::Results r) {
 
 }  // namespace
 
-void detail::fail_rebound() {
-  fail(
-      "broach: the program makes an argument given by reference another tensor, which a compiled call could not do: return that tensor, or write to its elements");
+void detail::check_not_rebound(const Values& before, const Values& now) {
+  // Those of symbols are compared as they are: to ask for their values would be a guard.
+  auto same_int = [](const c10::SymInt& a, const c10::SymInt& b) {
+    if (a.is_heap_allocated() || b.is_heap_allocated())
+      return a.is_heap_allocated() && b.is_heap_allocated() && a.toSymNodeImplUnowned() == b.toSymNodeImplUnowned();
+    return a.as_int_unchecked() == b.as_int_unchecked();
+  };
+  auto same_float = [](const c10::SymFloat& a, const c10::SymFloat& b) {
+    if (a.is_symbolic() || b.is_symbolic())
+      return a.is_symbolic() && b.is_symbolic() && a.toSymNodeImplUnowned() == b.toSymNodeImplUnowned();
+    return std::bit_cast<int64_t>(a.as_float_unchecked()) == std::bit_cast<int64_t>(b.as_float_unchecked());
+  };
+  auto same = [](const auto& a, const auto& b, auto equal) { return std::equal(a.begin(), a.end(), b.begin(), b.end(), equal); };
+  check(
+      before.form == now.form && same(before.tensors, now.tensors, [](const auto& a, const auto& b) { return a.is_same(b); }) &&
+          same(before.ints, now.ints, same_int) && same(before.floats, now.floats, same_float),
+      "broach: the program makes an argument given by reference another tensor, number or list, which a compiled call could not do: return "
+      "it, or write to the tensor's elements");
 }
 
 class Compiled::State {
@@ -161,8 +177,8 @@ class Compiled::State {
     } catch (const Unsupported& e) {
       throw Error(cat("broach: the program cannot be compiled: ", e.what(), way_out(e.what()),
                       ". Options().fallback(true) runs such programs eagerly."));
-    } catch (const std::out_of_range& e) {
-      C10_THROW_ERROR(IndexError, e.what());  // of an index, as eager's operations throw it
+    } catch (const IndexError& e) {
+      C10_THROW_ERROR(IndexError, e.what());  // as eager's operations throw it; what the program throws passes
     }
   }
 
@@ -172,9 +188,10 @@ class Compiled::State {
     out.calls = out.eager_calls = eager_calls_;
     out.verified_calls = verified_;
     out.eager_reasons = eager_reasons_;
-    std::map<const void*, int64_t> packed;  // variants share some
-    for (const auto& v : variants_) add(*v->function, out, packed);
-    for (const auto& [memory, bytes] : packed) out.packed_bytes += bytes;
+    std::vector<KeptWeight> kept;  // variants share some
+    for (const auto& v : variants_) add(*v->function, out, kept);
+    out.kept = grouped(kept);
+    for (const KeptWeights& k : out.kept) out.packed_bytes += k.bytes;
     return out;
   }
 
@@ -286,7 +303,7 @@ class Compiled::State {
     return nullptr;
   }
 
-  static void add(const Function& function, Explanation& out, std::map<const void*, int64_t>& packed) {
+  static void add(const Function& function, Explanation& out, std::vector<KeptWeight>& kept) {
     auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
     FunctionStats f = function.stats();
     out.calls += f.calls;
@@ -303,14 +320,14 @@ class Compiled::State {
     for (const auto& program : function.programs()) {
       ++out.programs;
       try {
-        add(program->stats(), out, packed);
+        add(program->stats(), out, kept);
       } catch (const Error& e) {  // of a library that is asked which implementation it would take
         out.picks.push_back(cat("unknown: ", e.what()));
       }
     }
   }
 
-  static void add(const ProgramStats& p, Explanation& out, std::map<const void*, int64_t>& packed) {
+  static void add(const ProgramStats& p, Explanation& out, std::vector<KeptWeight>& kept) {
     out.kernels += p.code.kernels;
     out.distinct_kernels += p.code.distinct_kernels;
     out.contractions += p.code.contractions;
@@ -318,7 +335,7 @@ class Compiled::State {
     for (const auto& [schema, n] : p.code.externs) out.externs[schema] += n;
     out.picks.insert(out.picks.end(), p.picks.begin(), p.picks.end());
     out.guards.insert(out.guards.end(), p.guards.begin(), p.guards.end());
-    packed.insert(p.packed.begin(), p.packed.end());
+    kept.insert(kept.end(), p.kept.begin(), p.kept.end());
     out.arena_bytes = std::max(out.arena_bytes, p.arena_bytes);
     out.saved_bytes = std::max(out.saved_bytes, p.saved_bytes);
   }
@@ -341,9 +358,28 @@ class Compiled::State {
 
 Compiled::Compiled(Modules modules, bool function, std::shared_ptr<void> target, const Options& options)
     : state_(std::make_shared<State>(std::move(modules), function, std::move(target), options)) {}
-detail::Values Compiled::run(Program program, detail::Values arguments) const { return state_->call(program, std::move(arguments)); }
-Explanation Compiled::explain() const { return state_->explain(); }
-void Compiled::reset() { state_->reset(); }
+Compiled::State& Compiled::state() const {
+  check(state_ != nullptr, "broach: a compiled program is used that was moved from");
+  return *state_;
+}
+detail::Values Compiled::run(Program program, detail::Values arguments) const { return state().call(program, std::move(arguments)); }
+Explanation Compiled::explain() const { return state().explain(); }
+void Compiled::reset() { state().reset(); }
+
+// What is kept beside the weights, and what it brings in each call.
+template <class Row>
+static void add_rows(const std::vector<KeptWeights>& kept, int64_t bytes, const Row& row) {
+  auto mib = [](int64_t b) { return static_cast<double>(b) / (1 << 20); };
+  double with = 0, without = 0;
+  for (const KeptWeights& k : kept) with += k.seconds, without += k.seconds_unpacked;
+  if (without > 0) row("packed weights", mib(bytes), " MiB, ", 1e3 * with, " ms for ", 1e3 * without, " ms without");
+  else row("packed weights", mib(bytes), " MiB");
+  for (const KeptWeights& k : kept) {
+    if (k.seconds_unpacked > 0)
+      row("  " + k.what, mib(k.bytes), " MiB, ", k.count, "x, ", 1e3 * k.seconds, " ms for ", 1e3 * k.seconds_unpacked, " ms without");
+    else row("  " + k.what, mib(k.bytes), " MiB, ", k.count, "x, ", k.why);
+  }
+}
 
 std::string Explanation::str() const {
   std::ostringstream out;
@@ -352,7 +388,8 @@ std::string Explanation::str() const {
     out << std::left << std::setw(16) << name;
     ((out << value), ...) << '\n';
   };
-  row("calls", calls, " (", compiled_calls, " compiled, ", eager_calls, " eager)");
+  const int64_t recorded = std::max<int64_t>(0, calls - compiled_calls - eager_calls);  // a capture that came to nothing may count twice
+  row("calls", calls, " (", recorded, " recorded, ", compiled_calls, " compiled, ", eager_calls, " eager)");
   if (verified_calls) row("verified", verified_calls, " calls");
   row("programs", programs);
   row("kernels", kernels, " (", distinct_kernels, " distinct)");
@@ -360,7 +397,7 @@ std::string Explanation::str() const {
   row("routines", routines);
   row("capture", 1e3 * capture_seconds, " ms");
   row("compile", 1e3 * compile_seconds, " ms");
-  row("packed weights", static_cast<double>(packed_bytes) / (1 << 20), " MiB");
+  add_rows(kept, packed_bytes, row);
   row("arena", static_cast<double>(arena_bytes) / (1 << 20), " MiB");
   if (saved_bytes) row("saved for gradients", static_cast<double>(saved_bytes) / (1 << 20), " MiB");
   for (const auto& [schema, n] : externs) row("extern", schema, " (", n, "x)");

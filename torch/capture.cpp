@@ -253,38 +253,6 @@ at::Tensor Capture::seen_by_program(const at::Tensor& real) {
   return stand_in;
 }
 
-void Capture::save_before_write(TensorId id) {
-  int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
-  for (size_t i = 0; i < trace_.inputs.size(); ++i) {
-    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
-    const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-    if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); }))
-      saved_.push_back({real, real.clone(), real.is_inference() ? 0 : real._version()});
-  }
-}
-
-bool Capture::has_written() const {
-  auto is_input = [&](TensorId m) {
-    return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) {
-      return trace_.tensors[static_cast<size_t>(i)].storage == trace_.tensors[static_cast<size_t>(m)].storage;
-    });
-  };
-  return std::any_of(trace_.ops.begin(), trace_.ops.end(),
-                     [&](const TraceOp& op) { return op.effect || std::any_of(op.mutated.begin(), op.mutated.end(), is_input); });
-}
-
-void Capture::roll_back() {
-  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
-  at::NoGradGuard no_grad;
-  drop_gradients();
-  for (const Saved& s : saved_) {
-    s.tensor.copy_(s.elements);
-    c10::VariableVersion version = s.tensor.unsafeGetTensorImpl()->version_counter();
-    if (version.enabled()) version.set_version(s.version);
-  }
-  random_before_.put_back();
-}
-
 bool Capture::has_escaped() {
   inputs_.clear();
   made_for_.clear();
@@ -760,7 +728,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
-    refuse_hooks_on_saved();
+    check_gradients(*stack, base);
     if (draws) check_generators();
     draws_ |= draws;
     for (size_t i = 0; i < n; ++i) {
@@ -771,7 +739,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) written.emplace_back((*stack)[base + i].toTensor(), one->id);
     }
     add_hidden_mutations(out);
-    if (symbolic_ || may_roll_back_) std::for_each(out.mutated.begin(), out.mutated.end(), [this](TensorId id) { save_before_write(id); });
+    before_writes(out, written, draws);
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = draws || !name.starts_with("aten::");
     if (name.starts_with("aten::as_strided") && !std::holds_alternative<std::monostate>(out.args.back().value))

@@ -21,7 +21,22 @@
 #include "trace/generalize.h"
 #include "trace/trace.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace broach {
+
+// Of a front whose programs have code of their own that autograd runs: custom functions, hooks.
+class GradientCode {
+ public:
+  virtual ~GradientCode() = default;
+  // Why what this node runs cannot be recorded; empty if it can. `results`: how many of the node's have gradients.
+  virtual std::string obstacle(torch::autograd::Node& node, bool is_formula, size_t results) = 0;
+  // Runs eager's engine, which runs the code. Why what was recorded does not stand for it; empty if it does.
+  virtual std::string run(const std::function<void()>& engine) = 0;
+  virtual std::shared_ptr<const ReadByCode> read() const = 0;
+};
 
 // What no operation shows of an input, and the program may have gone by.
 struct InputFacts {
@@ -63,7 +78,11 @@ class Capture {
   // numbers become what they were before, so that it can be run again. For symbolic captures only.
   void roll_back();
   // Not only a capture with symbols, whose tensors stand for others, may be rolled back. To be said before the program runs.
-  void keep_for_roll_back() { may_roll_back_ = true, random_before_.add(c10::kCPU); }
+  void keep_for_roll_back();
+  // The run keeps something else for gradients than one without a capture: whoever wants results with a history gets them otherwise, and
+  // so does everybody where the recording cannot be used. To be said before the program runs.
+  void replace_run() { keep_for_roll_back(), is_replaced_ = true; }
+  bool is_replaced() const { return is_replaced_; }
   // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
   bool has_escaped();
 
@@ -78,7 +97,26 @@ class Capture {
   // ---- gradients (capture_gradients.cpp) ----
   // The program has given these, with autograd on: runs eager's engine for the gradients of all that it was given or holds, and records
   // it behind the program. To be called from within `run`. Where that cannot be the verdict says why.
-  void differentiate(const std::vector<at::Tensor>& results);
+  void differentiate(const std::vector<at::Tensor>& results, GradientCode* code = nullptr);
+  bool has_differentiated() const { return has_differentiated_; }
+  // Whether the program has made the tensor.
+  bool has_made(const at::Tensor& t);
+  // Up to the end of a region gradients keep nothing but what goes in and comes out: what is made inside is computed again. The others are
+  // within it, and of no account.
+  struct Region {
+    std::vector<at::Tensor> given;  // which autograd holds for it, and knows where they are written
+    bool is_reentrant = false;      // autograd enters it anew: these are leaves there
+    bool repeats_random = true;     // the random numbers are drawn again as they were
+    TensorId first_tensor = 0;      // that it may have met first
+    int32_t first_storage = 0;      // that it may have made
+  };
+  void begin_region(Region region);
+  void end_region();
+  // A result of an innermost region that autograd enters anew: why it cannot be one; empty if it can.
+  std::string why_no_result(const at::Tensor& t) const;
+  // Gradients, if they are needed, are only eager's to compute.
+  void refuse_gradients(std::string why);
+  const std::vector<Region>& regions() const { return regions_; }
   const Differentiable& differentiable() const { return differentiable_; }
   TracedGradients traced_gradients() const { return {first_gradient_op_, tangents_.size(), gradient_count_}; }
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
@@ -112,6 +150,9 @@ class Capture {
   // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
   void refuse_reads_of_the_program() { refuses_reads_ = true; }
 
+  // Whether a tensor's elements follow from sizes alone, which are numbers: they are the same in every call that the recording stands for.
+  bool is_made_of_nothing(const at::Tensor& t) const;
+
   // The program asked for the plain value of a size, which fixes it.
   void note_plain_read(const SymInt& size);
   // Which of the inputs' sizes these were.
@@ -127,6 +168,12 @@ class Capture {
   static inline std::optional<c10::Scalar> (*symbol_in_number)(const at::Tensor&) = nullptr;
 
  private:
+  struct Saved {
+    at::Tensor tensor, elements;
+    int64_t version;
+    bool required_grad;
+  };
+  static void put_back(const std::vector<Saved>& saved);
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
   TensorId lift(const at::Tensor& t, TensorId id);
@@ -174,7 +221,9 @@ class Capture {
   std::string find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves);
   int32_t storage_of(const at::Tensor& t) const;
   at::Tensor add_tangent(const at::Tensor& result);
-  std::string record_gradients(const std::vector<at::Tensor>& results);
+  std::string record_gradients(const std::vector<at::Tensor>& results, GradientCode* code);
+  std::string run_engine(const std::function<void()>& engine, GradientCode* code);
+  void protect(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written);
   bool same_sizes(const Shape& a, const Shape& b);  // guards keep the answer
   void add_read(ValueRead r);
   void add_decisions();
@@ -183,7 +232,11 @@ class Capture {
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
-  void refuse_hooks_on_saved();
+  void check_gradients(const torch::jit::Stack& stack, size_t first);
+  void before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws);
+  void check_region(const std::vector<TensorId>& mutated, bool draws);
+  void check_leaves(const torch::jit::Stack& stack, size_t first);
+  bool is_of_region(int32_t storage) const;
   void drop_gradients();
   void fail_with(Reason why, Outcome outcome = Outcome::unsupported);
   std::string at_line() const;
@@ -222,6 +275,10 @@ class Capture {
   std::vector<TensorId> tangents_;
   std::vector<at::Tensor> gradients_, real_tangents_;
   size_t gradient_count_ = 0;
+  bool is_replaced_ = false, has_differentiated_ = false, in_gradients_ = false;
+  int32_t first_storage_of_gradients_ = 0;
+  std::vector<Region> regions_;  // those under way, the innermost last
+  std::string no_gradients_;     // why
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;
@@ -231,11 +288,8 @@ class Capture {
   std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
-  struct Saved {
-    at::Tensor tensor, elements;
-    int64_t version;
-  };
-  std::vector<Saved> saved_;  // tensors that the program writes, as they were before
+  std::vector<Saved> saved_;                               // tensors that the program writes, as they were before
+  std::vector<Saved> protected_;                           // likewise, that code of gradients writes
 };
 
 }  // namespace broach

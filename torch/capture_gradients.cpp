@@ -5,6 +5,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
@@ -16,19 +17,21 @@
 #include <string_view>
 #include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "capture.h"
 #include "keys.h"
 #include "nodes.h"
 #include "support/error.h"
 #include "symbolic.h"
+#include "trace/regions.h"
 
 namespace broach {
 
 namespace {
 
 namespace ag = torch::autograd;
-using Reached = std::vector<bool>;  // by leaf
+using Reached = std::vector<bool>;  // by leaf, and behind these by node with code
 
 // One of the formulas that torch's build makes of its table of derivatives, one for a copy or a window of a tensor, or an operator's own.
 bool is_formula(ag::Node& n) {
@@ -39,7 +42,7 @@ bool is_formula(ag::Node& n) {
 // Autograd's graph from some results back to the tensors whose gradients are asked for.
 class Walk {
  public:
-  explicit Walk(const std::vector<at::Tensor>& leaves) : count_(leaves.size()) {
+  Walk(const std::vector<at::Tensor>& leaves, bool takes_code) : count_(leaves.size()), takes_code_(takes_code) {
     for (size_t i = 0; i < leaves.size(); ++i) {
       edges_.push_back(ag::impl::gradient_edge(leaves[i]));
       leaf_of_.emplace(edges_.back().function.get(), i);
@@ -49,16 +52,25 @@ class Walk {
   const ag::edge_list& edges() const { return edges_; }
   // Why it cannot be recorded; empty if it can.
   const std::string& obstacle() const { return obstacle_; }
+  // Nodes that run code of the program's.
+  const std::vector<ag::Node*>& with_code() const { return with_code_; }
+  // How many results of a node have gradients.
+  size_t results_of(const ag::Node* n) const { return results_.at(n).size(); }
 
   // What is reached from a result. Without recursion: a graph is as deep as the program is long.
-  const Reached& from(ag::Node* root) {
+  const Reached& from(const ag::Edge& edge) {
+    ag::Node* root = edge.function.get();
     std::vector<ag::Node*> stack{root};
+    results_[root].insert(edge.input_nr);
     while (!stack.empty() && obstacle_.empty()) {
       ag::Node* n = stack.back();
       auto [it, fresh] = reached_.try_emplace(n, Reached());
       if (fresh && !enter(*n, it->second)) {
-        for (const ag::Edge& e : n->next_edges())
-          if (e.function && !reached_.contains(e.function.get())) stack.push_back(e.function.get());
+        for (const ag::Edge& e : n->next_edges()) {
+          if (!e.function) continue;
+          results_[e.function.get()].insert(e.input_nr);
+          if (!reached_.contains(e.function.get())) stack.push_back(e.function.get());
+        }
         if (stack.back() != n) continue;
       }
       stack.pop_back();
@@ -71,26 +83,40 @@ class Walk {
   // True for a node where the walk ends.
   bool enter(ag::Node& n, Reached& reached) {
     reached.assign(count_, false);
-    if (!n.tensor_pre_hooks().empty() || !n.retains_grad_hooks().empty())
+    const bool is_leaf = leaf_of_.contains(&n);
+    if ((!n.tensor_pre_hooks().empty() && (is_leaf || !takes_code_)) || !n.retains_grad_hooks().empty())
       obstacle_ = cat("a tensor whose gradient ", n.name(), " computes has a hook, or keeps its gradient");
     if (auto leaf = leaf_of_.find(&n); leaf != leaf_of_.end()) return reached[leaf->second] = true;
     if (dynamic_cast<ag::AccumulateGrad*>(&n))
       obstacle_ = "a tensor that needs gradients is made within the program, or kept where it is not looked for";
+    else if (takes_code_) look_for_code(n, reached);
     else if (!is_formula(n)) obstacle_ = cat("gradients by ", n.name(), ", whose code is not torch's own");
     else if (!n.pre_hooks().empty() || !n.post_hooks().empty()) obstacle_ = cat(n.name(), " has a hook");
     return !obstacle_.empty();
   }
 
+  void look_for_code(ag::Node& n, Reached& reached) {
+    if (is_formula(n) && n.tensor_pre_hooks().empty() && n.pre_hooks().empty() && n.post_hooks().empty()) return;
+    reached.resize(count_ + with_code_.size());
+    reached.push_back(true);
+    with_code_.push_back(&n);
+  }
+
   void leave(ag::Node& n) {
-    Reached all(count_, false);
+    Reached all = std::move(reached_[&n]);
     for (const ag::Edge& e : n.next_edges())
-      if (e.function)
-        if (const Reached& below = reached_[e.function.get()]; !below.empty())
-          for (size_t i = 0; i < count_; ++i) all[i] = all[i] || below[i];
+      if (e.function) {
+        const Reached& below = reached_[e.function.get()];
+        all.resize(std::max(all.size(), below.size()));
+        for (size_t i = 0; i < below.size(); ++i) all[i] = all[i] || below[i];
+      }
     reached_[&n] = std::move(all);
   }
 
   size_t count_;
+  bool takes_code_;
+  std::vector<ag::Node*> with_code_;
+  std::unordered_map<const ag::Node*, std::unordered_set<uint32_t>> results_;  // that have gradients
   ag::edge_list edges_;
   std::unordered_map<ag::Node*, size_t> leaf_of_;
   std::unordered_map<ag::Node*, Reached> reached_;
@@ -181,32 +207,99 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
   return "";
 }
 
-std::string Capture::record_gradients(const std::vector<at::Tensor>& results) {
+namespace {
+
+// Why the code that gradients run cannot be recorded. Each piece of it runs whatever gradients are asked for, and once for all of them:
+// what it gives need not be proportional to what it is given.
+std::string why_not_with_code(const Walk& walk, const std::vector<Reached>& reached, size_t leaves, const ag::edge_list& roots,
+                              GradientCode& code) {
+  for (ag::Node* n : walk.with_code())
+    if (std::string why = code.obstacle(*n, is_formula(*n), walk.results_of(n)); !why.empty()) return why;
+  for (const ag::Edge& root : roots)
+    if (!root.function->tensor_pre_hooks().empty()) return "a result of the program has a hook";
+  for (const Reached& r : reached) {
+    const bool all = r.size() == leaves + walk.with_code().size() &&
+                     std::all_of(r.begin() + static_cast<std::ptrdiff_t>(leaves), r.end(), std::identity());
+    if (!all) return cat(walk.with_code().front()->name(), " runs code for the gradients of some results only");
+    if (!std::equal(r.begin(), r.begin() + static_cast<std::ptrdiff_t>(leaves), reached[0].begin()))
+      return cat(walk.with_code().front()->name(), " runs code for several results, which depend on different tensors");
+  }
+  return "";
+}
+
+class EngineOnThisThread {
+ public:
+  EngineOnThisThread() : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+  }
+  ~EngineOnThisThread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(before_); }
+  EngineOnThisThread(const EngineOnThisThread&) = delete;
+  EngineOnThisThread& operator=(const EngineOnThisThread&) = delete;
+
+ private:
+  bool before_;
+};
+
+}  // namespace
+
+std::string Capture::run_engine(const std::function<void()>& engine, GradientCode* code) {
+  if (!code) {
+    try {
+      engine();
+    } catch (const c10::Error& e) {
+      return cat("eager has no gradients: ", e.what_without_backtrace());
+    }
+    return "";
+  }
+  RandomStates random;
+  for (c10::Device d : current_) random.add(d);
+  random.add(c10::kCPU);
+  in_gradients_ = true;
+  first_storage_of_gradients_ = static_cast<int32_t>(storages_.size());
+  EngineOnThisThread here;
+  std::string why = code->run(engine);
+  in_gradients_ = false;
+  put_back(protected_);
+  random.put_back();
+  if (why.empty() && !protected_.empty()) why = "the code of a gradient writes to a tensor";
+  differentiable_.read_by_code = code->read();
+  return why.empty() ? no_gradients_ : why;
+}
+
+std::string Capture::record_gradients(const std::vector<at::Tensor>& results, GradientCode* code) {
+  if (!no_gradients_.empty()) return no_gradients_;
   std::vector<at::Tensor> leaves;
   if (std::string why = find_differentiable(results, leaves); !why.empty()) return why;
-  Walk walk(leaves);
+  Walk walk(leaves, code != nullptr);
   ag::edge_list roots;
   std::vector<at::Tensor> tangents;
+  std::vector<Reached> reached;
   for (size_t r : differentiable_.results) {
     roots.push_back(ag::impl::gradient_edge(results[r]));
-    differentiable_.reaches.push_back(walk.from(roots.back().function.get()));
+    reached.push_back(walk.from(roots.back()));
     if (!walk.obstacle().empty()) return walk.obstacle();
+    differentiable_.reaches.emplace_back(reached.back().begin(), reached.back().begin() + static_cast<std::ptrdiff_t>(leaves.size()));
     tangents.push_back(add_tangent(results[r]));
   }
+  const size_t with_code = walk.with_code().size();
   for (const at::Tensor& t : results)  // windows, which may have hooks of their own
-    if (t.defined() && t.requires_grad()) walk.from(ag::impl::gradient_edge(t).function.get());
+    if (t.defined() && t.requires_grad()) walk.from(ag::impl::gradient_edge(t));
   if (!walk.obstacle().empty()) return walk.obstacle();
+  if (walk.with_code().size() > with_code) return "a view of a result has a hook, or a custom function gives it";
+  if (with_code == 0) code = nullptr;
+  if (std::string why = code ? why_not_with_code(walk, reached, leaves.size(), roots, *code) : ""; !why.empty()) return why;
   if (roots.empty()) return "";
+  trace_.ops.push_back(divider(kBeginGradients));
   first_gradient_op_ = trace_.ops.size();
-  const size_t reads = trace_.reads.size(), held = lifted_.size();
-  try {
+  const size_t reads = trace_.reads.size(), decided = trace_.symbols->floats.deferred().size(), held = lifted_.size();
+  auto engine = [&] {
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     gradients_ = ag::Engine::get_default_engine().execute(roots, tangents, /*keep_graph=*/true, /*create_graph=*/false,
                                                           /*accumulate_grad=*/false, walk.edges());
-  } catch (const c10::Error& e) {
-    return cat("eager has no gradients: ", e.what_without_backtrace());
-  }
-  if (trace_.reads.size() != reads) return "a gradient goes by elements that are read on the host";
+  };
+  if (std::string why = run_engine(engine, code); !why.empty()) return why;
+  if (trace_.reads.size() != reads || trace_.symbols->floats.deferred().size() != decided)
+    return "a gradient goes by elements that are read on the host";
   if (lifted_.size() != held) return "a gradient depends on a tensor that the program has not met";
   for (size_t i = first_gradient_op_; i < trace_.ops.size(); ++i) {
     TraceOp& op = trace_.ops[i];
@@ -223,14 +316,94 @@ void Capture::drop_gradients() {
       if (t.defined() && t.is_leaf() && real_tensor(t.grad())) t.mutable_grad().reset();
 }
 
-void Capture::refuse_hooks_on_saved() {
+void Capture::check_gradients(const torch::jit::Stack& stack, size_t first) {
   if (at::GradMode::is_enabled() && !at::SavedTensorDefaultHooks::get_tls_state().stack.empty())
     fail_with({"gradients are needed: what is saved for them goes through hooks", Fallback::eager}, Outcome::needs_gradients);
+  if (!regions_.empty()) check_leaves(stack, first);
 }
 
-void Capture::differentiate(const std::vector<at::Tensor>& results) {
-  if (abandoned_ || !verdict_.is_good()) return;
-  std::string why = record_gradients(results);
+bool Capture::has_made(const at::Tensor& t) {
+  const at::Tensor* inside = real_tensor(t);
+  std::lock_guard lock(mutex_);
+  auto it = tensors_.find((inside ? *inside : t).unsafeGetTensorImpl());
+  return it != tensors_.end() && std::find(trace_.inputs.begin(), trace_.inputs.end(), it->second.id) == trace_.inputs.end();
+}
+
+// ---- regions ----
+
+void Capture::begin_region(Region region) {
+  std::lock_guard lock(mutex_);
+  region.first_tensor = static_cast<TensorId>(trace_.tensors.size());
+  region.first_storage = static_cast<int32_t>(storages_.size());
+  if (regions_.empty()) {
+    std::vector<TensorId> given;
+    for (const at::Tensor& t : region.given) {
+      const at::Tensor* inside = real_tensor(t);
+      given.push_back(id_of(inside ? *inside : t));
+    }
+    trace_.ops.push_back(divider(kEnterRegion, std::move(given)));
+  }
+  regions_.push_back(std::move(region));
+}
+
+void Capture::end_region() {
+  std::lock_guard lock(mutex_);
+  regions_.pop_back();
+  if (regions_.empty()) trace_.ops.push_back(divider(kLeaveRegion));
+}
+
+void Capture::refuse_gradients(std::string why) {
+  std::lock_guard lock(mutex_);
+  if (no_gradients_.empty()) no_gradients_ = std::move(why);
+}
+
+// Whether the innermost region has made it.
+bool Capture::is_of_region(int32_t storage) const {
+  if (storage < 0) return true;
+  auto has = [&](TensorId input) { return trace_.tensors[static_cast<size_t>(input)].storage == storage; };
+  return storage >= regions_.back().first_storage && std::none_of(trace_.inputs.begin(), trace_.inputs.end(), has);
+}
+
+// What eager would do once more for gradients, or otherwise.
+void Capture::check_region(const std::vector<TensorId>& mutated, bool draws) {
+  auto is_outside = [&](TensorId id) { return !is_of_region(trace_.tensors[static_cast<size_t>(id)].storage); };
+  if (no_gradients_.empty() && std::any_of(mutated.begin(), mutated.end(), is_outside))
+    no_gradients_ = cat("a checkpoint writes to a tensor that is there before, which eager does again for gradients", at_line());
+  if (no_gradients_.empty() && draws && !regions_.back().repeats_random)
+    no_gradients_ = cat("a checkpoint draws random numbers, and others for gradients", at_line());
+}
+
+// A region that autograd enters anew has gradients for what it is given, and for leaves. What else has a history is differentiated there
+// and then, which only eager does.
+void Capture::check_leaves(const torch::jit::Stack& stack, size_t first) {
+  const Region& region = regions_.back();
+  auto look = [&](const at::Tensor& t) {
+    if (!t.defined() || !t.requires_grad() || t.is_leaf()) return;
+    const at::Tensor* inside = real_tensor(t);
+    auto known = tensors_.find((inside ? *inside : t).unsafeGetTensorImpl());
+    if (known != tensors_.end() && known->second.id >= region.first_tensor) return;
+    auto is_it = [&](const at::Tensor& g) { return g.is_same(t); };
+    if (std::none_of(region.given.begin(), region.given.end(), is_it) && no_gradients_.empty())
+      no_gradients_ = cat("a checkpoint with use_reentrant=True reads a tensor with a history that is none of its arguments", at_line());
+  };
+  if (!region.is_reentrant) return;
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) look(stack[i].toTensor());
+    if (stack[i].isTensorList())
+      for (const at::Tensor& t : stack[i].toTensorVector()) look(t);
+  }
+}
+
+std::string Capture::why_no_result(const at::Tensor& t) const {
+  if (!is_of_region(storage_of(t))) return "a checkpoint with use_reentrant=True gives back what it has not made";
+  if (!t.requires_grad() && (t.is_floating_point() || t.is_complex()))
+    return "a checkpoint with use_reentrant=True gives a tensor that does not depend on what needs gradients";
+  return "";
+}
+
+void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode* code) {
+  if (abandoned_ || !verdict_.is_good() || std::exchange(has_differentiated_, true)) return;
+  std::string why = record_gradients(results, code);
   if (why.empty()) return;
   differentiable_ = {};
   gradients_.clear();

@@ -6,6 +6,8 @@
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 
 #include "capture.h"
 #include "compat.h"
@@ -138,6 +140,102 @@ bool Capture::add_constant(const at::Tensor& t) {
 bool Capture::is_constant(TensorId id) const {
   int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
   return std::find(constants_.begin(), constants_.end(), storage) != constants_.end() && !is_written(storage);
+}
+
+namespace {
+
+// Operations that only give what follows from their arguments.
+constexpr std::string_view kMadeOfArguments[] = {"aten::arange",
+                                                 "aten::arange.start",
+                                                 "aten::arange.start_step",
+                                                 "aten::full",
+                                                 "aten::ones",
+                                                 "aten::zeros",
+                                                 "aten::scalar_tensor",
+                                                 "aten::new_ones",
+                                                 "aten::new_zeros",
+                                                 "aten::new_full",
+                                                 "aten::ones_like",
+                                                 "aten::zeros_like",
+                                                 "aten::full_like",
+                                                 "aten::eq.Scalar",
+                                                 "aten::eq.Tensor",
+                                                 "aten::ne.Scalar",
+                                                 "aten::ne.Tensor",
+                                                 "aten::le.Scalar",
+                                                 "aten::le.Tensor",
+                                                 "aten::lt.Scalar",
+                                                 "aten::lt.Tensor",
+                                                 "aten::ge.Scalar",
+                                                 "aten::ge.Tensor",
+                                                 "aten::gt.Scalar",
+                                                 "aten::gt.Tensor",
+                                                 "aten::logical_and",
+                                                 "aten::logical_or",
+                                                 "aten::logical_not",
+                                                 "aten::bitwise_and.Tensor",
+                                                 "aten::bitwise_or.Tensor",
+                                                 "aten::bitwise_not",
+                                                 "aten::add.Tensor",
+                                                 "aten::add.Scalar",
+                                                 "aten::sub.Tensor",
+                                                 "aten::sub.Scalar",
+                                                 "aten::rsub.Scalar",
+                                                 "aten::mul.Tensor",
+                                                 "aten::mul.Scalar",
+                                                 "aten::minimum",
+                                                 "aten::maximum",
+                                                 "aten::abs",
+                                                 "aten::where.self",
+                                                 "aten::where.ScalarSelf",
+                                                 "aten::where.ScalarOther",
+                                                 "aten::where.Scalar",
+                                                 "aten::masked_fill.Scalar",
+                                                 "aten::tril",
+                                                 "aten::triu",
+                                                 "aten::cumsum",
+                                                 "aten::cat",
+                                                 "aten::expand",
+                                                 "aten::view",
+                                                 "aten::_unsafe_view",
+                                                 "aten::unsqueeze",
+                                                 "aten::squeeze.dim",
+                                                 "aten::slice.Tensor",
+                                                 "aten::select.int",
+                                                 "aten::transpose.int",
+                                                 "aten::permute",
+                                                 "aten::t",
+                                                 "aten::as_strided",
+                                                 "aten::alias",
+                                                 "aten::clone",
+                                                 "aten::_to_copy",
+                                                 "aten::index.Tensor"};
+
+bool follows_from_tensors(const TraceOp& op) {
+  auto is_known = [](const Arg& a) {
+    const auto* number = std::get_if<Arg::Number>(&a.value);
+    return !std::holds_alternative<ExternArg::Opaque>(a.value) && (!number || (!number->symbol && number->tensor == kNoTensor));
+  };
+  return std::ranges::find(kMadeOfArguments, op.schema) != std::end(kMadeOfArguments) && op.mutated.empty() && !op.effect &&
+         op.binds.empty() && std::ranges::all_of(op.args, is_known);
+}
+
+}  // namespace
+
+bool Capture::is_made_of_nothing(const at::Tensor& t) const {
+  const auto at = tensors_.find(t.unsafeGetTensorImpl());
+  if (symbolic_ || abandoned_ || at == tensors_.end() || at->second.impl.expired()) return false;
+  auto storage = [&](TensorId id) { return trace_.tensors[static_cast<size_t>(id)].storage; };
+  std::map<int32_t, bool> made;  // by storage: of nothing, or else of something
+  for (const TraceOp& op : trace_.ops) {
+    bool all = follows_from_tensors(op);
+    for_each_tensor(op.args, [&](TensorId id) { all = all && made.contains(storage(id)) && made[storage(id)]; });
+    for (TensorId id : op.results)
+      if (id != kNoTensor) made[storage(id)] = all && (!made.contains(storage(id)) || made[storage(id)]);
+    for (TensorId id : op.mutated) made[storage(id)] = false;
+  }
+  const auto own = made.find(storage(at->second.id));
+  return own != made.end() && own->second;
 }
 
 bool Capture::is_written(int32_t storage) const {

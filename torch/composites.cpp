@@ -6,15 +6,18 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <vector>
 
+#include "capture.h"
 #include "compat.h"
 #include "composites.h"
 #include "devices.h"
@@ -81,9 +84,39 @@ at::Tensor written_out(const at::Tensor& mask) {
   return once.contiguous().expand_symint(mask.sym_sizes());
 }
 
+// What a mask says that the program makes of nothing that it is given, so that it says the same in every call.
+enum class MaskKind : uint8_t { other, open, causal };
+
+MaskKind kind_of_mask(const at::Tensor& mask, const at::Tensor& q, const at::Tensor& k) {
+  constexpr int64_t kMost = int64_t{1} << 28;  // elements worth looking at
+  const Capture* capture = Capture::current();
+  if (!capture || mask.is_nested() || mask.dim() < 2 || q.dim() < 2 || k.dim() < 2 || !capture->is_made_of_nothing(mask))
+    return MaskKind::other;
+  c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
+  const at::NoGradGuard no_grad;
+  const int64_t rows = q.size(-2), keys = k.size(-2);
+  if (mask.numel() == 0 || mask.numel() > kMost) return MaskKind::other;
+  at::Tensor is_open = mask;
+  if (mask.is_floating_point()) {
+    is_open = mask.eq(0);
+    if (!is_open.logical_or(mask.eq(-std::numeric_limits<double>::infinity())).all().item<bool>()) return MaskKind::other;
+  } else if (mask.scalar_type() != at::kBool) {
+    return MaskKind::other;
+  }
+  if (is_open.all().item<bool>()) return MaskKind::open;
+  if (mask.size(-2) != rows || mask.size(-1) != keys) return MaskKind::other;
+  const at::Tensor below = at::ones({rows, keys}, is_open.options()).tril();
+  return is_open.eq(below).all().item<bool>() ? MaskKind::causal : MaskKind::other;
+}
+
+// Libraries make masks that say nothing, or what a causal attention does by itself, where a program is compiled. Torch's fastest kernels
+// take none, and those that do are slower by half.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask, double dropout,
                      bool causal, std::optional<double> scale, bool groups) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  const MaskKind kind = mask && mask->defined() && !causal ? kind_of_mask(*mask, q, k) : MaskKind::other;
+  if (kind != MaskKind::other)
+    return at::scaled_dot_product_attention(q, k, v, std::nullopt, dropout, kind == MaskKind::causal, scale, groups);
   return at::scaled_dot_product_attention(q, k, v, mask ? written_out(*mask) : mask, dropout, causal, scale, groups);
 }
 

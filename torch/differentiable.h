@@ -4,17 +4,27 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace broach {
 
+// What code of a front's, which computes gradients, has read on the host.
+class ReadByCode {
+ public:
+  virtual ~ReadByCode() = default;
+  // What is not as it was when the gradients were recorded, in words; empty if nothing.
+  virtual std::string changed() const = 0;
+};
+
 struct Differentiable {
-  std::vector<size_t> results;             // by tangent: the first position among the program's results
-  std::vector<size_t> inputs;              // by gradient: position among the inputs, the lifted ones behind those given
-  std::vector<std::vector<bool>> reaches;  // by tangent and gradient
-  std::vector<bool> has_history;           // by result of the program
-  std::string why_not_again;               // why the program cannot be run again for the same results; empty if it can
+  std::vector<size_t> results;                     // by tangent: the first position among the program's results
+  std::vector<size_t> inputs;                      // by gradient: position among the inputs, the lifted ones behind those given
+  std::vector<std::vector<bool>> reaches;          // by tangent and gradient
+  std::vector<bool> has_history;                   // by result of the program
+  std::string why_not_again;                       // why the program cannot be run again for the same results; empty if it can
+  std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }
 };
 

@@ -153,6 +153,7 @@ class Function {
   Recorded attempt(const CallInputs& call, const Modes& modes, const Plan& plan);
   void record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const;
   static void run_again(const CallInputs& call, Recorded& recorded);
+  static bool run_in_place(const CallInputs& call, Recorded& recorded);
   void describe_results(Recorded& out) const;
   Verdict judge(const CallInputs& call, const Modes& modes, const Recorded& recorded);
   Verdict compile(const Modes& modes, Recorded& recorded) const;

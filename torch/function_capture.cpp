@@ -135,7 +135,8 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   try {
     Stopwatch watch(attempt.capture_seconds);
     record(call, symbolic ? &sizes : nullptr, out);
-    if (symbolic && out.has_history) out.results.tensors.clear();  // whose history holds what stood for the program's tensors
+    // What stood for the program's tensors, or all that the run has made, is held by their history.
+    if ((symbolic || out.capture->is_replaced()) && out.has_history) out.results.tensors.clear();
     if (symbolic && out.capture->has_escaped()) {
       out.capture->roll_back();
       attempt.verdict = {Outcome::refuses_symbols, "the program keeps a tensor that it computed"};
@@ -150,29 +151,31 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
     throw;
   }
   if (symbolic) note_fixed_sizes(*out.capture);
-  if (out.must_run_eagerly) {
-    attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is written", Fallback::eager}};
-    return out;
-  }
+  if (out.must_run_eagerly) return out;
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
   if (symbolic && out.has_history) run_again(call, out);
+  else if (out.capture->is_replaced() && (out.has_history || !attempt.verdict.is_good())) out.must_run_eagerly = !run_in_place(call, out);
   return out;
 }
 
 // What stands for the program's tensors has a history, which the tensors themselves have not: compiled code gives those that have it.
 void Function::run_again(const CallInputs& call, Recorded& recorded) {
+  if (run_in_place(call, recorded)) return;
+  recorded.program = nullptr;
+  recorded.attempt.verdict.outcome = Outcome::refuses_symbols;
+}
+
+// The compiled program, in the place of the run that was recorded. False if there is none for the call; nothing has happened then.
+bool Function::run_in_place(const CallInputs& call, Recorded& recorded) {
   recorded.capture->roll_back();
   Verdict& verdict = recorded.attempt.verdict;
   Binding binding;
   std::vector<Scalar> observed;
-  if (verdict.is_good() && recorded.program->accepts(call, binding, &verdict.reason.text))
-    if (auto results = recorded.program->run(call, binding, observed)) {
-      recorded.results.tensors = std::move(*results);
-      return;
-    }
-  recorded.program = nullptr;
-  verdict.outcome = Outcome::refuses_symbols;
+  if (!verdict.is_good() || !recorded.program->accepts(call, binding, &verdict.reason.text)) return false;
+  auto results = recorded.program->run(call, binding, observed);
+  if (results) recorded.results.tensors = std::move(*results);
+  return results.has_value();
 }
 
 // As the calls that were captured show, of which the last is the one under way.
@@ -224,12 +227,16 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     // The error that was to end the program was caught there.
     if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
   } catch (...) {
-    if (sizes) capture.roll_back();
-    throw;
+    if (sizes || capture.is_replaced()) capture.roll_back();
+    if (sizes || !capture.is_replaced()) throw;
+    out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
+    out.must_run_eagerly = true;
+    return;
   }
   auto is_written = [](const InputWithHistory& input) { return input.is_written(); };
   if (!sizes && std::any_of(with_history.begin(), with_history.end(), is_written)) {  // the caller's tensor must get that history
     capture.roll_back();
+    out.attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is written", Fallback::eager}};
     out.must_run_eagerly = true;
     return;
   }
@@ -300,6 +307,7 @@ void Function::settle(const Modes& modes, Recorded& recorded, bool goes_on) {
   const Verdict& verdict = recorded.attempt.verdict;
   switch (verdict.outcome) {
     case Outcome::compiled: return add_version(modes, recorded);
+    case Outcome::error: return;
     case Outcome::unclear: return note_eager(verdict.reason.text, false);
     case Outcome::needs_gradients: closed_ = Closed::with_gradients; return note_eager(verdict.reason.text);
     default:

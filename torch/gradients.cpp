@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -13,12 +14,12 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "compat.h"
 #include "devices.h"
 #include "externs.h"
+#include "passes/passes.h"
 #include "support/error.h"
 
 namespace broach {
@@ -32,6 +33,48 @@ class Identity : public ag::Node {
   using ag::Node::Node;
   std::string name() const override { return "BroachInput"; }
   ag::variable_list apply(ag::variable_list&& gradients) override { return std::move(gradients); }
+};
+
+int64_t version_of(const at::Tensor& t) { return t.defined() && !t.is_inference() ? t._version() : 0; }
+
+// Gradients that are waited for come in so many parts: of each the reduction goes on beside what computes the next.
+constexpr size_t kMostParts = 8;
+
+// The runs under way for the gradients of one call, which its nodes take on one after another.
+class Runs {
+ public:
+  void begin(BackwardRun run) {
+    std::lock_guard lock(mutex_);
+    runs_.insert_or_assign(ag::get_current_graph_task_id(), std::move(run));
+  }
+  // What is ready next for the engine's run under way; nothing if nobody wants what is left.
+  ag::variable_list next() {
+    std::lock_guard lock(mutex_);
+    auto run = runs_.find(ag::get_current_graph_task_id());
+    if (run == runs_.end()) return {};
+    ag::variable_list out = run->second.next();
+    if (run->second.is_over()) runs_.erase(run);
+    return out;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, BackwardRun> runs_;  // by the engine's graph task
+};
+
+// Gives gradients that are ready later than others. Its edges are those of all gradients and, behind them, that to the next such node.
+class LaterGradients : public ag::Node {
+ public:
+  explicit LaterGradients(std::shared_ptr<Runs> runs) : runs_(std::move(runs)) {}
+  std::string name() const override { return "BroachBackward"; }
+  ag::variable_list apply(ag::variable_list&&) override {
+    ag::variable_list out = runs_->next();
+    out.resize(num_outputs());
+    return out;
+  }
+
+ private:
+  std::shared_ptr<Runs> runs_;
 };
 
 // Some results of one call of a compiled program in autograd's graph.
@@ -48,6 +91,7 @@ class CompiledCall : public ag::Node {
   void save_own(at::Tensor t) { saved_.emplace_back(ag::SavedVariable(), std::move(t)); }
 
   ag::variable_list apply(ag::variable_list&& given) override {
+    const std::string changed = backward_->changed();
     std::lock_guard lock(mutex_);
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     ag::variable_list tangents(tangents_);
@@ -57,18 +101,21 @@ class CompiledCall : public ag::Node {
       results_[t].is_in_use = true;
       tangents[own_[t]] = std::move(given[t]);
     }
-    std::vector<bool> wanted;
-    for (size_t i = 0; i < num_outputs(); ++i) wanted.push_back(task_should_compute_output(i));
     auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
+    if (!changed.empty())
+      return give(run_eagerly(cat("broach: gradients are computed by code of the program's, and what it reads has changed since the call (",
+                                  changed, "): they need the program to be run again"),
+                              tangents));
     if (c10::GradMode::is_enabled() || std::any_of(tangents.begin(), tangents.end(), is_other))
-      return run_eagerly(tangents, std::move(wanted));
+      return give(
+          run_eagerly("broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again", tangents));
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains();
     std::vector<at::Tensor> inputs;
     for (auto& [variable, own] : saved_) {
       if (!own.defined()) inputs.push_back(variable.unpack(getptr()));
       else inputs.push_back(released_ ? std::move(own) : own);
     }
-    return backward_->run(std::move(inputs), tangents, std::move(wanted), symbols_);
+    return give(backward_->run(std::move(inputs), tangents, wanted(), symbols_, runs_ != nullptr));
   }
 
   // A result whose gradient was not asked for may still be differentiated, as far as somebody has it: eager frees what leads to the others.
@@ -82,38 +129,57 @@ class CompiledCall : public ag::Node {
     released_ = true;
   }
 
+  // Gradients are given by several nodes, of which this is the first.
+  void give_in_parts(std::shared_ptr<Runs> runs) { runs_ = std::move(runs); }
+
   void add_result(const at::Tensor& t) { results_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr())}); }
 
   // For gradients of gradients.
   void keep(const CallInputs& call) {
     if (!call.again) return;
     again_ = *call.again;
-    for (const at::Tensor& t : call.tensors) given_.emplace_back(t, t.is_inference() ? 0 : t._version());
+    for (const at::Tensor& t : call.tensors) given_.emplace_back(t, version_of(t));
     ints_ = call.ints.vec();
     floats_ = call.floats.vec();
   }
 
  private:
+  // By gradient: whether this run of the engine's asks for it, here or of a later node.
+  std::vector<bool> wanted() {
+    const size_t count = num_outputs() - (runs_ ? 1 : 0);
+    std::vector<bool> out(count);
+    for (ag::Node* n = this; n; n = n->num_outputs() > count ? n->next_edge(count).function.get() : nullptr)
+      for (size_t g = 0; g < count; ++g) out[g] = out[g] || n->task_should_compute_output(g);
+    return out;
+  }
+
+  ag::variable_list give(BackwardRun run) const {
+    ag::variable_list out = run.next();
+    if (runs_ && !run.is_over()) runs_->begin(std::move(run));
+    out.resize(num_outputs());
+    return out;
+  }
+
   // Whether no other backward can come.
   bool none_remains() const {
     return std::ranges::all_of(results_, [](const Result& r) { return r.was_used || r.is_in_use || r.tensor.use_count() == 0; });
   }
 
-  ag::variable_list run_eagerly(const ag::variable_list& tangents, std::vector<bool> wanted) const {
-    constexpr const char* kWhat = "broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again";
-    TORCH_CHECK(again_, kWhat, ", and it is not at hand. Call it without compiling it where they are needed.");
-    TORCH_CHECK(backward_->why_not_again().empty(), kWhat, ", but ", backward_->why_not_again(),
+  // `what`: why it is.
+  BackwardRun run_eagerly(const std::string& what, const ag::variable_list& tangents) {
+    TORCH_CHECK(again_, what, ", and it is not at hand. Call it without compiling it where they are needed.");
+    TORCH_CHECK(backward_->why_not_again().empty(), what, ", but ", backward_->why_not_again(),
                 ". Call it without compiling it where they are needed.");
     std::vector<at::Tensor> tensors;
     for (const auto& [t, version] : given_) {
-      TORCH_CHECK(t.is_inference() || t._version() == version, kWhat,
-                  ", but one of the tensors that it was given has been modified by an inplace operation.");
+      TORCH_CHECK(version_of(t) == version, what, ", but one of the tensors that it was given has been modified by an inplace operation.");
       tensors.push_back(t);
     }
-    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, tangents, std::move(wanted));
+    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, tangents, wanted(), runs_ != nullptr);
   }
 
   std::shared_ptr<const Backward> backward_;
+  std::shared_ptr<Runs> runs_;  // null: this node gives all gradients
   std::vector<int64_t> symbols_;
   std::vector<size_t> own_;
   size_t tangents_;
@@ -129,6 +195,27 @@ class CompiledCall : public ag::Node {
   std::vector<Result> results_;  // of its own
   bool released_ = false;
 };
+
+// Whether something happens as soon as a leaf has its gradient: its reduction over several processes (DDP), a step of an optimizer.
+bool is_awaited(ag::Node& accumulates) { return !accumulates.post_hooks().empty() || accumulates.tensor_post_acc_grad_hooks(); }
+
+// The edges of the node that gives the first gradients, with one more to the node that gives the next. `parts`: by edge. `like`: on the
+// device of the run.
+ag::edge_list first_of_parts(ag::edge_list edges, const std::vector<size_t>& parts, const std::shared_ptr<Runs>& runs,
+                             const at::Tensor& like) {
+  ag::Edge next;
+  for (size_t part = std::ranges::max(parts);; --part) {
+    ag::edge_list own(edges.size());
+    for (size_t g = 0; g < edges.size(); ++g)
+      if (parts[g] == part) own[g] = std::move(edges[g]);
+    own.push_back(std::move(next));
+    if (part == 0) return own;
+    NodePointer node = new_node<LaterGradients>(runs);
+    node->add_input_metadata(like);  // whose device's queue it runs on; it is given nothing
+    node->set_next_edges(std::move(own));
+    next = ag::Edge(std::move(node), 0);
+  }
+}
 
 // The storage from the tensor's first element on, as elements of another type.
 at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
@@ -197,6 +284,75 @@ at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
   return window && result.requires_grad() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
 }
 
+// ---- runs for gradients ----
+
+BackwardRun::BackwardRun(std::shared_ptr<const BackwardVariant> variant, std::vector<ResultSpec> gradients, std::vector<size_t> parts,
+                         std::vector<at::Tensor> values, std::vector<int64_t> symbols)
+    : variant_(std::move(variant)),
+      gradients_(std::move(gradients)),
+      parts_(std::move(parts)),
+      values_(std::move(values)),
+      given_back_(gradients_.size()),
+      symbols_(std::move(symbols)) {
+  for (size_t g = 0; g < gradients_.size(); ++g)
+    if (gradients_[g].is_of_input()) given_back_[g] = values_[static_cast<size_t>(gradients_[g].index)];
+  for (const at::Tensor& t : values_)
+    if (!parts_.empty()) versions_.push_back(version_of(t));
+  values_.resize(variant_->code.module.slots.size());
+}
+
+BackwardRun::BackwardRun(std::vector<at::Tensor> gradients, std::vector<size_t> parts)
+    : parts_(std::move(parts)), values_(std::move(gradients)) {}
+
+std::vector<at::Tensor> BackwardRun::next() {
+  if (variant_ && next_ < variant_->runners.size()) compute();
+  std::vector<at::Tensor> out = variant_ ? made() : std::vector<at::Tensor>(values_.size());
+  for (size_t g = 0; !variant_ && g < out.size(); ++g)
+    if (parts_.empty() || parts_[g] == next_) out[g] = std::move(values_[g]);
+  ++next_;
+  return out;
+}
+
+void BackwardRun::compute() {
+  const Stage& part = variant_->code.module.stages[next_];
+  const size_t inputs = variant_->code.module.inputs;
+  std::vector<at::Tensor> values(values_.size()), made(values_.size() - inputs);
+  for (size_t slot : part.takes) {
+    // Whoever got the gradients of the parts before may have written to what is held by reference.
+    TORCH_CHECK(slot >= versions_.size() || version_of(values_[slot]) == versions_[slot],
+                "one of the variables needed for gradient computation has been modified by an inplace operation: ",
+                values_[slot].toString(), " ", values_[slot].sizes(), ", while gradients were given one after another");
+    values[slot] = variant_->last_read[slot] == static_cast<ptrdiff_t>(next_) ? std::move(values_[slot]) : values_[slot];
+  }
+  RunInputs run;
+  for (const at::Tensor& t : values) run.add(t);
+  variant_->runners[next_].run(run, symbols_, nullptr, made, values);
+  for (size_t slot : part.gives) values_[slot] = std::move(made[slot - inputs]);
+}
+
+// The gradients of the part that was computed. What no later part reads is the caller's alone, who may keep the tensor as it is.
+std::vector<at::Tensor> BackwardRun::made() {
+  std::vector<ResultSpec> own(gradients_.size());
+  std::vector<bool> wanted(gradients_.size());
+  for (size_t g = 0; g < own.size(); ++g)
+    if (parts_.empty() || parts_[g] == next_) own[g] = std::exchange(gradients_[g], {}), wanted[g] = true;
+  auto slot_of = [&](const ResultSpec& r) { return *variant_->slots[static_cast<size_t>(r.index)]; };
+  auto memory = [&](const ResultSpec& r) -> const at::Tensor& {
+    return r.is_of_input() ? given_back_[static_cast<size_t>(&r - own.data())] : values_[slot_of(r)];
+  };
+  std::vector<at::Tensor> out = tensors_of(own, memory, wanted, symbols_);
+  for (const ResultSpec& r : own) {
+    if (r.is_of_input()) given_back_[static_cast<size_t>(&r - own.data())].reset();
+    if (r.is_made() && variant_->last_read[slot_of(r)] <= static_cast<ptrdiff_t>(next_)) values_[slot_of(r)].reset();
+  }
+  return out;
+}
+
+bool BackwardRun::is_over() const {
+  if (variant_) return std::ranges::all_of(gradients_, [](const ResultSpec& r) { return r.kind == ResultSpec::Kind::none; });
+  return std::ranges::none_of(values_, [](const at::Tensor& t) { return t.defined(); });
+}
+
 // ---- compiled calls ----
 
 Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, std::vector<at::Tensor> lifted,
@@ -210,6 +366,13 @@ Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable
     auto reaches = [g](const std::vector<bool>& of_result) { return of_result[g]; };
     const auto count = std::ranges::count_if(differentiable_.reaches, reaches);
     if (count > 0 && static_cast<size_t>(count) < differentiable_.reaches.size()) reached_by_some_.push_back(g);
+  }
+  stage_parts_.gives = parts_by_readiness(*stage().graph, kMostParts);
+  for (const ResultSpec& r : compiled_->gradients) parts_.push_back(r.is_made() ? stage_parts_.gives[static_cast<size_t>(r.index)] : 0);
+  // A leaf may be written as soon as it has its gradient.
+  for (size_t slot : stage().takes) {
+    auto g = std::ranges::find(differentiable_.inputs, slot) - differentiable_.inputs.begin();
+    stage_parts_.reads.push_back(static_cast<size_t>(g) < parts_.size() ? parts_[static_cast<size_t>(g)] : kMostParts);
   }
 }
 
@@ -240,11 +403,18 @@ void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results,
 void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
   ag::edge_list edges;
+  bool awaited = false;
   for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
     const bool reached = std::ranges::any_of(own, [&](size_t t) { return differentiable_.reaches[t][g]; });
     edges.push_back(reached ? ag::impl::gradient_edge(*inputs.tensors[differentiable_.inputs[g]]) : ag::Edge());
+    if (ag::Node* n = edges.back().function.get()) awaited = awaited || is_awaited(*n);
   }
   NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols, own, differentiable_.results.size());
+  if (awaited) {
+    auto runs = std::make_shared<Runs>();
+    edges = first_of_parts(std::move(edges), parts_, runs, results[differentiable_.results[own[0]]]);
+    static_cast<CompiledCall&>(*node).give_in_parts(std::move(runs));
+  }
   node->set_next_edges(std::move(edges));
   auto& compiled = static_cast<CompiledCall&>(*node);
   for (size_t t : own) {
@@ -257,7 +427,8 @@ void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, s
   for (size_t i = 0; i + compiled_->tangents < stage().takes.size(); ++i) {
     const size_t slot = stage().takes[i];
     if (slot < given) {
-      compiled.save(*inputs.tensors[slot], false);
+      if (compiled_->read_anew[slot]) compiled.save_own(*inputs.tensors[slot]);
+      else compiled.save(*inputs.tensors[slot], false);
       continue;
     }
     const at::Tensor& t = made[slot - given];
@@ -281,31 +452,21 @@ void Backward::make_windows(std::vector<at::Tensor>& results) const {
   }
 }
 
-std::vector<at::Tensor> Backward::run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
-                                      const std::vector<int64_t>& symbols) const {
+BackwardRun Backward::run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+                          const std::vector<int64_t>& symbols, bool in_parts) const {
   keep_reached(tangents, wanted);
   std::vector<bool> given;
   for (const at::Tensor& t : tangents) given.push_back(t.defined());
-  const Variant& v = variant({wanted, given});
+  auto code = variant({wanted, given, in_parts});
   const size_t first = inputs.size();
   for (size_t t = 0; t < tangents.size(); ++t) {
     const Slot& tangent = compiled_->module.slots[stage().takes[first + t]];
     inputs.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
   }
   std::vector<ResultSpec> specs = compiled_->gradients;
-  std::map<int, at::Tensor> given_back;  // gradients that lie in the memory of an input
-  for (size_t g = 0; g < specs.size(); ++g) {
+  for (size_t g = 0; g < specs.size(); ++g)
     if (!wanted[g]) specs[g] = {};
-    else if (specs[g].is_of_input()) given_back[specs[g].index] = inputs[static_cast<size_t>(specs[g].index)];
-  }
-  RunInputs run;
-  for (const at::Tensor& t : inputs) run.add(t);
-  std::vector<at::Tensor> made(stage().gives.size());
-  v.runner->run(run, symbols, nullptr, made, inputs);
-  auto memory = [&](const ResultSpec& r) -> const at::Tensor& {
-    return r.is_of_input() ? given_back.at(static_cast<int>(r.index)) : made[static_cast<size_t>(r.index)];
-  };
-  return tensors_of(specs, memory, wanted, symbols);
+  return {std::move(code), std::move(specs), in_parts ? parts_ : std::vector<size_t>(), std::move(inputs), symbols};
 }
 
 // As eager's, a gradient is undefined unless a result that it depends on has one.
@@ -317,8 +478,8 @@ void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector
   }
 }
 
-std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
-                                              std::vector<bool> wanted) const {
+BackwardRun Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
+                                  std::vector<bool> wanted, bool in_parts) const {
   keep_reached(tangents, wanted);
   std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
   std::vector<InputWithHistory> with_history;
@@ -347,31 +508,40 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
     leaves.push_back(ag::impl::gradient_edge(i < inputs.size() ? inputs[i] : lifted_[i - inputs.size()]));
   }
   std::vector<at::Tensor> out(wanted.size());
-  if (leaves.empty()) return out;
+  const std::vector<size_t> parts = in_parts ? parts_ : std::vector<size_t>();
+  if (leaves.empty()) return {std::move(out), parts};
   auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
                                                             /*accumulate_grad=*/false, leaves);
   for (InputWithHistory& input : with_history) input.connect();
   for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);
-  return out;
+  return {std::move(out), parts};
 }
 
-const Backward::Variant& Backward::variant(const Key& key) const {
+std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
   std::lock_guard lock(mutex_);
-  auto& v = variants_[key];
-  if (v) return *v;
-  CompiledBackward code = compile_backward(*compiled_, key.first, key.second, targets_, make_extern, options_);
-  std::vector<size_t> takes(code.graph->inputs().size());
-  std::iota(takes.begin(), takes.end(), size_t{0});
-  auto runner = std::make_shared<const Runner>(code.executable, std::move(takes), code.outputs, std::vector<int>(), true);
-  v.reset(new Variant{std::move(code), std::move(runner)});
-  return *v;
+  auto& known = variants_[key];
+  if (known) return known;
+  const auto& [wanted, given, in_parts] = key;
+  auto v = std::make_shared<BackwardVariant>();
+  v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : Parts(), targets_, make_extern, options_);
+  const Module& m = v->code.module;
+  v->last_read.assign(m.slots.size(), -1);
+  v->slots.resize(stage().gives.size());
+  for (size_t i = 0; i < m.outputs.size(); ++i) v->slots[v->code.outputs[i]] = m.outputs[i];
+  for (size_t part = 0; part < m.stages.size(); ++part) {
+    std::vector<size_t> gives = m.stages[part].gives;
+    for (size_t& slot : gives) slot -= m.inputs;
+    for (size_t slot : m.stages[part].takes) v->last_read[slot] = static_cast<ptrdiff_t>(part);
+    v->runners.emplace_back(v->code.executables[part], m.stages[part].takes, std::move(gives), std::vector<int>(), true);
+  }
+  return known = std::move(v);
 }
 
 std::vector<CompiledBackward> Backward::compiled() const {
   std::lock_guard lock(mutex_);
   std::vector<CompiledBackward> out;
   for (const auto& [key, v] : variants_)
-    if (v) out.push_back(v->code);
+    if (v) out.push_back(v->code);  // there is none where compiling it failed
   return out;
 }
 

@@ -5,10 +5,13 @@
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -52,6 +55,41 @@ using MemoryOf = c10::function_ref<const at::Tensor&(const ResultSpec&)>;
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols);
 
+// The code for some gradients, where some results have none.
+struct BackwardVariant {
+  CompiledBackward code;
+  std::deque<Runner> runners;                // by part
+  std::vector<ptrdiff_t> last_read;          // by slot of the module: the part that takes it last; -1: none
+  std::vector<std::optional<size_t>> slots;  // by output of the stage
+};
+
+// A run for the gradients of one call, which come part by part.
+class BackwardRun {
+ public:
+  // Of code: `values` are what the module takes. `gradients` says how each that is wanted is made, of an input or an output of the stage.
+  BackwardRun(std::shared_ptr<const BackwardVariant> variant, std::vector<ResultSpec> gradients, std::vector<size_t> parts,
+              std::vector<at::Tensor> values, std::vector<int64_t> symbols);
+  // Of gradients that are there.
+  BackwardRun(std::vector<at::Tensor> gradients, std::vector<size_t> parts);
+
+  // What the next part gives, by gradient: undefined are those of other parts, and what nobody wants.
+  std::vector<at::Tensor> next();
+  bool is_over() const;  // nothing that is wanted is left
+
+ private:
+  void compute();
+  std::vector<at::Tensor> made();
+
+  std::shared_ptr<const BackwardVariant> variant_;
+  std::vector<ResultSpec> gradients_;
+  std::vector<size_t> parts_;           // by gradient; empty: there is one part
+  std::vector<at::Tensor> values_;      // by slot; without code, by gradient
+  std::vector<at::Tensor> given_back_;  // by gradient: those that lie in the memory of an input
+  std::vector<int64_t> versions_;       // of what the module takes, if there are parts
+  std::vector<int64_t> symbols_;
+  size_t next_ = 0;
+};
+
 class Backward : public std::enable_shared_from_this<Backward> {
  public:
   // `lifted`: the program's inputs behind those that it is given.
@@ -61,27 +99,25 @@ class Backward : public std::enable_shared_from_this<Backward> {
   // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs.
   void connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
                const std::vector<int64_t>& symbols) const;
-  // By gradient. `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed.
-  // What `inputs` alone holds is let go as soon as it was read for the last time.
-  std::vector<at::Tensor> run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
-                              const std::vector<int64_t>& symbols) const;
+  // `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed. What `inputs` alone
+  // holds is let go as soon as it was read for the last time. `in_parts`: as `parts` says, or all in one.
+  BackwardRun run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+                  const std::vector<int64_t>& symbols, bool in_parts) const;
 
   // The same with a history of their own: by the program itself, once more, and eager's engine.
-  std::vector<at::Tensor> run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
-                                      std::vector<bool> wanted) const;
+  BackwardRun run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
+                          std::vector<bool> wanted, bool in_parts) const;
 
+  // What its code, if it has any, has read on the host and would find changed.
+  std::string changed() const { return differentiable_.read_by_code ? differentiable_.read_by_code->changed() : ""; }
   const std::string& why_not_again() const { return differentiable_.why_not_again; }
 
   // What was compiled so far.
   std::vector<CompiledBackward> compiled() const;
 
  private:
-  struct Variant {
-    CompiledBackward code;
-    std::shared_ptr<const Runner> runner;
-  };
-  using Key = std::pair<std::vector<bool>, std::vector<bool>>;  // gradients, tangents
-  const Variant& variant(const Key& key) const;
+  using Key = std::tuple<std::vector<bool>, std::vector<bool>, bool>;  // gradients, tangents, in parts
+  std::shared_ptr<const BackwardVariant> variant(const Key& key) const;
   void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
   void make_windows(std::vector<at::Tensor>& results) const;
   // Tangents, by the node that gets them.
@@ -97,8 +133,10 @@ class Backward : public std::enable_shared_from_this<Backward> {
   Targets targets_;
   PipelineOptions options_;
   std::vector<size_t> reached_by_some_;  // gradients that some results depend on, and others not
+  std::vector<size_t> parts_;            // by gradient: in which part it is ready, if they are computed in several
+  Parts stage_parts_;                    // the same, by what the stage gives, and what it takes
   mutable std::mutex mutex_;
-  mutable std::map<Key, std::unique_ptr<const Variant>> variants_;
+  mutable std::map<Key, std::shared_ptr<const BackwardVariant>> variants_;
 };
 
 }  // namespace broach

@@ -61,6 +61,16 @@ at::Tensor convolution_in_place(const HostContraction& c, const at::Tensor& resu
   return has_bias(c) ? out.add_(tensor(c, c.bias).reshape({1, -1, 1, 1})) : out;
 }
 
+// ATen's kernel for the gradient of a weight of single points that lie apart, on processors without AVX-512, computes with what lies behind
+// the channels of tensors that have these last, where they do not fill a vector.
+bool reads_beyond(const HostContraction& c, int64_t channels, int64_t given) {
+  constexpr int64_t kLanes = 8;
+  const at::IntArrayRef sizes = tensor(c, c.result).sizes(), strides = c.operation.ints(Attr::stride);
+  auto is_one = [](int64_t n) { return n == 1; };
+  return std::all_of(sizes.begin() + 2, sizes.end(), is_one) && !std::all_of(strides.begin(), strides.end(), is_one) &&
+         (channels % kLanes != 0 || given % kLanes != 0);
+}
+
 at::Tensor convolution(const HostContraction& c, const at::Tensor& result, bool in_place) {
   const Operation& n = c.operation;
   if (is_recording_calls() && !has_cudnn()) unsupported("a convolution without cuDNN is not recorded");
@@ -74,6 +84,8 @@ at::Tensor convolution(const HostContraction& c, const at::Tensor& result, bool 
     return of_weight ? std::get<1>(all) : std::get<0>(all);
   };
   if (n.op == Op::conv_weight_gradient) {
+    if (x.device().is_cpu() && reads_beyond(c, x.size(1), w.size(1)))
+      return gradient(w.contiguous(), x.contiguous(), tensor(c, c.result), true);
     // ATen lays the result's gradient as x lies, cuDNN both with their channels last: x is often far the smaller.
     const bool is_smaller =
         x.device().is_cuda() && x.dim() == 4 && x.numel() < w.numel() && w.is_contiguous(at::MemoryFormat::ChannelsLast);

@@ -421,18 +421,20 @@ ProgramStats CompiledProgram::stats() const {
   const Module& m = compiled_->module;
   for (size_t i = 0; i < m.stages.size(); ++i)
     if (const auto& e = compiled_->executables[i]) s.graph_text += m.stages[i].graph->str(), s.schedule_text += e->schedule().str();
-  s.packed = stages_->packed();
+  s.kept = stages_->kept(sizes_.hints());
   for (const Executable* e : stages_->executables()) {
     for (std::string& pick : e->picks(sizes_.hints())) s.picks.push_back(std::move(pick));
     for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
     s.recordings += e->recordings();
   }
   for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
-    s.graph_text += "# gradients\n" + b.graph->str();
-    s.schedule_text += "# gradients\n" + b.executable->schedule().str();
-    add_to(b.executable->stats(), s.code);
-    s.recordings += b.executable->recordings();
-    for (StepProfile& step : b.executable->profile()) s.steps.push_back(std::move(step));
+    s.graph_text += "# gradients\n" + b.module.str();
+    for (const auto& e : b.executables) {
+      s.schedule_text += "# gradients\n" + e->schedule().str();
+      add_to(e->stats(), s.code);
+      s.recordings += e->recordings();
+      for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
+    }
   }
   for (size_t i = 0; i < given_; ++i)
     s.guards.push_back(cat("input ", i, ": ", m.slots[i].type.str(), " strides ", list_text(m.slots[i].strides)));

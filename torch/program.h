@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "differentiable.h"
+#include "kept_weights.h"
 #include "pipeline_options.h"
 #include "runner.h"
 #include "runtime/guards.h"
@@ -27,7 +28,7 @@ struct ProgramStats {
   std::vector<std::pair<std::string, double>> seconds;  // by stage, in order
   std::vector<std::string> picks;                       // of contractions
   std::vector<std::string> guards;
-  std::map<const void*, int64_t> packed;  // rearranged or computed weights, by address; programs share some
+  std::vector<KeptWeight> kept;  // beside the weights themselves
   int64_t arena_bytes = 0;
   int64_t saved_bytes = 0;  // for gradients
   RecordingCounts recordings;

@@ -7,6 +7,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string_view>
@@ -28,18 +29,63 @@ MakeMemoryPool& pools() {
 thread_local bool is_recording = false;
 thread_local MemoryPool* steady = nullptr;  // in which this thread is
 
+// Torch ends the process where a pool is destroyed while any thread takes memory from another. So one that is no longer needed goes when
+// none of ours is entered, and until then waits; nobody waits for another thread, which may want Python's lock.
+class PoolsInUse {
+ public:
+  static PoolsInUse& get() {
+    static auto* in_use = new PoolsInUse;  // pools may outlive whatever is destroyed at the end
+    return *in_use;
+  }
+
+  // False while some are being destroyed.
+  bool enter(MemoryPool& pool) {
+    int count = count_.load();
+    do
+      if (count < 0) return false;
+    while (!count_.compare_exchange_weak(count, count + 1));
+    try {
+      pool.enter();
+    } catch (...) {
+      --count_;
+      throw;
+    }
+    return true;
+  }
+  void leave(MemoryPool& pool) noexcept {
+    pool.leave();
+    --count_;
+  }
+  void drop(std::unique_ptr<MemoryPool> pool) {
+    std::vector<std::unique_ptr<MemoryPool>> dropped;
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.push_back(std::move(pool));
+      int none = 0;
+      if (!count_.compare_exchange_strong(none, -1)) return;
+      dropped.swap(waiting_);
+    }
+    dropped.clear();
+    count_ = 0;
+  }
+
+ private:
+  std::atomic<int> count_{0};  // -1: some are being destroyed
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<MemoryPool>> waiting_;
+};
+
 // Out of it for a while.
 class OutOfSteady {
  public:
   OutOfSteady() : pool_(steady) {
-    if (pool_) pool_->leave();
+    if (pool_) PoolsInUse::get().leave(*pool_);
     steady = nullptr;
   }
   ~OutOfSteady() {
     if (!pool_) return;
     try {
-      pool_->enter();
-      steady = pool_;
+      if (PoolsInUse::get().enter(*pool_)) steady = pool_;
     } catch (const Error& e) {  // the rest of the run takes memory as ever
       log_debug(e.what());
     }
@@ -54,12 +100,12 @@ class OutOfSteady {
 class InPool {
  public:
   explicit InPool(MemoryPool& pool) : pool_(pool) {
-    pool_.enter();
+    if (!PoolsInUse::get().enter(pool_)) fail("pools of memory are being destroyed");
     is_recording = true;
   }
   ~InPool() {
     is_recording = false;
-    pool_.leave();
+    PoolsInUse::get().leave(pool_);
   }
   InPool(const InPool&) = delete;
   InPool& operator=(const InPool&) = delete;
@@ -71,6 +117,11 @@ class InPool {
 class AtenRecordedCalls : public RecordedCalls {
  public:
   AtenRecordedCalls(c10::Device device, std::unique_ptr<MemoryPool> pool) : device_(device), pool_(std::move(pool)) {}
+  ~AtenRecordedCalls() override {
+    const OutOfSteady out;
+    kept_.clear();
+    PoolsInUse::get().drop(std::move(pool_));
+  }
 
   void run(void* queue, const std::function<void()>& call) override {
     // A stream that torch has not made is known to it by its address.
@@ -199,7 +250,7 @@ SteadyMemory::SteadyMemory(c10::Device device) {
   if (!p.mutex.try_lock()) return;
   try {
     if (!p.pool && !p.is_refused) p.pool = pools()(device, true);
-    if (p.pool) p.pool->enter(), steady = p.pool.get();
+    if (p.pool && PoolsInUse::get().enter(*p.pool)) steady = p.pool.get();
   } catch (const Error& e) {
     log_debug(e.what());
     p.is_refused = true, p.pool = nullptr;
@@ -210,7 +261,7 @@ SteadyMemory::SteadyMemory(c10::Device device) {
 
 SteadyMemory::~SteadyMemory() {
   if (!entered_) return;
-  if (steady) steady->leave();
+  if (steady) PoolsInUse::get().leave(*steady);
   steady = nullptr;
   entered_->mutex.unlock();
 }

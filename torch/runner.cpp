@@ -23,6 +23,7 @@ class AtenThreads : public Threads {
   void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body) const override {
     at::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) { body(begin, end); });
   }
+  int count() const override { return at::in_parallel_region() ? 1 : at::get_num_threads(); }
 };
 
 const AtenThreads kThreads;

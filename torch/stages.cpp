@@ -138,10 +138,10 @@ bool Stages::can_fail() const {
   return std::any_of(executables_.begin(), executables_.end(), may) || (once_ && may(&once_->executable()));
 }
 
-std::map<const void*, int64_t> Stages::packed() const {
-  std::map<const void*, int64_t> out;
+std::vector<KeptWeight> Stages::kept(const std::vector<int64_t>& symbols) const {
+  std::vector<KeptWeight> out;
   for (const Part& p : parts_)
-    if (p.weights) out.merge(p.weights->bytes());
+    if (p.weights) std::ranges::move(p.weights->kept(symbols), std::back_inserter(out));
   return out;
 }
 

@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -31,7 +30,7 @@ class Stages {
   // Of what runs in every call.
   const std::vector<const Executable*>& executables() const { return executables_; }
   const std::vector<std::string>& calls() const { return calls_; }  // by schema
-  std::map<const void*, int64_t> packed() const;                    // bytes, by address
+  std::vector<KeptWeight> kept(const std::vector<int64_t>& symbols) const;
 
  private:
   class Call;

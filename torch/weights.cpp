@@ -4,6 +4,8 @@
 #include <limits>
 #include <set>
 
+#include "support/error.h"
+
 namespace broach {
 
 namespace {
@@ -31,6 +33,11 @@ bool is_fresh(const Weights::State& s, const RunInputs& inputs) {
   auto has_digest = [&](const auto& x) { return digest_of(tensor(inputs, x.input)) == x.digest; };
   return is_unwritten(s) && std::all_of(s.sources.begin(), s.sources.end(), is_marked_still) &&
          std::all_of(s.digested.begin(), s.digested.end(), has_digest);
+}
+
+// What was computed once is dropped where only packed copies of it are read.
+bool has_all_frozen(const Weights::State& s) {
+  return std::ranges::all_of(s.frozen, [](const at::Tensor& t) { return t.defined(); });
 }
 
 }  // namespace
@@ -92,17 +99,34 @@ bool Weights::affords(const Executable::Packable& p, const std::vector<int64_t>&
   return !main.pace() || main.pace()->affords_packing(main.packed_bytes(p.contraction, symbols));
 }
 
-// Whether this call can add nothing: the pace allows none of the copies that are wanted, and nobody let go of a weight.
-bool Weights::is_complete(const State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
-  if (!state.settled) {
-    bool lacks = false;
-    for (const auto& p : wanted(symbols)) {
-      if (state.packs[static_cast<size_t>(p.contraction)].data || state.unwatched.contains(p.input)) continue;
-      if (affords(p, symbols)) return false;
-      lacks = true;
-    }
-    if (!lacks && main_->executable().is_settled(symbols)) return false;
+// Whether this call can add no copy, as the pace allows none of those that are wanted, and give none back.
+bool Weights::has_what_is_wanted(const State& state, const std::vector<int64_t>& symbols) const {
+  const uint64_t news = PackingNews::count();
+  if (state.settled && (!symbols.empty() || state.news.load(std::memory_order_relaxed) == news)) return true;
+  const Executable& main = main_->executable();
+  bool lacks = false;
+  std::set<int> known;
+  for (const auto& p : wanted(symbols)) {
+    known.insert(p.contraction);
+    if (state.packs[static_cast<size_t>(p.contraction)].data || state.unwatched.contains(p.input)) continue;
+    if (affords(p, symbols)) return false;
+    lacks = true;
   }
+  // A weight that was packed for a trial, and lost it; while another is packed for the same trial, each keeps its own. At other sizes it
+  // may be wanted.
+  auto is_held_in_vain = [&](const auto& p) {
+    return state.packs[static_cast<size_t>(p.contraction)].data && !known.contains(p.contraction) &&
+           !main.packing_trial(p.contraction, symbols);
+  };
+  if (symbols.empty() && std::ranges::any_of(packables_, is_held_in_vain)) return false;
+  if (!lacks && !state.settled && main.is_settled(symbols)) return false;
+  if (!lacks && state.settled) state.news.store(news, std::memory_order_relaxed);
+  return true;
+}
+
+// Whether this call has nothing to add or to give back, and nobody let go of a weight.
+bool Weights::is_complete(const State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const {
+  if (!has_what_is_wanted(state, symbols)) return false;
   return std::none_of(state.denied.begin(), state.denied.end(), [&](const auto& d) { return d.most.allow(tensor(inputs, d.input)); });
 }
 
@@ -111,7 +135,8 @@ Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vecto
   StatePointer state = state_.load();
   std::vector<std::shared_ptr<const Watch>> now;
   Packs kept;
-  bool goes_on = state && !state->settled, may_build = goes_on || upkeep_.affords(building_);
+  bool goes_on = state && has_all_frozen(*state);
+  bool may_build = (goes_on && !has_what_is_wanted(*state, symbols)) || upkeep_.affords(building_);
   if (state && !is_fresh(*state, inputs)) {
     if (!upkeep_.affords(comparing_)) return nullptr;
     double idle = upkeep_.idle();
@@ -214,6 +239,7 @@ std::optional<PackSource> Weights::source_of(State& state, int input, const RunI
 Weights::StatePointer Weights::build(const RunInputs& inputs, const std::vector<int64_t>& symbols, const State* old) const {
   auto state = std::make_shared<State>();
   state->found_written = Watches::of_process().found_written();
+  state->news = PackingNews::count();
   for (int i : sources_)
     if (!add_source(*state, i, inputs)) state->digested.push_back({i, digest_of(tensor(inputs, i))});
   if (old) {
@@ -244,14 +270,23 @@ void Weights::pack(State& state, const RunInputs& inputs, const std::vector<int6
     if (!main_->reads_unpacked(first_frozen_ + i, state.packs)) state.frozen[i] = at::Tensor();
 }
 
-std::map<const void*, int64_t> Weights::bytes() const {
-  std::map<const void*, int64_t> out;
+std::vector<KeptWeight> Weights::kept(const std::vector<int64_t>& symbols) const {
+  using Why = KeptWeight::Why;
+  std::vector<KeptWeight> out;
   auto state = state_.load();
   if (!state) return out;
-  for (const PackedWeight& p : state->packs)
-    if (p.data) out[p.data.get()] = static_cast<int64_t>(p.bytes);
+  const Executable& main = main_->executable();
+  for (const auto& p : packables_) {
+    const PackedWeight& packed = state->packs[static_cast<size_t>(p.contraction)];
+    if (!packed.data) continue;
+    auto gain = main.packing_gain(p.contraction, symbols);
+    const Why why = gain ? Why::measured : main.packing_trial(p.contraction, symbols) ? Why::being_measured : Why::not_measured;
+    out.push_back({packed.data.get(), static_cast<int64_t>(packed.bytes), main.weight_text(p.contraction), why, gain});
+  }
   for (const at::Tensor& t : state->frozen)
-    if (t.defined()) out[address_of(t)] = static_cast<int64_t>(t.nbytes());
+    if (t.defined())
+      out.push_back(
+          {address_of(t), static_cast<int64_t>(t.nbytes()), cat(c10::toString(t.scalar_type()), c10::str(t.sizes())), Why::computed_once});
   return out;
 }
 

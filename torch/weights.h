@@ -9,13 +9,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <vector>
 
+#include "kept_weights.h"
 #include "runner.h"
 #include "watched.h"
 
@@ -70,8 +70,9 @@ class Weights {
     RunInputs frozen_values;                          // the same, as a run takes them
     std::shared_ptr<const std::byte[]> frozen_names;  // one byte each, whose address stands for the elements
     WeightPacks packs;
-    bool settled = true;      // it is known which contractions want their weights packed, and they are
-    std::set<int> unwatched;  // inputs whose memory cannot be watched
+    bool settled = true;                     // it is known which contractions want their weights packed, and they are
+    mutable std::atomic<uint64_t> news = 0;  // PackingNews that this agrees with
+    std::set<int> unwatched;                 // inputs whose memory cannot be watched
   };
 
   // `constant`, by slot: passed unchanged from call to call. `once` computes what lies in the slots from `first_frozen` on; it may be
@@ -81,7 +82,7 @@ class Weights {
 
   // What agrees with the inputs' elements now. `inputs`: the values of a call, by slot.
   std::shared_ptr<const State> current(const RunInputs& inputs, const std::vector<int64_t>& symbols);
-  std::map<const void*, int64_t> bytes() const;  // of what is packed or computed, by address
+  std::vector<KeptWeight> kept(const std::vector<int64_t>& symbols) const;
 
  private:
   using StatePointer = std::shared_ptr<const State>;
@@ -97,6 +98,7 @@ class Weights {
   StatePointer once(const RunInputs& inputs) const;
   std::vector<Executable::Packable> wanted(const std::vector<int64_t>& symbols) const;
   bool affords(const Executable::Packable& p, const std::vector<int64_t>& symbols) const;  // packing it in this call
+  bool has_what_is_wanted(const State& state, const std::vector<int64_t>& symbols) const;
   bool is_complete(const State& state, const RunInputs& inputs, const std::vector<int64_t>& symbols) const;
   bool is_unchanged(const State& state, const RunInputs& inputs, std::vector<std::shared_ptr<const Watch>>& now) const;
   Packs packs_that_hold(const State& state, const std::vector<std::shared_ptr<const Watch>>& now) const;

@@ -68,5 +68,5 @@ int main() {
   scores(x, 0.5);
   std::printf("a function of a module and a number, largest difference: %g\n",
               (scores(x, 0.5) - torch::softmax(mlp->forward(x) / 0.5, 1)).abs().max().item<double>());
-  std::printf("\n%s", scaled.explain().str().c_str());
+  std::printf("\nwhat was compiled of it:\n%s", scores.explain().str().c_str());
 }

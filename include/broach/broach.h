@@ -18,7 +18,8 @@
 // torch::NoGradGuard or torch::InferenceMode, which saves nothing and packs weights.
 //
 // Arguments and results are tensors, numbers, and the standard containers and structs of these: broach/values.h lists them.
-// nn::LSTM takes its state: fast(x, std::make_tuple(h, c)).
+// nn::LSTM takes its state: fast(x, std::make_tuple(h, c)). A program may write to the elements of tensors that it takes by reference;
+// one that puts another tensor, number or element of a list in their place is refused, since a call could not do the same.
 //
 // A module's parameters and buffers are read anew on every call: .to(), a parameter put in another's place, train() and
 // eval(), modules added or replaced, and writes to elements are all noticed. So it is for the modules that a function names by
@@ -69,6 +70,15 @@ struct Module;
 
 namespace broach {
 
+// Copies of weights that are kept for one kind of contraction: rearranged for it, or computed once for all calls.
+struct KeptWeights {
+  std::string what;  // the contraction and the type of its weight, or the type of what was computed
+  std::string why;   // "measured", "being measured", "not measured", "computed once"
+  int count = 0;     // contractions that read them, or values
+  int64_t bytes = 0;
+  double seconds = 0, seconds_unpacked = 0;  // of these contractions in one call, as measured: with the copies, and without
+};
+
 // What was compiled, and what was not.
 struct Explanation {
   int64_t calls = 0, compiled_calls = 0, eager_calls = 0;
@@ -85,7 +95,8 @@ struct Explanation {
   std::vector<std::string> eager_reasons;   // why calls ran eagerly
   std::vector<std::string> fixed_sizes;     // sizes that host code read as plain numbers
   double capture_seconds = 0, compile_seconds = 0;
-  int64_t packed_bytes = 0, arena_bytes = 0;  // rearranged weights; intermediate results of one call
+  int64_t packed_bytes = 0, arena_bytes = 0;  // of all that is kept; intermediate results of one call
+  std::vector<KeptWeights> kept;              // the largest first
   int64_t saved_bytes = 0;                    // what a call saves for gradients
 
   std::string str() const;  // as a table
@@ -124,18 +135,20 @@ class Compiled {
 
  private:
   class State;
+  State& state() const;
   std::shared_ptr<State> state_;
 };
 
 namespace detail {
 
-[[noreturn]] void fail_rebound();
+// Throws Error if the arguments are not the tensors, numbers and constants that they were before the program ran: a compiled call
+// has no access to the caller's variables.
+void check_not_rebound(const Values& before, const Values& now);
 
-// A reference that the program makes another tensor could not be given back by a compiled call.
+// What the program could change: not what it was given to take away.
 template <class A>
-void check_not_rebound(const Held<A>& now, const Held<A>& given) {
-  if constexpr (std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> && std::same_as<Held<A>, at::Tensor>)
-    if (!now.is_same(given)) fail_rebound();
+void put_argument(Values& out, const Held<A>& held) {
+  if constexpr (!std::is_rvalue_reference_v<A>) Layout<std::remove_cvref_t<A>>::put(out, held);
 }
 
 // Calls f with what was put for arguments of types T.
@@ -143,7 +156,15 @@ template <class... T, class F>
 Values spread(F&& f, const Values& values) {
   Reader from(values);
   std::tuple<Held<T>...> held{Layout<std::remove_cvref_t<T>>::take(from)...};
-  return values_of_call([&]() -> decltype(auto) { return std::apply(f, held); });
+  auto arguments = [&] {
+    Values out;
+    std::apply([&](const Held<T>&... x) { (put_argument<T>(out, x), ...); }, held);
+    return out;
+  };
+  const Values before = arguments();
+  Values results = values_of_call([&]() -> decltype(auto) { return std::apply(f, held); });
+  check_not_rebound(before, arguments());
+  return results;
 }
 
 template <class Holder>
@@ -213,24 +234,8 @@ class CompiledFunction<R(A...)> : public Compiled {
 
  private:
   static detail::Values run_function(void* target, const detail::Values& values) {
-    return detail::spread<A...>(
-        [&](detail::Held<A>&... held) -> R {
-          std::tuple<detail::Held<A>...> given(held...);
-          auto check = [&] {
-            [&]<size_t... I>(std::index_sequence<I...>) {
-              (detail::check_not_rebound<A>(held, std::get<I>(given)), ...);
-            }(std::index_sequence_for<A...>());
-          };
-          if constexpr (std::is_void_v<R>) {
-            (*static_cast<Function*>(target))(static_cast<A>(held)...);
-            check();
-          } else {
-            R result = (*static_cast<Function*>(target))(static_cast<A>(held)...);
-            check();
-            return static_cast<R&&>(result);
-          }
-        },
-        values);
+    return detail::spread<A...>([&](detail::Held<A>&... held) -> R { return (*static_cast<Function*>(target))(static_cast<A>(held)...); },
+                                values);
   }
 };
 

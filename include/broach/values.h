@@ -19,6 +19,7 @@
 #include <c10/core/SymInt.h>
 #include <c10/util/ArrayRef.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstring>
@@ -305,7 +306,17 @@ struct MapLayout {
 template <class T, class... Rest>
 struct Layout<std::map<std::string, T, Rest...>> : MapLayout<std::map<std::string, T, Rest...>> {};
 template <class T, class... Rest>
-struct Layout<std::unordered_map<std::string, T, Rest...>> : MapLayout<std::unordered_map<std::string, T, Rest...>> {};
+struct Layout<std::unordered_map<std::string, T, Rest...>> : MapLayout<std::unordered_map<std::string, T, Rest...>> {
+  // In the order of the keys: that of the buckets depends on how the map came to be, and would be a version of its own.
+  template <class Map>
+  static void put(Values& out, const Map& map) {
+    std::vector<const typename Map::value_type*> entries;
+    for (const auto& entry : map) entries.push_back(&entry);
+    std::sort(entries.begin(), entries.end(), [](const auto* a, const auto* b) { return a->first < b->first; });
+    put_bytes(out, map.size());
+    for (const auto* entry : entries) Layout<std::string>::put(out, entry->first), Layout<T>::put(out, entry->second);
+  }
+};
 template <class Key, class T>
 struct Layout<c10::Dict<Key, T>> {
   using Held = c10::Dict<Key, T>;

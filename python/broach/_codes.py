@@ -75,6 +75,8 @@ def invisible_in_torch(code: types.CodeType) -> str:
     """The same for torch's own code, which reads the others where that changes nothing."""
     if code.co_filename.endswith("/torch/utils/weak.py"):  # whose .data is a dict
         return ""
+    if code.co_name == "register_hook" and code.co_filename.endswith("/torch/_tensor.py"):  # which the watch judges by its tensor
+        return ""
     return _works_invisibly(code, frozenset({"grad"}))
 
 

@@ -40,6 +40,37 @@ def _steps(programs: list[dict[str, Any]]) -> list[Step]:
     return sorted((Step(name, r) for name, r in runs.items()), key=lambda s: -s.milliseconds)
 
 
+class Kept:
+    """Equal copies that are kept beside the weights: what reads them, why they are kept, their bytes, and, where measured, what these
+    contractions take in one call with them and by the best way without."""
+
+    def __init__(self, what: str, why: str):
+        self.what, self.why = what, why
+        self.count = self.bytes = 0
+        self.milliseconds = self.milliseconds_unpacked = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.bytes / 2**20:.1f} MiB, {self.count}x, {_gain([self]) or self.why}"
+
+
+def _gain(kept: list[Kept]) -> str:
+    with_them, without = sum(k.milliseconds for k in kept), sum(k.milliseconds_unpacked for k in kept)
+    return f"{with_them:.3f} ms for {without:.3f} ms without" if without else ""
+
+
+def _kept(programs: list[dict[str, Any]]) -> list[Kept]:
+    groups: dict[tuple, Kept] = {}
+    counted = set()  # programs share the copies of a weight that they read alike
+    for address, size, what, why, seconds, unpacked in (k for p in programs for k in p["kept"]):
+        group = groups.setdefault((what, why, seconds, unpacked), Kept(what, why))
+        group.count += 1
+        group.bytes += 0 if address in counted else size
+        counted.add(address)
+        group.milliseconds += 1e3 * seconds
+        group.milliseconds_unpacked += 1e3 * unpacked
+    return sorted(groups.values(), key=lambda k: -k.bytes)
+
+
 class Explanation:
     def __init__(self, modules: list[dict[str, Any]], graph_breaks: list[str], seconds: float, native: dict[str, Any] | None):
         self.modules = modules
@@ -62,9 +93,9 @@ class Explanation:
                 self.passes[name] = self.passes.get(name, 0.0) + s
         self.capture_seconds = sum(sum(m["capture_seconds"]) for m in self.modules)
         self.compile_seconds = sum(sum(m["compile_seconds"]) for m in self.modules)
-        # By address, because programs share the copies of a weight that they read alike.
-        packed = {memory: bytes for p in programs for memory, bytes in p["packed"].items()}
-        self.packed_bytes = sum(packed.values())
+        # What is kept beside the weights: copies rearranged for the contractions that read them, and what is computed once.
+        self.kept = _kept(programs)
+        self.packed_bytes = sum(k.bytes for k in self.kept)
         self.arena_bytes = sum(p["arena_bytes"] for p in programs)
         self.saved_bytes = sum(p["saved_bytes"] for p in programs)
         # Of launches on a GPU: parts of programs that are put into its queue as one piece of work.
@@ -143,7 +174,10 @@ class Explanation:
             ("compile", ms(self.compile_seconds)),
         ]
         out += [(f"  {name}", ms(s)) for name, s in self.passes.items()]
-        out += [("packed weights", mib(self.packed_bytes)), ("arena", mib(self.arena_bytes))]
+        gain = _gain(self.kept)
+        out.append(("packed weights", mib(self.packed_bytes) + (f", {gain}" if gain else "")))
+        out += [(f"  {k.what}", str(k)) for k in self.kept]
+        out.append(("arena", mib(self.arena_bytes)))
         if self.saved_bytes:
             out.append(("saved for gradients", mib(self.saved_bytes)))
         if self.recordings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import threading
 import warnings
 from typing import Any, Callable
 
@@ -49,6 +50,7 @@ class Front:
             return self.program
         log.info("%s goes through Dynamo: %s", describe(self.program), why)
         run = compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected, self.skip_gradients)
+        run = _WithSettings(run, suppress_errors=not self.fullgraph)
         return run if self.fullgraph else self.apart_from_gradients(run)
 
     def skip_gradients(self) -> None:
@@ -152,6 +154,45 @@ def compile_with_dynamo(
     # Dynamo names backends by this attribute in its logs.
     run.__name__ = "broach"  # type: ignore[attr-defined]
     return torch.compile(program, fullgraph=fullgraph, dynamic=dynamic, backend=run)
+
+
+class _WithSettings:
+    """Calls what Dynamo compiles under the settings with which it answers as eager does, on this thread only: guards that it leaves
+    out by default, on hooks of modules and on which parameters are one object; and code of which it cannot make a program runs as it is,
+    so that the error of a wrong call is eager's own."""
+
+    def __init__(self, compiled: Callable, suppress_errors: bool):
+        _quiet_dynamo()
+        self.compiled = compiled
+        self.settings = {"skip_nnmodule_hook_guards": False, "skip_no_tensor_aliasing_guards_on_parameters": False, "suppress_errors": suppress_errors}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(self.settings), _Quiet():
+            return self.compiled(*args, **kwargs)
+
+
+class _Quiet:
+    """While it lasts, what Dynamo warns of code that it leaves as it is goes to Broach's log on this thread."""
+
+    threads = threading.local()
+
+    def __enter__(self) -> None:
+        self.threads.depth = getattr(self.threads, "depth", 0) + 1
+
+    def __exit__(self, *error: Any) -> None:
+        self.threads.depth -= 1
+
+    @classmethod
+    def passes(cls, record: logging.LogRecord) -> bool:
+        if not getattr(cls.threads, "depth", 0) or record.levelno > logging.WARNING:
+            return True
+        log.info("Dynamo leaves a part of the program as it is: %s", record.getMessage())
+        return False
+
+
+@functools.cache
+def _quiet_dynamo() -> None:
+    logging.getLogger("torch._dynamo.convert_frame").addFilter(_Quiet.passes)
 
 
 def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None) -> Any:

@@ -121,6 +121,27 @@ for _stand_in, _kind in ((Int, int), (Float, float)):
     _stand_in.__name__, _stand_in.__qualname__, _stand_in.__module__ = _kind.__name__, _kind.__qualname__, _kind.__module__
 
 
+# ---- what code of gradients must not read ----
+
+
+def _refuse(*_: Any) -> Any:
+    raise TypeError("the code of a gradient reads a value that changes from call to call")
+
+
+class _Unreadable:
+    """Stands where the program keeps such a value."""
+
+    __class__ = property(_refuse)  # type: ignore[assignment]
+    __getattribute__ = _refuse
+
+
+_OPERATORS = "add sub mul truediv floordiv mod pow divmod matmul and or xor lshift rshift".split()
+_OTHERS = "neg pos abs invert bool int float complex index round trunc floor ceil len iter next getitem contains call eq ne lt le gt ge hash str repr format enter".split()
+for _name in (*_OPERATORS, *(f"r{n}" for n in _OPERATORS), *_OTHERS):
+    setattr(_Unreadable, f"__{_name}__", _refuse)
+UNREADABLE = _Unreadable()
+
+
 # ---- while a program is captured with symbols ----
 
 

@@ -257,6 +257,7 @@ UNWATCHED = {
     "re": {"_cache", "_cache2", "_MAXCACHE"},
     "re._parser": {"_cache"},
     "torch.compiler": {"_is_compiling_flag"},
+    "torch.utils.hooks.RemovableHandle": {"hooks_dict_ref", "extra_dict_ref"},  # which show in the dicts
     "torch.Tensor": {"tolist"},  # replaced while numbers are symbols
     "sys": {"modules"},
 }

@@ -28,6 +28,7 @@ bool is_left_out(const Node& n) {
 ContractionAbility usual_ability(Op op, DType dtype) {
   ContractionAbility all;
   all.channels_last = op != Op::dot;
+  all.channel_piece = op == Op::conv ? 8 : 0;
   if (op == Op::conv_weight_gradient) return all.bias = false, all;
   std::set<Op> activations;
   std::copy_if(std::begin(kOps), std::end(kOps), std::inserter(activations, activations.end()), is_activation);

@@ -51,8 +51,11 @@ Part part(OpCall& c, size_t i, const SymInt& size) {
 
 SymInt wrapped(Symbols& s, const SymInt& index, const SymInt& size) { return s.ask(index, Relation::lt, 0) ? index + size : index; }
 
+// That the element is there is a guard: whoever calls the operation need not have asked.
 Value select_at(GraphBuilder& b, Value x, int64_t dim, const SymInt& index) {
-  return squeeze(b, narrow(b, x, dim, wrapped(b.symbols(), index, size_of(x, dim)), 1), dim);
+  const SymInt size = size_of(x, dim), at = wrapped(b.symbols(), index, size);
+  if (b.symbols().ask(at, Relation::lt, 0) || b.symbols().ask(size, Relation::le, at)) unsupported("index ", index, " of ", size);
+  return squeeze(b, narrow(b, x, dim, at, 1), dim);
 }
 
 namespace {

@@ -59,6 +59,14 @@ Value padded_index(GraphBuilder& b, PadMode mode, const SymInt& n, const SymInt&
 // n, or 0 where it is negative.
 SymInt not_negative(Symbols& s, const SymInt& n) { return s.ask(n, Relation::lt, 0) ? SymInt(0) : n; }
 
+// Elements are mirrored, and go round, at most once: what eager refuses must not be read.
+void check_padding(Symbols& s, PadMode mode, const SymInt& size, const SymInt& low, const SymInt& high) {
+  if (s.ask(size, Relation::lt, 1)) unsupported("padding of nothing by elements");
+  if (mode == PadMode::replicate) return;
+  const SymInt most = mode == PadMode::reflect ? size - 1 : size;
+  if (s.ask(most, Relation::lt, low) || s.ask(most, Relation::lt, high)) unsupported("padding of ", size, " by ", low, " and ", high);
+}
+
 Value pad_by(GraphBuilder& b, PadMode mode, Value x, const Shape& padding) {
   return each_padded(x, padding, [&](Value v, int64_t d, SymInt low, SymInt high) {
     if (mode == PadMode::circular) {
@@ -67,6 +75,7 @@ Value pad_by(GraphBuilder& b, PadMode mode, Value x, const Shape& padding) {
       v = crop_or_pad(b, v, d, low - more_low, high - more_high);
       low = more_low, high = more_high;
     }
+    check_padding(b.symbols(), mode, size_of(v, d), low, high);
     return take(b, v, padded_index(b, mode, size_of(v, d), low, high), d);
   });
 }
@@ -154,6 +163,7 @@ Value slice_scatter(OpCall& c) {
 Value select_scatter(OpCall& c) {
   Value x = c.tensor(0);
   int64_t d = c.dim(2, x.rank());
+  select_at(c.b, x, d, c.integer(3));  // for its guard
   return write_part(c.b, x, unsqueeze(c.b, c.tensor(1), d), d, {wrapped(c.b.symbols(), c.integer(3), size_of(x, d)), 1, 1});
 }
 

@@ -8,6 +8,7 @@
 #include "passes/passes.h"
 #include "support/error.h"
 #include "support/min_cut.h"
+#include "trace/regions.h"
 
 namespace broach {
 
@@ -26,6 +27,15 @@ class ValueNumbers {
   std::vector<size_t> first_;
   size_t count_ = 0;
 };
+
+bool enters(const Node& n) { return region_mark(n) == RegionMark::enter; }
+bool leaves(const Node& n) { return region_mark(n) == RegionMark::leave; }
+
+// Marks of regions have been read by then.
+void emit_unmarked(Emission& e, const Node& n) {
+  if (region_mark(n)) e.set({&n, 0}, e.of(n.inputs[0]));
+  else e.emit(n);
+}
 
 // With these of the outputs.
 Graph finish(Emission& e, const Graph& g, const std::vector<bool>& wanted) {
@@ -105,11 +115,14 @@ class Partitioner {
         numbers_(g),
         late_(g.nodes().size()),
         needed_later_(g.nodes().size()),
+        inside_(g.nodes().size()),
         repeatable_(find_repeatable(g)),
-        is_saved_(numbers_.count()) {}
+        is_saved_(numbers_.count()),
+        left_as_(numbers_.count()) {}
 
   Partition run() {
     find_late();
+    find_inside();
     keep_operands();
     find_needed_later();
     Partition out;
@@ -137,6 +150,21 @@ class Partitioner {
       check(joint_.is_gradient[i] || !late_[g_.outputs()[i].node->id], "partition: output ", i, " depends on a tangent");
   }
 
+  // What is made of what has entered a region, and has not left it, is computed again, but for effects, as of drawing random numbers: what
+  // these give is saved. What enters and what leaves is not: else a region would be computed again for those behind it, too.
+  void find_inside() {
+    for (const Node& n : g_.nodes()) {
+      auto is_inside = [&](const Value& v) { return inside_[v.node->id]; };
+      inside_[n.id] = enters(n) || (!leaves(n) && std::any_of(n.inputs.begin(), n.inputs.end(), is_inside));
+      if (may_not_save(n)) repeatable_[n.id] = true;
+      if (leaves(n)) left_as_[numbers_.of(n.inputs[0])] = &n;
+      if (!enters(n)) continue;
+      if (const Node& from = *below_views(n.inputs[0]); !inside_[from.id] && kind_of(from.op) != OpKind::source)
+        repeatable_[from.id] = false;
+    }
+  }
+  bool may_not_save(const Node& n) const { return inside_[n.id] && !n.has_effect(); }
+
   void find_needed_later() {
     for (size_t i = 0; i < g_.outputs().size(); ++i)
       if (joint_.is_gradient[i]) needed_later_[g_.outputs()[i].node->id] = true;
@@ -159,7 +187,7 @@ class Partitioner {
       if (!late_[n.id] || (kind != OpKind::heavy && kind != OpKind::routine && kind != OpKind::external)) continue;
       for (const Value& v : n.inputs) {
         const Node& from = *below_views(v);
-        if (is_elementwise(from.op) && !late_[from.id]) repeatable_[from.id] = false;
+        if (is_elementwise(from.op) && !late_[from.id] && !may_not_save(from)) repeatable_[from.id] = false;
       }
     }
   }
@@ -206,7 +234,7 @@ class Partitioner {
   int64_t choose_within(int64_t most) {
     std::vector<std::pair<double, uint32_t>> dear;
     for (const Node& n : g_.nodes())
-      if (needed_later_[n.id] && !late_[n.id] && (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
+      if (needed_later_[n.id] && !late_[n.id] && !may_not_save(n) && (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
         dear.emplace_back(work_for_a_byte(n), n.id);
     std::sort(dear.begin(), dear.end());
     auto saved_with = [&](size_t count) {
@@ -239,7 +267,7 @@ class Partitioner {
       }
       for (uint32_t r = 0; r < n.results.size(); ++r) {
         const Value v{&n, r};
-        net.connect(in(v), in(v) + 1, cost(v, kept));
+        net.connect(in(v), in(v) + 1, may_not_save(n) ? FlowNetwork::kUnlimited : cost(v, kept));
         if (!repeatable_[n.id]) net.connect(source, in(v), FlowNetwork::kUnlimited);
         else
           for (const Value& from : n.inputs) net.connect(in(from) + 1, in(v), FlowNetwork::kUnlimited);
@@ -271,6 +299,12 @@ class Partitioner {
     return v.node->op == Op::input && joint_.input_kept[static_cast<size_t>(v.node->integer(Attr::index))];
   }
 
+  // Saved, by itself or as what leaves a region.
+  bool is_given(const Value& v) const {
+    const Node* left = left_as_[numbers_.of(v)];
+    return is_saved_[numbers_.of(v)] || (left && is_saved_[numbers_.of({left, 0})]);
+  }
+
   std::shared_ptr<const Graph> forward(Partition& out) const {
     std::vector<bool> needed(g_.nodes().size());
     for (size_t i = 0; i < g_.outputs().size(); ++i)
@@ -285,7 +319,7 @@ class Partitioner {
     for (const Value& v : g_.inputs())
       if (!is_tangent(*v.node)) e.input(v, g_.strides(v));
     for (const Node& n : g_.nodes())
-      if (n.op != Op::input && needed[n.id]) e.emit(n);
+      if (n.op != Op::input && needed[n.id]) emit_unmarked(e, n);
     std::vector<Value> outputs;
     std::vector<OutputRequest> requests;
     std::map<size_t, int> results;  // values that are results and may be held as they are
@@ -321,7 +355,9 @@ class Partitioner {
     for (size_t i = 0; const Value& v : saved_values()) e.input(v, out.forward->requests()[static_cast<size_t>(out.saved[i++])].strides);
     for (const Value& v : g_.inputs())
       if (is_tangent(*v.node)) e.input(v, g_.strides(v));
-    for (const Node* n : as_late_as_possible(computed_later())) e.emit(*n);
+    for (const Node& n : g_.nodes())
+      if (leaves(n) && is_saved_[numbers_.of({&n, 0})]) e.set(n.inputs[0], e.of({&n, 0}));
+    for (const Node* n : as_late_as_possible(computed_later())) emit_unmarked(e, *n);
     return std::make_shared<const Graph>(finish(e, g_, joint_.is_gradient));
   }
 
@@ -329,7 +365,7 @@ class Partitioner {
   std::vector<bool> computed_later() const {
     std::vector<bool> computed(g_.nodes().size());
     auto need = [&](const Value& v) {
-      if (v.node->op != Op::input && !is_saved_[numbers_.of(v)]) computed[v.node->id] = true;
+      if (v.node->op != Op::input && !is_given(v)) computed[v.node->id] = true;
     };
     for (size_t i = 0; i < g_.outputs().size(); ++i)
       if (joint_.is_gradient[i]) need(g_.outputs()[i]);
@@ -365,8 +401,9 @@ class Partitioner {
   const Graph& g_;
   const Joint& joint_;
   ValueNumbers numbers_;
-  std::vector<bool> late_, needed_later_, repeatable_;  // by node
-  std::vector<bool> is_saved_;                          // by value
+  std::vector<bool> late_, needed_later_, inside_, repeatable_;  // by node
+  std::vector<bool> is_saved_;                                   // by value
+  std::vector<const Node*> left_as_;                             // by value: the mark with which it leaves a region
 };
 
 }  // namespace

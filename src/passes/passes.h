@@ -15,6 +15,12 @@
 
 namespace broach {
 
+// Of a stage that runs in parts, between which its caller may use what is given, and write to what was read.
+struct Parts {
+  std::vector<size_t> gives;  // by output: the part that gives it
+  std::vector<size_t> reads;  // by input: the last part that may read it
+};
+
 // What the passes may know beside the program.
 struct PassContext {
   std::vector<bool> constant;  // by input of the program: its elements are the same from call to call
@@ -23,6 +29,7 @@ struct PassContext {
   bool fuse = true;            // several operations may be computed at once
   const Capabilities* capabilities = &all_capabilities();
   std::optional<Joint> joint = {};  // of a program that computes gradients too
+  Parts parts = {};                 // in which a stage runs; empty: as one
 };
 
 struct Pass {
@@ -45,6 +52,9 @@ void run_passes(std::span<const Pass> passes, Module& module, const PassContext&
 
 // By node: whether its results will lie channels last, as the target wants those of convolutions.
 std::vector<bool> lie_channels_last(const Graph& graph, const Capabilities& capabilities);
+
+// By output of a graph: in which of at most so many parts, of about equal bytes, it can be given, if they run in the graph's order.
+std::vector<size_t> parts_by_readiness(const Graph& graph, size_t most);
 
 // ---- the passes themselves ----
 

@@ -246,10 +246,43 @@ StepUse Executable::use_of(size_t step) const {
   else
     for (const auto* list : {&schedule_.steps[step].reads, &schedule_.steps[step].writes})
       out.buffers.insert(out.buffers.end(), list->begin(), list->end());
+  if (!s.external) add_memory(step, out);
   if (!s.external) return out;
   for (int b : schedule_.steps[step].writes)
     if (schedule_.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::external) out.made.push_back(b);
   return out;
+}
+
+// Of kernels and products, on what small ones touch.
+void Executable::add_memory(size_t step, StepUse& use) const {
+  constexpr int64_t kFewBytes = int64_t{2} << 20, kFewOperations = int64_t{1} << 31;
+  const CompiledStep& s = steps_[step];
+  if (use.is_call || (!s.kernel && !s.contraction)) return;
+  int64_t all = 0;
+  auto add = [&](int b, bool is_written) {
+    const Buffer& buffer = schedule_.buffers[static_cast<size_t>(b)];
+    const auto elements = buffer.elements.maybe_constant();
+    const int64_t bytes = elements ? *elements * size_of(buffer.type.dtype) : -1;
+    // Versions of an input lie in its memory.
+    int own = buffer.kind == Buffer::Kind::arena ? -1 : b;
+    for (size_t first = 0; buffer.kind == Buffer::Kind::input && first < schedule_.buffers.size(); ++first)
+      if (schedule_.buffers[first].kind == Buffer::Kind::input && schedule_.buffers[first].index == buffer.index) {
+        own = static_cast<int>(first);
+        break;
+      }
+    use.memory.push_back({b, own, bytes, is_written});
+    all = bytes < 0 || all < 0 ? -1 : all + bytes;
+  };
+  for (int b : schedule_.steps[step].reads) add(b, false);
+  for (int b : schedule_.steps[step].writes) add(b, true);
+  use.is_product = s.contraction != nullptr;
+  if (s.kernel) {
+    use.is_small = all >= 0 && all <= kFewBytes;
+    return;
+  }
+  const ContractionStep& c = *s.contraction_step;
+  const auto operations = (product(c.result.type.shape) * c.operands[0].type.shape.back() * 2).maybe_constant();
+  use.is_small = c.operation.op == Op::dot && all >= 0 && operations && *operations <= kFewOperations;
 }
 
 void Executable::add_replays(bool with_calls) {
@@ -532,6 +565,16 @@ PackedWeight Executable::pack(int contraction, const PackSource& source, std::sp
 size_t Executable::packing_trial(int contraction, std::span<const int64_t> symbols) const {
   const WeightPacking* packing = packing_of(contraction);
   return packing ? packing->trial(symbols) : 0;
+}
+
+std::optional<PackingGain> Executable::packing_gain(int contraction, std::span<const int64_t> symbols) const {
+  const WeightPacking* packing = packing_of(contraction);
+  return packing ? packing->gain(symbols) : std::nullopt;
+}
+
+std::string Executable::weight_text(int contraction) const {
+  const ContractionStep& step = *contraction_steps_.at(static_cast<size_t>(contraction))->contraction_step;
+  return cat(name_of(step.operation.op), " ", step.operands[1].type.str());
 }
 
 bool Executable::wants_packed(int contraction, std::span<const int64_t> symbols) const {

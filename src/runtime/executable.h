@@ -100,6 +100,8 @@ class Executable {
   size_t packed_bytes(int contraction, std::span<const int64_t> symbols) const;  // of its weight, if it is packed
   // See WeightPacking.
   size_t packing_trial(int contraction, std::span<const int64_t> symbols) const;
+  std::optional<PackingGain> packing_gain(int contraction, std::span<const int64_t> symbols) const;
+  std::string weight_text(int contraction) const;           // what it computes, and the type of its weight
   bool is_settled(std::span<const int64_t> symbols) const;  // all of them
   std::vector<std::string> picks(std::span<const int64_t> symbols) const;
   // Of packing and trials; null where neither may depend on time.
@@ -170,6 +172,7 @@ class Executable {
   bool gives(size_t step) const;
   bool is_within(size_t step, size_t part) const;
   StepUse use_of(size_t step) const;
+  void add_memory(size_t step, StepUse& use) const;
   void add_replays(bool with_calls);
   size_t replay_from(size_t step, Frame& frame, Contexts contexts) const;
   size_t replay(ReplayedSteps& steps, Frame& frame, Contexts contexts) const;

@@ -47,6 +47,36 @@ class MemoryOfQueue : public Memory {
   void* queue_;
 };
 
+// What steps that run at the same time take: nobody else's until all of them are done.
+class MemoryBeside : public Memory {
+ public:
+  explicit MemoryBeside(Memory& source, void* queue) : source_(source), queue_(queue) {}
+  ~MemoryBeside() override {
+    for (const Piece& p : taken_) source_.give(p, queue_);
+  }
+  Piece take(int64_t bytes, void* queue) override { return taken_.emplace_back(source_.take(bytes, queue)); }
+  void give(Piece, void*) override {}
+
+ private:
+  Memory& source_;
+  void* queue_;
+  std::vector<Piece> taken_;
+};
+
+// Whether one must have ended before the other begins.
+bool conflict(const StepUse& a, const StepUse& b, std::span<void* const> data) {
+  auto meet = [&](const MemoryUse& x, const MemoryUse& y) {
+    if (!x.is_written && !y.is_written) return false;
+    if (x.own >= 0 || y.own >= 0) return x.own == y.own;
+    const auto *p = static_cast<const std::byte*>(data[static_cast<size_t>(x.buffer)]),
+               *q = static_cast<const std::byte*>(data[static_cast<size_t>(y.buffer)]);
+    return x.bytes < 0 || y.bytes < 0 || (p < q + y.bytes && q < p + x.bytes);
+  };
+  return std::ranges::any_of(
+      a.memory, [&](const MemoryUse& x) { return std::ranges::any_of(b.memory, [&](const MemoryUse& y) { return meet(x, y); }); });
+}
+
+constexpr size_t kMostBeside = 4;
 constexpr size_t kMostKept = 4;
 constexpr int kMostMade = 16;
 
@@ -141,7 +171,11 @@ ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContex
     if (!fresh.calls) unsupported("calls of the host's library cannot be recorded");
   }
   fresh.recording = target.record(keeping);
-  for (size_t i = 0; i < uses_.size(); ++i) record_step(i, fresh, keeping, frame, step);
+  for (size_t i = 0, end; i < uses_.size(); i = end) {
+    end = steps_beside(i, frame.data);
+    if (end > i + 1) record_beside(i, end, fresh, keeping, frame, step);
+    else record_step(i, fresh, keeping, frame, step);
+  }
   fresh.recording->finish();
   for (int b : made_by_calls_) fresh.made.push_back(frame.data[static_cast<size_t>(b)]);
   for (int b : loose_) fresh.told.push_back(frame.data[static_cast<size_t>(b)]);
@@ -158,6 +192,35 @@ void ReplayedSteps::record_step(size_t i, Kept& fresh, RunContext& keeping, Fram
   if (!uses_[i].is_call) return run();
   fresh.calls->run(keeping.queue, run);
   for (int b : uses_[i].given) fresh.calls->keep(frame, b);
+}
+
+// The end of the steps from here on that may run at the same time. A launch beside others costs more than one behind them, so there have
+// to be two products, which take longer.
+size_t ReplayedSteps::steps_beside(size_t i, std::span<void* const> data) const {
+  size_t end = i, products = 0;
+  for (; end < uses_.size() && end < i + kMostBeside && uses_[end].is_small; ++end) {
+    bool is_free = true;
+    for (size_t j = i; j < end; ++j) is_free = is_free && !conflict(uses_[j], uses_[end], data);
+    if (!is_free) break;
+    products += uses_[end].is_product;
+  }
+  return products >= 2 ? end : i + 1;
+}
+
+void ReplayedSteps::record_beside(size_t i, size_t end, Kept& fresh, RunContext& keeping, Frame& frame, const RunStep& step) const {
+  if (!fresh.recording->fork(static_cast<int>(end - i))) {
+    for (; i < end; ++i) record_step(i, fresh, keeping, frame, step);
+    return;
+  }
+  Memory* const memory = keeping.memory;
+  MemoryBeside beside(*memory, keeping.queue);
+  keeping.memory = &beside;
+  for (size_t k = i; k < end; ++k) {
+    fresh.recording->enter(static_cast<int>(k - i), keeping);
+    record_step(k, fresh, keeping, frame, step);
+  }
+  fresh.recording->join(keeping);
+  keeping.memory = memory;
 }
 
 // Kernels get the addresses and numbers of this call, where they are others than before.

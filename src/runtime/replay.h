@@ -56,14 +56,23 @@ class RecordedCalls {
   virtual void give(Frame& frame) const = 0;
 };
 
+// Memory that a step reads or writes. `own`: whose it is, equal for all buffers that lie in one memory; -1: a part of the arena.
+struct MemoryUse {
+  int buffer = -1, own = -1;
+  int64_t bytes = -1;  // -1: not known
+  bool is_written = false;
+};
+
 // What a step of a segment touches.
 struct StepUse {
   bool is_kernel = false;
   bool has_numbers = false;  // which may be others in each call
   std::vector<int> buffers;
-  bool is_call = false;    // of the host's library
-  std::vector<int> made;   // buffers whose memory the call brings
-  std::vector<int> given;  // those of them that are read behind the segment
+  bool is_call = false;                       // of the host's library
+  std::vector<int> made;                      // buffers whose memory the call brings
+  std::vector<int> given;                     // those of them that are read behind the segment
+  bool is_small = false, is_product = false;  // leaves room on the device for another
+  std::vector<MemoryUse> memory;              // of a small one
 };
 
 // Of launches that are made at once.
@@ -109,6 +118,8 @@ class ReplayedSteps {
   bool is_due();
   Kept* record(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step);
   void record_step(size_t i, Kept& fresh, RunContext& keeping, Frame& frame, const RunStep& step) const;
+  size_t steps_beside(size_t i, std::span<void* const> data) const;
+  void record_beside(size_t i, size_t end, Kept& fresh, RunContext& keeping, Frame& frame, const RunStep& step) const;
   void place_made(const Kept& kept, Frame& frame) const;
   void forget_made(Frame& frame) const;
   void tell(Kept& kept, const RunContext& context, std::span<void* const> data, const RunStep& step);

@@ -37,12 +37,6 @@ bool fits(const Kernel& a, const Kernel& b) {
          a.buffers.size() + b.buffers.size() <= kMostBuffers;
 }
 
-Access moved(Access access, int buffers, int exprs) {
-  if (access.buffer >= 0) access.buffer += buffers;
-  for (auto& [e, stride] : access.dynamic) e += exprs;
-  return access;
-}
-
 using Expressions = std::map<int, int>;  // of b: of a, whose values they are
 
 // Both, b behind a. Axes have the same names, as each kernel counts its own from the first.

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 namespace broach {
@@ -13,6 +14,18 @@ namespace broach {
 struct PackedWeight {
   std::shared_ptr<const std::byte[]> data;
   size_t bytes = 0, layout = 0;
+};
+
+// Seconds of one run of a contraction, measured: with its weight rearranged, and by the best that takes it as it is.
+struct PackingGain {
+  double packed, unpacked;
+};
+
+// What the process has learnt of its contractions: what WeightPacking said holds while the number stays.
+class PackingNews {
+ public:
+  static uint64_t count();
+  static void announce();
 };
 
 // The packing of one contraction's weight, for any values of the symbols.
@@ -27,7 +40,9 @@ class WeightPacking {
   // While it is being measured whether packing pays: contractions for which this is the same need only one packed weight
   // between them. 0 otherwise.
   virtual size_t trial(std::span<const int64_t> symbols) const = 0;
-  // Whether `bytes` stays as it is; until then `pack` may be asked for again.
+  // Nothing where it is not, or not yet, known.
+  virtual std::optional<PackingGain> gain(std::span<const int64_t> symbols) const = 0;
+  // Whether `bytes` stays as it is, but for news; until then `pack` may be asked for again.
   virtual bool is_settled(std::span<const int64_t> symbols) const = 0;
 };
 

@@ -10,6 +10,11 @@ struct RunContext;
 class Recording {
  public:
   virtual ~Recording() = default;
+  // While it is the first time: steps that do not need each other may be launched beside one another, in so many lanes, until they are
+  // joined. False where there is one queue only.
+  virtual bool fork(int /*lanes*/) { return false; }
+  virtual void enter(int /*lane*/, RunContext& /*run*/) {}
+  virtual void join(RunContext& /*run*/) {}
   // The first time is over. Throws an Error if the launches cannot be kept.
   virtual void finish() = 0;
   // Puts all of them into the queue of the run.

@@ -65,7 +65,7 @@ const OpEntry* Calls::entry_of(const std::string& schema) const {
 }
 
 CallArgs Calls::with_values(const std::vector<Arg>& args) {
-  return broach::with_values(args, [this](TensorId id) { return memory_.value(id); });
+  return broach::with_values(args, [this](TensorId id) { return read(id); });
 }
 
 std::vector<Value> Calls::compute(const TraceOp& op) {
@@ -89,8 +89,8 @@ std::optional<Value> Calls::strided_copy(const TraceOp& op) {
   auto offset = std::get_if<SymInt>(&op.args[first + 2].value);
   auto view = strided_view(b_.symbols(), {t.type.shape, t.strides, 0}, {*sizes, *strides, offset ? *offset - t.offset : SymInt(0)});
   if (!view || (scatter && !view->put)) return std::nullopt;
-  Value x = memory_.value(self);
-  return scatter ? view->put(b_, x, memory_.value(std::get<Arg::Tensor>(op.args[1].value).id)) : view->get(b_, x);
+  Value x = read(self);
+  return scatter ? view->put(b_, x, read(std::get<Arg::Tensor>(op.args[1].value).id)) : view->get(b_, x);
 }
 
 std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::string& schema) {
@@ -158,9 +158,9 @@ std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<Tenso
   auto position = [&](TensorId id) {
     auto [it, fresh] = positions.emplace(id, static_cast<uint32_t>(inputs.size()));
     if (!fresh) return it->second;
-    inputs.push_back(memory_.value(id));
+    inputs.push_back(read(id));
     if (exact) operand_strides.push_back(info(id).strides);
-    else if (is_contiguous(info(id)) && may_be_strided(inputs.back())) call->contiguous.push_back(it->second);
+    else if (is_contiguous(info(id)) && may_be_strided(memory_.value(id))) call->contiguous.push_back(it->second);
     return it->second;
   };
   for (const Arg& a : op.args) call->args.push_back(extern_arg(a, position));

@@ -9,6 +9,7 @@
 #include "ops/random.h"
 #include "trace/functionalize.h"
 #include "trace/memory.h"
+#include "trace/regions.h"
 
 namespace broach {
 
@@ -22,8 +23,8 @@ std::vector<Type> result_types(const StorageValues& memory, const TraceOp& op);
 
 class Calls {
  public:
-  Calls(const Trace& trace, const FunctionalizeOptions& options, GraphBuilder& b, StorageValues& memory)
-      : t_(trace), options_(options), b_(b), memory_(memory) {}
+  Calls(const Trace& trace, const FunctionalizeOptions& options, GraphBuilder& b, StorageValues& memory, const Regions& regions)
+      : t_(trace), options_(options), b_(b), memory_(memory), regions_(regions) {}
 
   // The results of an operation as if it had no effect on its operands.
   std::vector<Value> compute(const TraceOp& op);
@@ -37,6 +38,7 @@ class Calls {
 
  private:
   const TraceTensor& info(TensorId id) const { return memory_.info(id); }
+  Value read(TensorId id) { return regions_.read(b_, id, memory_.value(id)); }
   const OpEntry* entry_of(const std::string& schema) const;
   CallArgs with_values(const std::vector<Arg>& args);
   std::optional<Value> strided_copy(const TraceOp& op);
@@ -48,6 +50,7 @@ class Calls {
   const FunctionalizeOptions& options_;
   GraphBuilder& b_;
   StorageValues& memory_;
+  const Regions& regions_;
 };
 
 }  // namespace broach

@@ -15,15 +15,17 @@ namespace {
 class Functionalizer {
  public:
   Functionalizer(const Trace& trace, const FunctionalizeOptions& options)
-      : t_(trace), memory_(trace, b_), calls_(trace, options, b_, memory_), lowers_(options.lower) {
+      : t_(trace), memory_(trace, b_), regions_(trace), calls_(trace, options, b_, memory_, regions_), lowers_(options.lower) {
     *b_.graph().symbols() = *trace.symbols;
   }
 
   Program run() {
     for (size_t i = 0; i < t_.inputs.size(); ++i) memory_.add_input(static_cast<int>(i), t_.inputs[i]);
     for (const TraceOp& op : t_.ops) {
+      if (regions_.moves(op)) continue;
       if (op.line >= 0) b_.set_line(t_.lines[static_cast<size_t>(op.line)]);
       process(op);
+      regions_.note(op);
     }
     return finish();
   }
@@ -238,7 +240,7 @@ class Functionalizer {
     } else {
       auto [it, fresh] = output_of_.emplace(t.storage, static_cast<int>(outputs.size()));
       if (fresh) {
-        outputs.push_back(memory_.value(s.root));
+        outputs.push_back(regions_.given_back(b_, s.root, memory_.value(s.root)));
         requests_.push_back({info(s.root).strides, -1});
       }
       r.kind = id == s.root ? ResultSpec::Kind::fresh : ResultSpec::Kind::view_of_fresh;
@@ -251,6 +253,7 @@ class Functionalizer {
   const Trace& t_;
   GraphBuilder b_;
   StorageValues memory_;
+  Regions regions_;
   Calls calls_;
   bool lowers_;
   std::map<int32_t, int> output_of_;

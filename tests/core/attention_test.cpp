@@ -47,7 +47,7 @@ void check_code(AttentionFn* code) {
   a.query = q.data(), a.key = k.data(), a.value = v.data(), a.result = out.data();
   a.query_row = a.key_row = a.value_row = a.result_row = kDepth;
   a.query_col = a.key_col = a.value_col = a.result_col = 1;
-  a.last = kQueries, a.keys = kKeys, a.depth = a.value_depth = kDepth;
+  a.last = a.head_rows = kQueries, a.keys = kKeys, a.depth = a.value_depth = kDepth;
   a.scale = 0.5f;
   a.causal = true;
   a.scratch = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) & ~uintptr_t{63});
@@ -184,6 +184,7 @@ struct HalfHead {
     a.mask = mask_kind ? mask.data() : nullptr;
     mask_strides(a.mask_row, a.mask_col);
     a.keys = keys, a.depth = depth, a.value_depth = value_depth, a.scale = 0.3f, a.causal = causal, a.bf16 = true, a.scratch = memory();
+    a.head_rows = rows;
     for (; a.first < rows; a.first = a.last) {
       a.last = std::min(rows, a.first + kAttentionRows);
       code(a);

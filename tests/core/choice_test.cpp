@@ -40,6 +40,35 @@ TEST_CASE("choice: the fastest wins if its margin is clear") {
   CHECK(clear.text() == "plain 1000000 us, packed 800000 us, aten 900000 us");
 }
 
+TEST_CASE("choice: a packed weight has to be worth its memory, over whatever is the best without") {
+  struct Case {
+    Candidate rule;
+    std::array<double, 3> seconds;
+    Candidate wins;
+  };
+  for (const Case& c :
+       {Case{Candidate::host, {0.80, 0.78, 1.00}, Candidate::plain}, Case{Candidate::host, {0.80, 0.75, 1.00}, Candidate::packed},
+        Case{Candidate::packed, {0.80, 0.78, 1.00}, Candidate::plain}, Case{Candidate::packed, {0.80, 0.75, 0.70}, Candidate::host},
+        Case{Candidate::packed, {0.80, 0.70, 1.00}, Candidate::packed}, Case{Candidate::plain, {1.00, 0.90, 0.93}, Candidate::host}}) {
+    Choice choice(c.rule, kAll);
+    runs_until_decided(choice, c.seconds);
+    CHECK(choice.decided() == c.wins);
+  }
+}
+
+TEST_CASE("choice: what a packed weight brings is known once it is decided") {
+  Choice choice(Candidate::host, kAll), alone(Candidate::packed, Choice::set_of(Candidate::packed));
+  const uint64_t news = broach::PackingNews::count();
+  CHECK_FALSE(choice.gain());
+  runs_until_decided(choice, {0.8, 0.6, 1.0});
+  CHECK(broach::PackingNews::count() > news);
+  REQUIRE(choice.gain());
+  CHECK(choice.gain()->packed == 0.6);
+  CHECK(choice.gain()->unpacked == 0.8);
+  runs_until_decided(alone, {0.8, 0.6, 1.0});
+  CHECK_FALSE(alone.gain());
+}
+
 TEST_CASE("choice: one slow run of many does not count") {
   Choice choice(Candidate::plain, kAll);
   for (int run = 0; !choice.decided(); ++run) {

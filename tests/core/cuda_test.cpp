@@ -232,14 +232,17 @@ int64_t address(const cuda::ColumnMajor& m, int64_t row, int64_t column) {
 // Whether the parts multiply each element that the product multiplies, and nothing else: by corners and counts.
 void check_parts(const cuda::LibraryProduct& product, const cuda::OddProduct& odd) {
   int64_t count = 0;
-  for (const auto& part : odd.parts) {
+  for (size_t at = 0, chunk = 0; at < odd.parts.size(); ++at) {
+    while (at == odd.chunks[chunk].end) ++chunk;
+    const auto& part = odd.parts[at];
     const auto& p = part.product;
     const int64_t n = p.result.rows, m = p.result.columns, k = p.weight.transposed ? p.weight.rows : p.weight.columns;
     count += n * m * k;
     for (const auto& [i, j, l] : {std::tuple(int64_t{0}, int64_t{0}, int64_t{0}), std::tuple(n - 1, m - 1, k - 1)}) {
       const auto w = position(odd.weight, p.starts[0].weight + address(p.weight, i, l));
       const auto x = position(odd.x, p.starts[0].x + address(p.x, l, j));
-      const auto y = position(odd.result, p.starts[0].result + address(p.result, i, j));
+      auto y = position(odd.result, p.starts[0].result + address(p.result, i, j));
+      if (odd.copies_result) y.first += odd.chunks[chunk].first;
       CHECK((w.first == y.first && w.second == x.first && x.second == y.second));
       CHECK(part.accumulates == (w.second - l > 0));
       CHECK(part.bias_start == y.first - i);
@@ -247,6 +250,12 @@ void check_parts(const cuda::LibraryProduct& product, const cuda::OddProduct& od
   }
   const int64_t k = product.weight.transposed ? product.weight.rows : product.weight.columns;
   CHECK(count == product.result.rows * product.result.columns * k);
+  int64_t rows = 0;
+  for (const auto& c : odd.chunks) {
+    CHECK(c.first == rows);
+    rows += c.rows;
+  }
+  CHECK((rows == product.result.rows && odd.chunks.back().end == odd.parts.size()));
 }
 
 }  // namespace
@@ -259,7 +268,8 @@ TEST_CASE("cuda: products of odd sizes are made of others") {
   const auto logits = product({2048, 768}, {768, 1}, {768, 50257}, {1, 768}, {2048, 50257});
   const auto odd = cuda::odd_product(logits, DType::bf16, false);
   REQUIRE(odd);
-  CHECK((odd->copies_result && !odd->copies_x && !odd->copies_weight && odd->parts.size() == 2 && odd->result.leading == 50264));
+  CHECK((odd->copies_result && !odd->copies_x && !odd->copies_weight && odd->chunks.size() == 8 && odd->parts.size() == 9 &&
+         odd->result.leading == 6400));
   check_parts(logits, *odd);
   const auto of_input = product({2048, 50257}, {50257, 1}, {50257, 768}, {768, 1}, {2048, 768});
   const auto summed = cuda::odd_product(of_input, DType::bf16, false);

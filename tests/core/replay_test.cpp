@@ -23,6 +23,12 @@ class Kept : public Recording {
     if (is_finished_) CHECK(step != 1);
     launches_[step] = what;
   }
+  bool fork(int lanes) override {
+    log_.done.push_back(cat("fork ", lanes));
+    return true;
+  }
+  void enter(int lane, RunContext&) override { log_.done.push_back(cat("lane ", lane)); }
+  void join(RunContext&) override { log_.done.push_back("join"); }
   void finish() override {
     if (log_.fails) fail("it cannot be kept");
     is_finished_ = true;
@@ -242,6 +248,77 @@ TEST_CASE("replay: recordings of one queue share memory") {
   CHECK(memory.take(1000, &queues[0], source).data != first.data);  // it is taken
   memory.give(first);
   CHECK(memory.take(500, &queues[0], source).data == first.data);
+}
+
+namespace {
+
+// Five small steps, of which each but the first reads buffer 0. By default all are products, each in memory of its own.
+std::string recorded(const std::function<void(std::vector<StepUse>&, std::vector<void*>&)>& change) {
+  std::vector<StepUse> uses;
+  std::vector<void*> data;
+  for (int i = 0; i < 5; ++i) {
+    StepUse u;
+    u.is_small = u.is_product = true;
+    u.memory = {{i, i, 16, true}};
+    if (i > 0) u.memory.push_back({0, 0, 16, false});
+    uses.push_back(u);
+    data.push_back(Program::address(100 + 16 * i));
+  }
+  change(uses, data);
+  struct {
+    Log log;
+    Keeper target{log};
+    KeptMemory memory;
+    Frame frame;
+  } p;
+  p.frame.data = data;
+  ReplayedSteps steps(0, uses);
+  RunContext context;
+  context.memory = &HostMemory::get();
+  auto step = [&](size_t i, RunContext& c) {
+    if (c.recording) p.log.done.push_back(cat(i));
+  };
+  for (int call = 0; call < 2; ++call) steps.run(p.target, context, p.frame, p.memory, step);
+  std::string out;
+  for (const std::string& s : p.log.done) out += (out.empty() ? "" : " ") + s;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("replay: small products that do not need each other are recorded beside each other") {
+  const std::string beside = "0 fork 4 lane 0 1 lane 1 2 lane 2 3 lane 3 4 join at once";
+  CHECK(recorded([](auto&, auto&) {}) == beside);
+  SUBCASE("not what is large") {
+    CHECK(recorded([](auto& uses, auto&) { uses[2].is_small = false; }) == "0 1 2 fork 2 lane 0 3 lane 1 4 join at once");
+  }
+  SUBCASE("nor kernels alone") {
+    auto kernels = [](auto& uses, auto&) {
+      for (StepUse& u : uses) u.is_product = false;
+    };
+    CHECK(recorded(kernels) == "0 1 2 3 4 at once");
+  }
+  SUBCASE("nor what reads what another writes") {
+    auto chain = [](auto& uses, auto&) { uses[3].memory.push_back({2, 2, 16, false}); };
+    CHECK(recorded(chain) == "0 fork 2 lane 0 1 lane 1 2 join fork 2 lane 0 3 lane 1 4 join at once");
+  }
+  SUBCASE("parts of the arena count by their place") {
+    auto arena = [](int64_t apart) {
+      return [apart](auto& uses, auto& data) {
+        for (int i = 1; i < 5; ++i)
+          uses[static_cast<size_t>(i)].memory[0].own = -1,
+          data[static_cast<size_t>(i)] = Program::address(static_cast<int>(200 + i * apart));
+      };
+    };
+    CHECK(recorded(arena(16)) == beside);
+    CHECK(recorded(arena(12)) == "0 1 2 3 4 at once");
+  }
+  SUBCASE("of unknown size they meet") {
+    auto unknown = [](auto& uses, auto&) {
+      for (int i = 1; i < 5; ++i) uses[static_cast<size_t>(i)].memory[0].own = -1, uses[static_cast<size_t>(i)].memory[0].bytes = -1;
+    };
+    CHECK(recorded(unknown) == "0 1 2 3 4 at once");
+  }
 }
 
 }  // namespace broach

@@ -3,6 +3,8 @@
 //     case: what it shows
 //     constant: 1 2            (inputs that are the same from call to call; may be missing)
 //     gradients: 1             (outputs that are computed later, with the last input; may be missing)
+//     parts: 0 1               (by output: the part of the graph that gives it; may be missing)
+//     reads: 0 1               (by input: the last part that may read it; if missing, each may)
 //     <what is given>
 //     becomes:                 (or "stays", and nothing behind it)
 //     <what must come of it>
@@ -19,7 +21,7 @@
 namespace broach::testing {
 
 struct TextCase {
-  std::string title, constant, gradients, before, after;
+  std::string title, constant, gradients, parts, reads, before, after;
 };
 
 inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
@@ -28,12 +30,16 @@ inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
   bool behind = false;
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with("case: ")) {
-      out.push_back({line.substr(6), "", "", "", ""});
+      out.push_back({line.substr(6), "", "", "", "", "", ""});
       behind = false;
     } else if (line.starts_with("constant: ")) {
       out.back().constant = line.substr(10);
     } else if (line.starts_with("gradients: ")) {
       out.back().gradients = line.substr(11);
+    } else if (line.starts_with("parts: ")) {
+      out.back().parts = line.substr(7);
+    } else if (line.starts_with("reads: ")) {
+      out.back().reads = line.substr(7);
     } else if (line == "becomes:" || line == "stays") {
       behind = true;
       if (line == "stays") out.back().after = out.back().before;
@@ -50,6 +56,8 @@ inline void write_cases(const std::filesystem::path& path, const std::vector<Tex
     file << (&c == cases.data() ? "" : "\n") << "case: " << c.title << "\n";
     if (!c.constant.empty()) file << "constant: " << c.constant << "\n";
     if (!c.gradients.empty()) file << "gradients: " << c.gradients << "\n";
+    if (!c.parts.empty()) file << "parts: " << c.parts << "\n";
+    if (!c.reads.empty()) file << "reads: " << c.reads << "\n";
     file << c.before << (c.after == c.before ? "stays\n" : "becomes:\n" + c.after);
   }
 }

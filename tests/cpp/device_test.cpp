@@ -13,7 +13,7 @@
 
 #include "errors.h"
 #include "host_device.h"
-#include "target/target.h"
+#include "like_cpu.h"
 
 using at::Tensor;
 using broach::Options;
@@ -28,37 +28,15 @@ struct Served {
 };
 
 // The CPU's target as another: what its steps need of the host's is copied, as for a device with memory of its own.
-class Apart : public broach::Target {
+class Apart : public LikeCpu {
  public:
-  std::string name() const override { return "apart"; }
-  broach::CompiledKernels compile(std::span<const std::shared_ptr<const broach::Kernel>> kernels,
-                                  const broach::CompileSettings& settings) const override {
-    return cpu_.compile(kernels, settings);
-  }
-  std::string save(const broach::CompiledKernels& kernels) const override { return cpu_.save(kernels); }
-  broach::CompiledKernels load(std::string_view bytes) const override { return cpu_.load(bytes); }
-  std::string fingerprint() const override { return cpu_.fingerprint(); }
-  std::shared_ptr<const broach::CompiledContraction> contraction(const broach::ContractionStep& step,
-                                                                 const broach::CompileSettings& settings) const override {
-    return cpu_.contraction(step, settings);
-  }
-  std::shared_ptr<const broach::CompiledRoutine> routine(const broach::Operation& operation) const override {
-    return cpu_.routine(operation);
-  }
-  const broach::Capabilities& capabilities() const override { return cpu_.capabilities(); }
-  broach::Memory& memory() const override { return cpu_.memory(); }
   void copy(void* to, const void* from, size_t bytes, bool, const broach::RunContext&) const override {
     std::memcpy(to, from, bytes);
     ++copies;
   }
   bool must_wait() const override { return false; }
-  void wait(const broach::RunContext& run) const override { cpu_.wait(run); }
-  void drain(const broach::RunContext& run) const noexcept override { cpu_.drain(run); }
 
   mutable std::atomic<int> copies = 0;
-
- private:
-  const broach::Target& cpu_ = *broach::cpu_target();
 };
 
 Tensor random_on(at::Device d, at::IntArrayRef sizes) { return at::randn(sizes).to(d); }

@@ -498,3 +498,17 @@ def test_gradients(name):
             assert (a is None) == (b is None)
             if a is not None:
                 assert (a - b).norm() <= 1e-3 * b.norm() + 1e-4, (a - b).norm() / b.norm()
+
+
+@pytest.mark.parametrize("size,stride,padding", [(7, 2, 3), (8, 3, 0)])
+def test_convolutions_of_few_channels(size, stride, padding):
+    """What their rows meet becomes channels, and nothing else is read: an infinity stays within the windows that meet it."""
+    model = nn.Conv2d(3, 64, size, stride, padding).cuda().bfloat16()
+    x = torch.randn(4, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    _agree(model, x, dtype=torch.bfloat16)
+    x[1, 2, 100, 101] = torch.inf
+    with torch.no_grad():
+        compiled = _compiled(model)
+        for _ in range(3):
+            have = compiled(x)
+        assert torch.equal(have.isfinite(), model(x).isfinite())

@@ -217,3 +217,25 @@ def test_a_mask_that_repeats_along_the_keys():
     for _ in range(3):
         torch.testing.assert_close(compiled(q), program(q), rtol=1.6e-2, atol=1.6e-2)
     assert any("attention" in name for name, _ in broach.explain(compiled, q).externs)
+
+
+class _Projections(nn.Module):
+    """Several products of one value, which are recorded beside each other, in memory that the next layer uses again."""
+
+    def __init__(self, width=64, layers=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(width, width) for _ in range(5)) for _ in range(layers))
+
+    def forward(self, x):
+        for a, b, c, d, out in self.layers:
+            x = x + out(torch.softmax(a(x) * b(x), -1) * c(x) + torch.tanh(d(x)))
+        return x
+
+
+@torch.no_grad()
+def test_products_beside_each_other():
+    model, xs = _Projections().cuda().eval(), [torch.randn(32, 64, device="cuda") for _ in range(3)]
+    want, compiled = [model(x) for x in xs], broach.compile(model)
+    for i in range(24):
+        _close(compiled(xs[i % 3]), want[i % 3])
+    assert _recordings(compiled, xs[0]) > 0

@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 
 import broach
+from broach._native import _C
 
 CONVOLUTIONS = {
     "pointwise": (F.conv2d, (2, 6, 9, 9), (8, 6, 1, 1), {}),
+    "pointwise, apart": (F.conv2d, (2, 4, 8, 8), (8, 4, 1, 1), {"stride": 2}),
     "padded": (F.conv2d, (2, 6, 9, 8), (8, 6, 3, 3), {"padding": 1}),
     "strided": (F.conv2d, (2, 6, 9, 8), (8, 6, 3, 3), {"stride": 2, "padding": 1}),
     "strides that leave a rest": (F.conv2d, (2, 6, 10, 11), (8, 6, 3, 3), {"stride": 3}),
@@ -58,6 +60,8 @@ CLOSE = {"atol": 5e-4, "rtol": 1e-4}
 @pytest.mark.parametrize("layout", ["contiguous", "channels last"])
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_gradients_equal_eagers(name, layout):
+    if (name, layout) == ("pointwise, apart", "channels last") and not _C.has_bf16_contractions():
+        pytest.skip("eager's own is wrong without AVX-512: torch's library reads beyond channels that do not fill a vector")
     conv, _, _, settings = CONVOLUTIONS[name]
     run = lambda x, w, b: conv(x, w, b, **settings).sin()
     f = broach.compile(run)

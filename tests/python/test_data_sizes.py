@@ -348,7 +348,7 @@ def test_results_of_other_functions_while_sizes_are_symbols():
 def test_what_is_computed_once_is_read_behind_a_size():
     weight, scale = torch.randn(8, 8), torch.randn(8)
     compiled = agree(lambda x: x[(x @ weight.exp()).sum(1) > 0] * scale.exp(), lambda i: (r(20, 8),))
-    assert stats(compiled)["programs"][0]["packed"]
+    assert stats(compiled)["programs"][0]["kept"]
     captures = stats(compiled)["captures"]
     for changed in (weight, scale):
         changed.mul_(-0.5)

@@ -11,6 +11,8 @@ from gradient_programs import check, grads, leaf, mlp, raised, stepping
 import torch.nn.functional as F
 from torch import nn
 
+import broach
+
 PROGRAMS = []
 KNOWN = {"tangent_defined_for_an_intermediate_only": "a compiled call is one operation of autograd: no result of it is an intermediate of another"}  # the README says so
 
@@ -628,3 +630,19 @@ def test_program(fn, request):
     if fn.__name__ in KNOWN:
         request.applymarker(pytest.mark.xfail(strict=True, reason=KNOWN[fn.__name__]))
     check(fn)
+
+
+@pytest.mark.parametrize("compiled", [broach.compile, lambda f: torch.compile(f, backend="broach")], ids=["native", "dynamo"])
+def test_a_failed_capture_leaves_no_history_on_what_it_wrote(compiled):
+    def push(kept, x):
+        kept.copy_(torch.cat([kept[1:], x[None]]))
+        return kept.mean(0)
+
+    call = compiled(push)
+    for rows in (6, 6, 6, 11, 6, 11, 7, 8):
+        kept, got, want = torch.randn(rows, 4), *(torch.ones(4, requires_grad=True) for _ in range(2))
+        theirs, ours = kept.clone(), kept.clone()
+        push(theirs, want).sum().backward()
+        call(ours, got).sum().backward()
+        torch.testing.assert_close(got.grad, want.grad)
+        torch.testing.assert_close(ours, theirs)

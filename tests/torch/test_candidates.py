@@ -13,6 +13,9 @@ pytestmark = pytest.mark.skipif(not _C.has_onednn(), reason="without oneDNN ther
 
 ENOUGH = 220  # calls after which everything is decided and packed
 
+NO_BF16 = pytest.mark.skipif(not _C.has_bf16_contractions(), reason="on this processor the library has no products of bf16")
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=NO_BF16)]
+
 
 def _linears(rows, width, count=3):
     """Every test has a width of its own, since what was measured holds for the process, and one that needs no padding."""
@@ -105,7 +108,7 @@ def test_threads_measure_together():
         assert "being measured" not in next(iter(broach.explain(fast, x).picks))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, width, most", [(4, 592, 1.03), (64, 592, 1.06), (4, 1000, 1.01), (4, 608, 1.0)])
 def test_packed_weights_are_padded_little(rows, width, most, dtype):
     torch.manual_seed(0)
@@ -131,7 +134,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_no_convolution_runs_by_the_librarys_plain_loops(name, dtype):
     layer, shape = CONVOLUTIONS[name]
@@ -165,4 +168,5 @@ def test_measured_weights_are_packed_a_few_in_a_call():
             if call < 40:
                 packed.append(broach.explain(fast, x).packed_bytes)  # which is a call, too
     if packed[-1] >= len(model) * model[0].weight.nbytes:  # packing won here; where it loses, the copies are given back
-        assert packed == sorted(packed) and len(set(packed)) > 3
+        # One for the trial, then as many as the clock allows: a call that was disturbed is long, and pays for more.
+        assert packed == sorted(packed) and len(set(packed)) > 2

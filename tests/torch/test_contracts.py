@@ -443,7 +443,7 @@ def test_some_weight_is_packed():
         compiled = compile_direct(fn, constant=[False, True])
         x, w = torch.randn(xs), torch.randn(ws)
         compiled(x, w), compiled(x, w)
-        packed += sum(len(p["packed"]) for p in compiled.stats()["programs"])
+        packed += sum(len({kept[0] for kept in p["kept"]}) for p in compiled.stats()["programs"])
     if not packed:
         pytest.skip("nothing is packed on this machine")
 
@@ -456,7 +456,7 @@ def test_packed_weights_are_shared():
     most = sum(p.nbytes for p in net.parameters() if p.dim() == 2)
 
     def packed(compiled):
-        return set().union(*(p["packed"] for p in broach.explain(compiled, x).programs))
+        return {kept[0] for p in broach.explain(compiled, x).programs for kept in p["kept"]}
 
     for rows in (8, 9, 10):
         x = torch.randn(rows, 256)
@@ -650,6 +650,23 @@ def test_custom_ops(through):
         ours, theirs = x.clone(), x.clone()
         assert_same(compiled(ours), fn(theirs))
         assert_same(ours, theirs)
+
+
+@torch.no_grad()
+def test_a_custom_op_that_writes_is_captured_natively():
+    def fn(x):
+        y = x * 2
+        _bump(y[0], 3.0)
+        _bump(x, 1.0)
+        return y + x
+
+    fast = broach.compile(fn)
+    for rows in (3, 3, 5, 4):
+        ours, theirs = torch.ones(rows, 4), torch.ones(rows, 4)
+        assert_same(fast(ours), fn(theirs))
+        assert_same(ours, theirs)
+    told = broach.explain(fast, torch.ones(3, 4))
+    assert told.front == "native" and any("broach_tests::bump" in str(e) for e in told.externs)
 
 
 @torch.no_grad()

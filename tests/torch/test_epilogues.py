@@ -40,7 +40,8 @@ def test_norm_in_half_precision_joins_the_convolution():
     torch.manual_seed(0)
     model, x = Block().eval().bfloat16(), torch.randn(2, 16, 12, 12).bfloat16().to(memory_format=torch.channels_last)
     actual, told = _compiled(model, x)
-    assert told.contractions == 1 and told.kernels == 0
+    if _C.has_bf16_contractions():  # else the convolution is ATen's
+        assert told.contractions == 1 and told.kernels == 0
     assert all("slow" not in pick for pick in told.picks)
     with torch.no_grad():
         eager, exact = model(x), model.double()(x.double())
@@ -75,7 +76,8 @@ def test_chains_behind_a_linear(after, dtype):
     torch.manual_seed(0)
     model, x = Scaled(after).eval().to(dtype), torch.randn(3, 5, 24).to(dtype)
     actual, told = _compiled(model, x)
-    assert told.kernels == {"scale": 0, "wide": 1, "row": 1}[after]
+    is_joined = dtype == torch.float32 or _C.has_bf16_contractions()  # else the product is ATen's
+    assert told.kernels == {"scale": 0 if is_joined else 1, "wide": 1, "row": 1}[after]
     assert all("slow" not in pick for pick in told.picks)
     with torch.no_grad():
         expected = model(x)

@@ -36,10 +36,12 @@ def test_every_value(name):
     assert torch.equal(actual.isnan()[finite], exact.isnan()[finite])
     # What eager computes in fp32 under- and overflows where fp64 does not.
     in_range = finite & (exact.abs() > 2.0**-100) & (exact.abs() < 2.0**127)
+    allowed = (HALF_UNIT + COARSE) * exact.abs()
     if "gelu" in name:
         in_range &= x > -5
-    error = ((actual.double() - exact) / exact).abs()[in_range]
-    assert error.max() <= HALF_UNIT + COARSE
+        # Without permutations for polynomials by interval (AVX-512) the formula is eager's, where 1 is added to nearly -1, in fp32.
+        allowed += x.double().abs() * 2.0**-24
+    assert ((actual.double() - exact).abs() <= allowed)[in_range].all()
     torch.testing.assert_close(actual[finite], exact.to(torch.bfloat16)[finite], rtol=1e-2, atol=1e-6)
 
 

@@ -173,6 +173,7 @@ def runone(f, C):
 
 # What is known to differ, with the reason; run only when named on the command line.
 KNOWN = {
+    "drop_br": "it goes by the sign of a batch norm's sum, which is 0 but for the order of summation",
     "inpl_fn": "eager raises for a result that is written before backward; a compiled call saved a copy of it and gives the gradient",
     "inpl_bk": "likewise",
     "err_fn": "a program that raises while it is captured is run again by itself, so that what it did before the error is done twice",

@@ -17,6 +17,7 @@ struct AttentionRows {
   float* logsumexp;                 // [rows], or null
   int64_t query_row, query_col, key_row, key_col, value_row, value_col, mask_row, mask_col, result_row, result_col, logsumexp_row;
   int64_t first, last, keys, depth, value_depth;
+  int64_t head_rows;  // all of them: what is computed of one does not depend on how they are divided
   float scale;
   bool causal;     // query i sees keys 0..i
   bool bf16;       // element type: bf16, or f32

@@ -115,7 +115,7 @@ void attend_in_tiles(const AttentionRows& a) {
 
 void attention_amx(const AttentionRows& rows) {
   // Few queries are not worth rearranging the keys for.
-  if (rows.bf16 && rows.last - rows.first > 2 && rows.depth > 0 && rows.value_depth > 0) return attend_in_tiles(rows);
+  if (rows.bf16 && rows.head_rows > 2 && rows.depth > 0 && rows.value_depth > 0) return attend_in_tiles(rows);
   attention_avx512_bf16(rows);
 }
 

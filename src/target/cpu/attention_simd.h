@@ -434,7 +434,7 @@ void attend(const AttentionRows& a) {
     for (int64_t d = 0; d < wide; ++d) sums[r * wide + d] = 0;
     state[r] = {-__builtin_inff(), 0};
   }
-  const bool few = !E::pairs && rows <= 2 && a.key_col == 1 && a.depth % kWidth == 0;
+  const bool few = !E::pairs && a.head_rows <= 2 && a.key_col == 1 && a.depth % kWidth == 0;
   const bool values_in_place = few && sizeof(T) == sizeof(float) && a.value_col == 1 && wide == a.value_depth;
   const int64_t seen = a.causal && a.last < a.keys ? a.last : a.keys;
   for (int64_t start = 0; start < seen; start += block) {

@@ -20,7 +20,8 @@ constexpr int kRunsToLose = 2;
 // Some candidates may never be available, or too slow to be tried; then what was measured until here decides. What is measured
 // anew has what it needs from the beginning.
 constexpr int kMostRounds = 192, kMostRoundsAnew = 16;
-// A packed weight costs memory, and another order of summation other bits: a win must be worth that, and beyond noise.
+// A packed weight costs memory, and another order of summation other bits: a win must be worth that, and beyond noise. So a packed
+// weight that brings less than this over the best without it is not kept.
 constexpr double kMargin = 1.05;
 // What is known of a candidate before its first run: it may be this much slower.
 constexpr double kUnknown = 0.25;
@@ -49,18 +50,27 @@ std::shared_ptr<Choice> Choice::of(const std::string& shape, Candidate rule, Set
   return registry.choices.insert(shape, std::make_shared<Choice>(rule, candidates));
 }
 
-Candidate Choice::best_of(Set available) const {
-  auto best =
-      available & set_of(rule_) || !(available & candidates_) ? rule_ : static_cast<Candidate>(std::countr_zero(available & candidates_));
-  auto time = [&](Candidate c) {
-    const Times& t = times_[static_cast<size_t>(c)];
-    return t.runs < kRunsToLose ? std::numeric_limits<double>::infinity() : c == rule_ ? t.fastest / kMargin : t.fastest;
+// Of those that ran often enough to be compared.
+std::optional<Candidate> Choice::fastest_of(Set among) const {
+  std::optional<Candidate> best;
+  auto take_if_faster = [&](Candidate c, double margin) {
+    if (!(among & candidates_ & set_of(c)) || c == best || times(c).runs < kRunsToLose) return;
+    if (!best || times(c).fastest * margin < times(*best).fastest) best = c;
   };
-  for (unsigned i = 0; i < times_.size(); ++i)
-    if (auto c = static_cast<Candidate>(i);
-        available & candidates_ & set_of(c) && times_[static_cast<size_t>(best)].runs && time(c) < time(best))
-      best = c;
+  if (rule_ != Candidate::packed) take_if_faster(rule_, 1);
+  const bool has_rule = best.has_value();
+  take_if_faster(Candidate::plain, has_rule ? kMargin : 1);
+  take_if_faster(Candidate::host, has_rule ? kMargin : 1);
+  take_if_faster(Candidate::packed, kMargin);
   return best;
+}
+
+// The rule's until it was run itself.
+Candidate Choice::best_of(Set available) const {
+  if (available & set_of(rule_) && !times(rule_).runs) return rule_;
+  if (auto fastest = fastest_of(available)) return *fastest;
+  const Set known = available & candidates_;
+  return available & set_of(rule_) || !known ? rule_ : static_cast<Candidate>(std::countr_zero(known));
 }
 
 bool Choice::lost(Candidate c) const {
@@ -114,13 +124,11 @@ void Choice::sample(Candidate c, double seconds, Pace* pace) {
 }
 
 void Choice::decide() {
-  auto best = static_cast<unsigned>(rule_);
-  double least = times_[best].runs >= kRunsToLose ? times_[best].fastest / kMargin : std::numeric_limits<double>::infinity();
-  for (unsigned i = 0; i < times_.size(); ++i)
-    if (candidates_ & (1u << i) && times_[i].runs >= kRunsToLose && times_[i].fastest < least) best = i, least = times_[i].fastest;
-  expected_.store(times_[best].fastest, std::memory_order_relaxed);
+  const Candidate best = fastest_of(candidates_).value_or(rule_);
+  expected_.store(times(best).fastest, std::memory_order_relaxed);
   slow_.store(0, std::memory_order_relaxed);
   decided_.store(static_cast<int>(best), std::memory_order_release);
+  PackingNews::announce();
 }
 
 void Choice::watch(Candidate c, double seconds, Pace* pace) {
@@ -140,6 +148,14 @@ void Choice::reopen() {
   times_ = {};
   rounds_ = 0;
   decided_.store(-1, std::memory_order_release);
+  PackingNews::announce();
+}
+
+std::optional<PackingGain> Choice::gain() const {
+  std::lock_guard lock(mutex_);
+  auto unpacked = fastest_of(candidates_ & ~set_of(Candidate::packed));
+  if (!decided() || !unpacked || times(Candidate::packed).runs < kRunsToLose) return std::nullopt;
+  return PackingGain{times(Candidate::packed).fastest, times(*unpacked).fastest};
 }
 
 std::string Choice::text() const {

@@ -2,7 +2,8 @@
 //
 // A rule names the one to begin with. The others are tried by turns, each at most once in a run of the program, so that a
 // disturbed moment falls on one sample of several, and no more of them than the program's pace allows. The fastest is kept if
-// it wins by a clear margin, for the shape in the whole process, and looked at again when it runs much slower than it did.
+// it wins by a clear margin, for the shape in the whole process, and looked at again when it runs much slower than it did. One
+// that takes a rearranged copy of its weight has to win by that margin over all that do without, whatever the rule says.
 #pragma once
 
 #include <array>
@@ -13,6 +14,7 @@
 #include <string>
 
 #include "target/pace.h"
+#include "target/packing.h"
 
 namespace broach::cpu {
 
@@ -40,6 +42,8 @@ class Choice {
   // What to run next of these; the time that it took is then to be recorded. Without a pace every run is a round of its own.
   Candidate next(Set available, Pace* pace = nullptr);
   void record(Candidate c, double seconds, Pace* pace = nullptr);
+  // What the rearranged weight brings; nothing while it is being measured, or where one of the two was not.
+  std::optional<PackingGain> gain() const;
   // The times, for `explain`.
   std::string text() const;
 
@@ -50,7 +54,9 @@ class Choice {
     uint64_t round = 0;  // of the last sample
   };
   Times& times(Candidate c) { return times_[static_cast<size_t>(c)]; }
+  const Times& times(Candidate c) const { return times_[static_cast<size_t>(c)]; }
   Candidate best_of(Set available) const;
+  std::optional<Candidate> fastest_of(Set among) const;
   bool lost(Candidate c) const;
   void sample(Candidate c, double seconds, Pace* pace);
   void watch(Candidate c, double seconds, Pace* pace);

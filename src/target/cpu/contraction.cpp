@@ -39,6 +39,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     };
     for (const auto& o : step.operands) collect(o);
     collect(step.result);
+    if (step.bias) collect(*step.bias);
     for (const auto& e : step.epilogue)
       if (e.operand) collect(*e.operand);
     is_static_ = symbols.empty();
@@ -90,6 +91,11 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
   size_t trial(std::span<const int64_t> symbols) const override {
     const auto b = at(symbols);
     return b->choice && !b->choice->decided() && b->choice->tries(Candidate::packed) ? reinterpret_cast<size_t>(b->choice.get()) : 0;
+  }
+
+  std::optional<PackingGain> gain(std::span<const int64_t> symbols) const override {
+    const auto b = at(symbols);
+    return b->choice ? b->choice->gain() : std::nullopt;
   }
 
   bool is_settled(std::span<const int64_t> symbols) const override {
@@ -146,6 +152,10 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
                                 form.padding, form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
   }
 
+  static void copy_operand(const onednn::Operand& from, const void* memory, void* to, const RunContext& context) {
+    copy_to_dense(from.dims, from.strides, from.dtype == onednn::DType::f32 ? 4 : 2, memory, to, *context.threads);
+  }
+
   static void run_library(const ContractionPlan& built, const ContractionArgs& args, const RunContext& context, const void* prepared) {
     thread_local std::vector<char> memory, weight_memory;
     const void* weight = prepared;
@@ -159,7 +169,8 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     }
     const Primitive& p = prepared && built.packed ? *built.packed : *built.primitive;
     // One piece of scratch memory: the operand and the result in oneDNN's layouts, if those differ, then the primitive's own.
-    size_t copied_bytes = built.copied ? round_up(bytes_of(*built.copied)) : 0;
+    size_t copied_bytes = built.copied ? round_up(bytes_of(*built.copied)) : 0,
+           bias_bytes = built.copied_bias ? round_up(bytes_of(*built.copied_bias)) : 0;
     size_t source_bytes = built.source_reorder ? round_up(p.src_bytes()) : 0,
            result_bytes = built.result_reorder || built.epilogue ? round_up(p.dst_bytes()) : 0;
     // Where the epilogue is a kernel, its operand lies between: the result, or the result back in a plain layout.
@@ -167,11 +178,16 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     size_t own = p.scratchpad_bytes();
     for (const auto& r : {built.source_reorder, built.result_reorder})
       if (r) own = std::max(own, r->scratchpad_bytes());
-    auto* scratch = static_cast<std::byte*>(aligned_scratch(memory, copied_bytes + source_bytes + result_bytes + product_bytes + own));
-    const void* source = args.operands[0];
+    auto* scratch =
+        static_cast<std::byte*>(aligned_scratch(memory, bias_bytes + copied_bytes + source_bytes + result_bytes + product_bytes + own));
+    const void *source = args.operands[0], *bias = args.bias;
+    if (built.copied_bias) {
+      copy_operand(*built.copied_bias, bias, scratch, context);
+      bias = scratch;
+      scratch += bias_bytes;
+    }
     if (built.copied) {
-      copy_to_dense(built.copied->dims, built.copied->strides, built.copied->dtype == onednn::DType::f32 ? 4 : 2, source, scratch,
-                    *context.threads);
+      copy_operand(*built.copied, source, scratch, context);
       source = scratch;
       scratch += copied_bytes;
     }
@@ -182,7 +198,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     }
     if (built.epilogue) {
       void* product = scratch + source_bytes;
-      p.run(source, weight, built.biased ? args.bias : nullptr, product, {}, own_scratch);
+      p.run(source, weight, built.biased ? bias : nullptr, product, {}, own_scratch);
       if (built.result_reorder) {
         built.result_reorder->run(product, nullptr, nullptr, scratch + source_bytes + result_bytes, {}, own_scratch);
         product = scratch + source_bytes + result_bytes;
@@ -196,7 +212,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     for (size_t i = 0; i < args.epilogue.size(); ++i)
       if (i != built.summed) operands[count++] = args.epilogue[i];
     if (built.summed && result != args.epilogue[*built.summed]) std::memcpy(result, args.epilogue[*built.summed], p.dst_bytes());
-    p.run(source, weight, args.bias, result, {operands, count}, own_scratch);
+    p.run(source, weight, bias, result, {operands, count}, own_scratch);
     if (built.result_reorder) built.result_reorder->run(result, nullptr, nullptr, args.result, {}, own_scratch);
   }
 

@@ -5,6 +5,7 @@
 
 #include "support/error.h"
 #include "target/cpu/epilogue.h"
+#include "target/cpu/one_thread.h"
 
 namespace broach::cpu {
 
@@ -95,6 +96,7 @@ class Planner {
 
   void build_conv(ContractionPlan& b, onednn::ConvDesc desc, std::span<const int64_t> symbols) const {
     if (!onednn::strided_layout(desc.src)) b.copied = desc.src, desc.src.strides = dense(desc.src.dims);
+    copy_spread_bias(b, desc.bias);
     onednn::ConvDesc bare = desc;
     b.summed = sum_in_place(desc);
     b.primitive = primitive_for(desc);
@@ -109,14 +111,25 @@ class Planner {
     b.packing_is_cheap = points >= kCheap;
   }
 
+  // Without AVX-512 the library's kernel for the gradient of single points that lie apart writes beyond its memory where channels do not
+  // fill a vector.
+  static bool breaks(const std::shared_ptr<const Primitive>& p, const onednn::ConvDesc& desc) {
+    constexpr int64_t kLanes = 8;
+    const std::string name = p ? p->implementation() : "";
+    return name.starts_with("jit_1x1:") && name.find("avx512") == name.npos &&
+           std::ranges::any_of(desc.strides, [](int64_t s) { return s > 1; }) &&
+           (desc.src.dims[1] % kLanes != 0 || desc.dst.dims[1] % kLanes != 0);
+  }
+
   void build_to_weight(ContractionPlan& b, onednn::ConvDesc desc, std::span<const int64_t> symbols) const {
     desc.math = math_mode(math_of(step_, settings_));
     if (settings_.host_contraction) b.host = host_form(desc, symbols);
     b.primitive = primitive_for(desc);
+    if (breaks(b.primitive, desc)) b.primitive = nullptr;
     if (slow_conv(b.primitive)) {
       const auto from = onednn::strided_layout(desc.src);
       desc.src.any = true;
-      if (auto better = primitive_for(desc); from && !slow_conv(better)) {
+      if (auto better = primitive_for(desc); from && !slow_conv(better) && !breaks(better, desc)) {
         b.primitive = std::move(better);
         if (!(from == b.primitive->src_layout())) b.source_reorder = Primitive::reorder(from, b.primitive->src_layout());
       }
@@ -183,9 +196,17 @@ class Planner {
     source.strides = dense(once.dims);
   }
 
+  // The library's kernels read a bias as if its elements lay side by side, whatever its description says.
+  static void copy_spread_bias(ContractionPlan& b, std::optional<onednn::Operand>& bias) {
+    if (!bias || bias->dims.back() == 1 || bias->strides.back() <= 1) return;
+    b.copied_bias = bias;
+    bias->strides = dense(bias->dims);
+  }
+
   // On return `desc` is what is computed.
   void build_matmul(ContractionPlan& b, MatmulDesc& desc, std::span<const int64_t> symbols) const {
     copy_if_needed(b, desc.a);
+    copy_spread_bias(b, desc.bias);
     if (b.primitive = primitive_for(desc); !slow(b.primitive)) return;
     const MatmulDesc given = desc;
     if (!has_unit_stride(desc.b)) desc.b.any = true;
@@ -267,20 +288,6 @@ class Planner {
       if (auto narrow = primitive_for(d); !slow(narrow)) best = std::move(narrow);
     }
     return best;
-  }
-
-  static double flops(const MatmulDesc& desc) {
-    double flops = 2.0 * static_cast<double>(desc.b.dims.back());
-    for (int64_t d : desc.a.dims) flops *= static_cast<double>(d);
-    return flops;
-  }
-
-  static double flops(const onednn::ConvDesc& desc) {
-    const Dims &w = desc.weight.dims, &points = desc.transposed ? desc.src.dims : desc.dst.dims;
-    double flops = 2.0 * static_cast<double>(desc.dst.dims[0]);
-    for (int64_t d : w) flops *= static_cast<double>(d);
-    for (size_t d = 2; d < points.size(); ++d) flops *= static_cast<double>(points[d]);
-    return flops;
   }
 
   // Small products cost less than knowing better would bring, and sizes that change are not met often enough.

@@ -29,6 +29,7 @@ struct ContractionPlan {
   bool packing_is_cheap = false;                       // beside a run, so that it may be done in each
   size_t layout = 0;                                   // of the packed weight
   std::optional<onednn::Operand> copied;               // the source as it lies, where the library takes it from a dense copy only
+  std::optional<onednn::Operand> copied_bias;          // likewise
   // To and from the layouts that the primitive wants, where it has no fast path for those of the operands.
   std::shared_ptr<const onednn::Primitive> source_reorder, result_reorder;
   std::optional<size_t> summed;  // the epilogue operand to be copied into the result first

@@ -145,13 +145,15 @@ class CpuKernel : public CompiledKernel {
 
   void launch(void* const* buffers, const int64_t* symbols, const RunContext& run) const override {
     Sizes s = fixed_ ? *fixed_ : sizes([&](SymbolId id) { return symbols[id]; });
-    if (s.units <= s.grain) {
+    const int threads = is_worth_threads(s.units, s.operations) ? run.threads->count() : 1;
+    const int64_t grain = grain_for(s.units, s.operations, threads);
+    if (s.units <= grain) {
       int32_t error = 0;
       fn_(buffers, symbols, 0, s.units, scratch(s.scratch), &error);
       if (error) run.errors->set(run.step);
       return;
     }
-    run.threads->parallel_for(s.units, s.grain, [&](int64_t begin, int64_t end) {
+    run.threads->parallel_for(s.units, grain, [&](int64_t begin, int64_t end) {
       int32_t error = 0;
       fn_(buffers, symbols, begin, end, scratch(s.scratch), &error);
       if (error) run.errors->set(run.step);
@@ -163,16 +165,13 @@ class CpuKernel : public CompiledKernel {
 
  private:
   struct Sizes {
-    int64_t units, grain;
+    int64_t units, operations;  // of one unit
     size_t scratch;
   };
 
   Sizes sizes(const std::function<int64_t(SymbolId)>& symbols) const {
-    // A piece of work should outlast by far what it costs to hand it to a thread (a few microseconds): about 30,000 vector
-    // instructions.
-    int64_t points = std::max<int64_t>(1, shape_.work_per_unit.eval(symbols));
-    int64_t grain = std::max<int64_t>(1, 400'000 / (points * shape_.ops_per_point));
-    return {shape_.units.eval(symbols), grain, static_cast<size_t>(shape_.scratch_bytes.eval(symbols))};
+    const int64_t points = std::max<int64_t>(1, shape_.work_per_unit.eval(symbols));
+    return {shape_.units.eval(symbols), points * shape_.ops_per_point, static_cast<size_t>(shape_.scratch_bytes.eval(symbols))};
   }
 
   static void* scratch(size_t bytes) {

@@ -15,6 +15,9 @@
 #include <mutex>
 #include <string_view>
 
+#include "target/cpu/one_thread.h"
+#include "target/cpu/onednn_functions.h"
+
 static_assert(DNNL_VERSION_MAJOR == 3, "the C interface of oneDNN differs between major versions");
 
 namespace broach::cpu::onednn {
@@ -23,38 +26,6 @@ namespace {
 using Dims = std::vector<int64_t>;
 
 // ---- the library ------------------------------------------------------------------------------------------------------
-
-#define BROACH_ONEDNN_FUNCTIONS(X)                      \
-  X(version)                                            \
-  X(engine_create)                                      \
-  X(stream_create)                                      \
-  X(stream_destroy)                                     \
-  X(memory_create)                                      \
-  X(memory_destroy)                                     \
-  X(memory_set_data_handle)                             \
-  X(memory_desc_create_with_strides)                    \
-  X(memory_desc_create_with_tag)                        \
-  X(memory_desc_clone)                                  \
-  X(memory_desc_destroy)                                \
-  X(memory_desc_equal)                                  \
-  X(memory_desc_get_size)                               \
-  X(memory_desc_query)                                  \
-  X(post_ops_create)                                    \
-  X(post_ops_destroy)                                   \
-  X(post_ops_append_eltwise)                            \
-  X(post_ops_append_binary)                             \
-  X(post_ops_append_sum)                                \
-  X(primitive_attr_create)                              \
-  X(primitive_attr_destroy)                             \
-  X(primitive_attr_set_scratchpad_mode)                 \
-  X(primitive_attr_set_fpmath_mode)                     \
-  X(primitive_attr_set_post_ops)                        \
-  X(matmul_primitive_desc_create)                       \
-  X(convolution_forward_primitive_desc_create)          \
-  X(convolution_backward_weights_primitive_desc_create) \
-  X(deconvolution_forward_primitive_desc_create)        \
-  X(reorder_primitive_desc_create)                      \
-  X(primitive_desc_query) X(primitive_desc_query_md) X(primitive_desc_destroy) X(primitive_create) X(primitive_destroy) X(primitive_execute)
 
 struct Library {
 #define X(name) decltype(&dnnl_##name) name = nullptr;
@@ -111,6 +82,7 @@ std::string open_into(Library& lib) {
   if (auto missing = look_up_functions(handle, lib); !missing.empty()) return cat(path, " lacks ", missing);
   if (lib.version()->major != 3) return cat(path, " is of major version ", lib.version()->major, ", not 3");
   if (lib.engine_create(&lib.engine, dnnl_cpu, 0) != dnnl_success) return cat(path, " has no CPU engine");
+  find_openmp(handle);
   return "";
 }
 
@@ -521,6 +493,7 @@ struct Primitive::Parts {
   Roles roles;
   size_t post_operands = 0;
   size_t scratchpad_bytes = 0;
+  bool is_small = false;  // see OneThread
   mutable PackPool packs;
 
   const dnnl_memory_desc* argument_desc(int id) const { return library().primitive_desc_query_md(desc.get(), dnnl_query_exec_arg_md, id); }
@@ -550,6 +523,7 @@ struct Builder {
   std::string text;
   std::vector<PostOp> post = {};
   Roles roles = {};
+  bool is_small = false;
 
   // `status` and `created` come from creating the primitive descriptor. As shapes have been checked, invalid arguments are
   // dtypes, layouts or attributes that oneDNN does not take, which it does not always call unimplemented.
@@ -561,6 +535,7 @@ struct Builder {
     parts->desc.reset(created);
     parts->plain_weight = std::move(plain_weight);
     parts->roles = roles;
+    parts->is_small = is_small;
     parts->arguments = arguments(roles, weight, bias, post);
     parts->post_operands = size_t(std::ranges::count_if(post, &PostOp::binary));
     if (!compile(*parts)) return nullptr;
@@ -673,6 +648,7 @@ std::shared_ptr<const Primitive> Primitive::create(const MatmulDesc& d) {
   if (!available()) return nullptr;
   Builder builder{text_of(d), d.post};
   check(shapes_fit(d), "oneDNN: shapes that do not fit: ", builder.text);
+  const OneThread alone(builder.is_small = is_for_one_thread(flops(d), bytes(d)));
   Operands o(unexpanded(d.a, batch_rank(d.a)), unexpanded(d.b, batch_rank(d.b)), d.c, d.bias, d, builder.text);
   if (!o.describable) return nullptr;
   dnnl_primitive_desc_t created = nullptr;
@@ -702,6 +678,7 @@ std::shared_ptr<const Primitive> Primitive::create(const ConvDesc& d) {
   Builder builder{text_of(d), d.post, d.to_weight ? kToWeight : Roles{}};
   check(shapes_fit(d), "oneDNN: shapes that do not fit: ", builder.text);
   check(!d.to_weight || (!d.transposed && !d.bias && d.post.empty()), "oneDNN: nothing follows ", builder.text);
+  const OneThread alone(builder.is_small = is_for_one_thread(flops(d), bytes(d)));
   Operands o(d.src, d.weight, d.dst, d.bias, d, builder.text);
   if (!o.describable) return nullptr;
   dnnl_primitive_desc_t created = nullptr;
@@ -719,6 +696,7 @@ std::shared_ptr<const Primitive> Primitive::reorder(const MemoryLayout& from, co
   if (!available()) return nullptr;
   check(from && to, "oneDNN: reorder from ", from.text(), " to ", to.text(), " needs two layouts");
   Builder builder{cat("reorder ", from.text(), " -> ", to.text())};
+  const OneThread alone(builder.is_small = is_for_one_thread(0, double(from.bytes() + to.bytes())));
   const auto attr = attributes({}, MathMode::strict, builder.text);
   dnnl_primitive_desc_t created = nullptr;
   const auto status =
@@ -775,6 +753,7 @@ void Primitive::run(const void* a, const void* b, const void* bias, void* c, std
     check(data != nullptr, "oneDNN: null argument ", parts.arguments[i].id, " for ", text());
     require(library().memory_set_data_handle(pack->args[i].memory, const_cast<void*>(data)), "binding", text());
   }
+  const OneThread alone(parts.is_small);
   require(library().primitive_execute(parts.primitive.get(), stream_of_this_thread(), int(pack->args.size()), pack->args.data()), "running",
           text());
   parts.packs.give(std::move(pack));

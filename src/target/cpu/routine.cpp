@@ -86,7 +86,7 @@ std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation) 
 
 void for_each_run(std::span<const RoutineTensor* const> tensors, size_t dim, int64_t work, const Threads& threads,
                   const std::function<void(const LineRun&)>& body) {
-  constexpr int64_t kGrain = 32768;
+  constexpr int64_t kOperations = 12;  // as long as one that is not vectorised
   check(tensors.size() <= kMostLines, "more than ", kMostLines, " tensors in one walk");
   const std::vector<Across> dims = dimensions_across(tensors, dim);
   int64_t count = 1;
@@ -97,7 +97,7 @@ void for_each_run(std::span<const RoutineTensor* const> tensors, size_t dim, int
     all.along[t] = tensors[t]->strides.size() < tensors[0]->strides.size() ? 0 : tensors[t]->strides[dim];
     all.across[t] = dims.empty() ? 0 : dims.back().strides[t];
   }
-  threads.parallel_for(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(work, 1)), [&](int64_t begin, int64_t end) {
+  threads.parallel_for(count, grain_for(count, kOperations * std::max<int64_t>(work, 1), threads.count()), [&](int64_t begin, int64_t end) {
     LineRun run = all;
     while (begin < end) {
       const int64_t inner = dims.empty() ? 1 : dims.back().size;

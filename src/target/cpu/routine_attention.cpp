@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "target/cpu/attention.h"
+#include "target/cpu/attention_pieces.h"
 #include "target/cpu/routine.h"
 
 namespace broach::cpu {
@@ -40,6 +40,12 @@ float* aligned_floats(int64_t n) {
   return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
 }
 
+// Of so many rows.
+int workers_for(int64_t rows, int64_t operations, const Threads& threads) {
+  const int count = is_worth_threads(rows, operations) ? threads.count() : 1;
+  return is_worth_threads(rows, operations, count) ? count : 1;
+}
+
 bool attention(const RoutineArgs& args, const Threads& threads, float scale, bool causal) {
   static AttentionFn* const code = best_code().forward;
   const RoutineTensor &q = args.operands[0], &k = args.operands[1], &v = args.operands[2], &out = args.results[0], &lse = args.results[1];
@@ -55,23 +61,24 @@ bool attention(const RoutineArgs& args, const Threads& threads, float scale, boo
   all.causal = causal;
   all.bf16 = q.dtype == DType::bf16;
   if (lse.data) all.logsumexp_row = lse.strides[2];
-  const int64_t heads = q.sizes[1], rows = q.sizes[2], blocks = (rows + kAttentionRows - 1) / kAttentionRows;
-  const int64_t work = std::min(rows, kAttentionRows) * std::max<int64_t>(all.keys, 1) * (all.depth + all.value_depth);
-  threads.parallel_for(q.sizes[0] * heads * blocks, std::max<int64_t>(1, 400'000 / std::max<int64_t>(work / 16, 1)),
-                       [&](int64_t begin, int64_t end) {
-                         AttentionRows a = all;
-                         a.scratch = aligned_floats<0>(attention_scratch(a.depth, a.value_depth));
-                         for (int64_t i = begin; i < end; ++i) {
-                           const int64_t batch = i / blocks / heads, head = i / blocks % heads;
-                           a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
-                           a.mask = mask ? static_cast<const float*>(head_of(*mask, batch, head)) : nullptr;
-                           a.result = out.data ? const_cast<void*>(head_of(out, batch, head)) : nullptr;
-                           a.logsumexp = lse.data ? static_cast<float*>(const_cast<void*>(head_of(lse, batch, head))) : nullptr;
-                           a.first = i % blocks * kAttentionRows;
-                           a.last = std::min(rows, a.first + kAttentionRows);
-                           code(a);
-                         }
-                       });
+  const int64_t heads = q.sizes[1], all_heads = q.sizes[0] * heads, rows = q.sizes[2];
+  all.head_rows = rows;
+  const int64_t operations = rows * std::max<int64_t>(all.keys, 1) * (all.depth + all.value_depth);
+  const int workers = workers_for(all_heads * rows, operations / std::max<int64_t>(rows, 1), threads);
+  const AttentionPieces pieces = attention_pieces(all_heads, rows, all.bf16 && code == attention_amx ? 32 : 6, workers);
+  share(threads, workers, all_heads * pieces.blocks, [&](int64_t i) {
+    const AttentionPiece piece = attention_piece(i, all_heads, pieces.blocks, causal);
+    const int64_t batch = piece.head / heads, head = piece.head % heads;
+    AttentionRows a = all;
+    a.scratch = aligned_floats<0>(attention_scratch(a.depth, a.value_depth));
+    a.query = head_of(q, batch, head), a.key = head_of(k, batch, head), a.value = head_of(v, batch, head);
+    a.mask = mask ? static_cast<const float*>(head_of(*mask, batch, head)) : nullptr;
+    a.result = out.data ? const_cast<void*>(head_of(out, batch, head)) : nullptr;
+    a.logsumexp = lse.data ? static_cast<float*>(const_cast<void*>(head_of(lse, batch, head))) : nullptr;
+    a.first = piece.block * pieces.rows;
+    a.last = std::min(rows, a.first + pieces.rows);
+    code(a);
+  });
   return true;
 }
 
@@ -111,27 +118,26 @@ bool attention_gradient(const RoutineArgs& args, const Threads& threads, float s
     a.scale = scale, a.causal = causal;
     return a;
   };
-  threads.parallel_for(all * parts, 1, [&](int64_t begin, int64_t end) {
-    const int64_t scratch = attention_gradient_scratch(rows, depth, args.operands[2].sizes[3]);
+  const int64_t value_depth = args.operands[2].sizes[3];
+  const int workers = workers_for(all * rows, keys * (3 * depth + 2 * value_depth), threads);
+  share(threads, workers, all * parts, [&](int64_t i) {
+    const int64_t of = i % all, at = i / all;  // in causal attention the first keys are seen by the most rows
+    const int64_t scratch = attention_gradient_scratch(rows, depth, value_depth);
     float* const memory = aligned_floats<0>(scratch + sums);
-    for (int64_t i = begin; i < end; ++i) {
-      AttentionGradient a = head_for(i / parts);
-      a.scratch = memory, a.query_sums = shared ? shared + i * sums : memory + scratch;
-      a.first_key = std::min(keys, i % parts * part), a.last_key = std::min(keys, a.first_key + part);
-      if (shared) a.query_gradient.data = nullptr;
-      std::fill_n(a.query_sums, sums, 0.0f);
-      code(a);
-    }
+    AttentionGradient a = head_for(of);
+    a.scratch = memory, a.query_sums = shared ? shared + (of * parts + at) * sums : memory + scratch;
+    a.first_key = std::min(keys, at * part), a.last_key = std::min(keys, a.first_key + part);
+    if (shared) a.query_gradient.data = nullptr;
+    std::fill_n(a.query_sums, sums, 0.0f);
+    code(a);
   });
   if (!shared) return true;
-  threads.parallel_for(all, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      AttentionGradient a = head_for(i);
-      a.query_sums = shared + i * parts * sums;
-      for (int64_t p = 1; p < parts; ++p)
-        for (int64_t j = 0; j < sums; ++j) a.query_sums[j] += a.query_sums[p * sums + j];
-      code(a);  // of no keys: writes what was added up
-    }
+  share(threads, workers, all, [&](int64_t i) {
+    AttentionGradient a = head_for(i);
+    a.query_sums = shared + i * parts * sums;
+    for (int64_t p = 1; p < parts; ++p)
+      for (int64_t j = 0; j < sums; ++j) a.query_sums[j] += a.query_sums[p * sums + j];
+    code(a);  // of no keys: writes what was added up
   });
   return true;
 }

@@ -138,7 +138,8 @@ void copy_elements(const RoutineTensor& from, const RoutineTensor& to, const Thr
   if (is_dense(to) && (one || has_strides(from, &to))) {
     S* const t = static_cast<S*>(to.data);
     const S* const f = static_cast<const S*>(from.data);
-    threads.parallel_for(n, 65536, [&](int64_t b, int64_t e) {
+    constexpr int64_t kOperations = 6;  // as long as copying an element from memory
+    threads.parallel_for(n, grain_for(n, kOperations, threads.count()), [&](int64_t b, int64_t e) {
       if (one) std::fill(t + b, t + e, *f);
       else std::memcpy(t + b, f + b, static_cast<size_t>(e - b) * sizeof(S));
     });

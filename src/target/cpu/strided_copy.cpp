@@ -9,7 +9,7 @@ namespace broach::cpu {
 
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;  // elements worth a thread
+constexpr int64_t kOperations = 24;  // as long as copying an element from far apart
 
 int64_t product(std::span<const int64_t> sizes) {
   int64_t n = 1;
@@ -35,7 +35,7 @@ template <class T>
 void copy_rows(std::span<const int64_t> sizes, std::span<const int64_t> strides, const T* from, T* to, const Threads& threads) {
   const size_t outer = sizes.size() - 1;
   const int64_t n = sizes[outer], rows = product(sizes.first(outer));
-  threads.parallel_for(rows, kGrain / (n + 1) + 1, [&](int64_t begin, int64_t end) {
+  threads.parallel_for(rows, grain_for(rows, kOperations * (n + 1), threads.count()), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row)
       copy_row(from + start_of(row, sizes.first(outer), strides), to + row * n, n, strides[outer]);
   });

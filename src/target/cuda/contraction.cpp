@@ -170,8 +170,11 @@ class Copied {
   void fill() const {
     if (memory_.data()) copy_rows(memory_.data(), data_, {to_.columns, to_.rows, to_.leading, from_.leading}, run_);
   }
-  void give() const {
-    if (memory_.data()) copy_rows(data_, memory_.data(), {to_.columns, to_.rows, from_.leading, to_.leading}, run_);
+  // Rows, in columns, from `first` on.
+  void give(int64_t first, int64_t rows) const {
+    constexpr int64_t kBytes = 2;
+    if (memory_.data())
+      copy_rows(static_cast<std::byte*>(data_) + first * kBytes, memory_.data(), {to_.columns, rows, from_.leading, to_.leading}, run_);
   }
 
  private:
@@ -188,15 +191,18 @@ bool run_parts(const Plan& plan, const ContractionArgs& args, int64_t bytes, con
       result(odd.copies_result, args.result, plan.product.result, odd.result, run);
   x.fill(), weight.fill();
   void* operands[2] = {x.data(), weight.data()};
-  for (size_t i = 0; i < odd.parts.size(); ++i) {
-    ContractionArgs part = args;
-    part.operands = operands, part.result = result.data();
-    if (args.bias) part.bias = static_cast<std::byte*>(args.bias) + odd.parts[i].bias_start * bytes;
-    if (plan.calls[i]->run(part, bytes, run)) continue;
-    if (i == 0) return false;
-    fail("cuda: cuBLASLt has nothing for what is left of a product of odd size");
+  size_t i = 0;
+  for (const OddProduct::Chunk& chunk : odd.chunks) {
+    for (; i < chunk.end; ++i) {
+      ContractionArgs part = args;
+      part.operands = operands, part.result = result.data();
+      if (args.bias) part.bias = static_cast<std::byte*>(args.bias) + odd.parts[i].bias_start * bytes;
+      if (plan.calls[i]->run(part, bytes, run)) continue;
+      if (i == 0) return false;
+      fail("cuda: cuBLASLt has nothing for what is left of a product of odd size");
+    }
+    result.give(chunk.first, chunk.rows);
   }
-  result.give();
   return true;
 }
 
@@ -211,6 +217,7 @@ class CudaContraction : public CompiledContraction {
     };
     for (const Operand& o : step.operands) collect(o);
     collect(step.result);
+    if (step.bias) collect(*step.bias);
     for (const Epilogue& e : step.epilogue)
       if (e.operand) collect(*e.operand);
     if (symbols.empty()) fixed_ = plan({});

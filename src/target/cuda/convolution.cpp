@@ -52,6 +52,7 @@ bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DTyp
 ContractionAbility convolution_ability(Op op) {
   ContractionAbility a;
   a.bias = op == Op::conv, a.channels_last = true, a.grouped = false, a.rank = 4;
+  if (op == Op::conv) a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
   return a;
 }
 

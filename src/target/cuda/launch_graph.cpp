@@ -8,6 +8,7 @@ namespace {
 
 constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
 
 std::vector<void*> addresses(std::vector<uint64_t>& parameters) {
   std::vector<void*> out;
@@ -24,6 +25,7 @@ bool LaunchGraph::is_possible(const RunContext& run) {
 
 LaunchGraph::LaunchGraph() {
   driver_.check(driver_.stream_make(&stream_, kNonBlocking), "making a stream");
+  current_ = stream_;
   mode_ = kRelaxed;
   driver_.capture_mode(&mode_);
   const int result = driver_.capture_begin(stream_, kRelaxed);
@@ -43,7 +45,39 @@ void LaunchGraph::end_capture() {
   driver_.capture_end(stream_, &graph_);
   driver_.capture_mode(&mode_);
   driver_.stream_end(stream_);
-  stream_ = nullptr;
+  for (Stream lane : lanes_) driver_.stream_end(lane);
+  lanes_.clear();
+  stream_ = current_ = nullptr;
+}
+
+void LaunchGraph::order(Stream first, Stream second) {
+  Event event = nullptr;
+  driver_.check(driver_.event_make(&event, kNoTiming), "making an event");
+  const int recorded = driver_.event_record(event, first), waits = recorded == 0 ? driver_.stream_wait_for(second, event, 0) : recorded;
+  driver_.event_end(event);
+  driver_.check(waits, "ordering launches of a graph");
+}
+
+bool LaunchGraph::fork(int lanes) {
+  if (!stream_) return false;
+  forked_ = static_cast<size_t>(lanes) - 1;
+  while (lanes_.size() < forked_) {
+    Stream lane = nullptr;
+    driver_.check(driver_.stream_make(&lane, kNonBlocking), "making a stream");
+    lanes_.push_back(lane);
+  }
+  for (size_t i = 0; i < forked_; ++i) order(stream_, lanes_[i]);
+  return true;
+}
+
+void LaunchGraph::enter(int lane, RunContext& run) {
+  current_ = lane == 0 ? stream_ : lanes_[static_cast<size_t>(lane) - 1];
+  run.queue = current_;
+}
+
+void LaunchGraph::join(RunContext& run) {
+  for (size_t i = 0; i < forked_; ++i) order(lanes_[i], stream_);
+  enter(0, run);
 }
 
 void LaunchGraph::finish() {
@@ -68,7 +102,7 @@ void LaunchGraph::keep(int step, Launch launch) {
 void LaunchGraph::add(int step, Launch launch) {
   std::vector<void*> parameters = addresses(launch.parameters);
   driver_.check(
-      driver_.launch(launch.function, launch.blocks, 1, 1, launch.width, launch.height, 1, 0, stream_, parameters.data(), nullptr),
+      driver_.launch(launch.function, launch.blocks, 1, 1, launch.width, launch.height, 1, 0, current_, parameters.data(), nullptr),
       "recording a launch");
   if (!kept_.try_emplace(step, Kept{last_node(), std::move(launch)}).second) unsupported("cuda: a step of several launches");
 }
@@ -79,7 +113,7 @@ Node LaunchGraph::last_node() const {
   Graph graph = nullptr;
   const Node* last = nullptr;
   size_t count = 0;
-  driver_.check(driver_.capture_info(stream_, &state, &id, &graph, &last, &count), "looking at a graph");
+  driver_.check(driver_.capture_info(current_, &state, &id, &graph, &last, &count), "looking at a graph");
   if (count != 1) unsupported("cuda: a launch is not the last one of its graph");
   return *last;
 }

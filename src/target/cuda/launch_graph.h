@@ -28,6 +28,9 @@ class LaunchGraph : public Recording {
 
   Stream queue() const { return stream_; }
   void keep(int step, Launch launch);
+  bool fork(int lanes) override;
+  void enter(int lane, RunContext& run) override;
+  void join(RunContext& run) override;
   void finish() override;
   void replay(const RunContext& run) override;
 
@@ -36,13 +39,18 @@ class LaunchGraph : public Recording {
     Node node = nullptr;
     Launch launch;
   };
+  // The second queue goes on when the first one is where it is now.
+  void order(Stream first, Stream second);
   void end_capture();
   void add(int step, Launch launch);
   Node last_node() const;
 
   const Driver& driver_ = Driver::get();
-  Stream stream_ = nullptr;  // until it is finished
-  int mode_ = 2;             // this thread's before, until it is finished; 2: it may do what captures elsewhere would forbid
+  Stream stream_ = nullptr;    // until it is finished
+  Stream current_ = nullptr;   // where launches go
+  std::vector<Stream> lanes_;  // besides it
+  size_t forked_ = 0;          // of them in use
+  int mode_ = 2;               // this thread's before, until it is finished; 2: it may do what captures elsewhere would forbid
   Graph graph_ = nullptr;
   GraphCall call_ = nullptr;
   std::map<int, Kept> kept_;  // by step

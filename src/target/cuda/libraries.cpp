@@ -92,6 +92,10 @@ Driver open_driver() {
   find(d.stream_make, "cuStreamCreate");
   find(d.stream_end, "cuStreamDestroy_v2");
   find(d.stream_wait, "cuStreamSynchronize");
+  find(d.stream_wait_for, "cuStreamWaitEvent");
+  find(d.event_make, "cuEventCreate");
+  find(d.event_record, "cuEventRecord");
+  find(d.event_end, "cuEventDestroy_v2");
   find(d.memory_take, "cuMemAlloc_v2");
   find(d.memory_give, "cuMemFree_v2");
   find(d.capture_begin, "cuStreamBeginCapture_v2");

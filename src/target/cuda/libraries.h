@@ -17,6 +17,7 @@ struct KernelObject;
 struct GraphObject;
 struct NodeObject;
 struct GraphCallObject;
+struct EventObject;
 using Context = ContextObject*;
 using Stream = StreamObject*;
 using Library = LibraryObject*;
@@ -24,6 +25,7 @@ using Function = KernelObject*;
 using Graph = GraphObject*;
 using Node = NodeObject*;
 using GraphCall = GraphCallObject*;  // a graph that can be launched
+using Event = EventObject*;
 
 // CUDA_KERNEL_NODE_PARAMS, its second version.
 struct NodeParameters {
@@ -59,6 +61,10 @@ struct Driver {
   int (*stream_make)(Stream*, unsigned flags);
   int (*stream_end)(Stream);
   int (*stream_wait)(Stream);
+  int (*stream_wait_for)(Stream, Event, unsigned flags);
+  int (*event_make)(Event*, unsigned flags);
+  int (*event_record)(Event, Stream);
+  int (*event_end)(Event);
   int (*memory_take)(DevicePointer*, size_t bytes);
   int (*memory_give)(DevicePointer);
   // Launches into a stream become nodes of a graph between `begin` and `end`. What a thread may do meanwhile is its mode.

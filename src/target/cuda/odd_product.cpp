@@ -65,6 +65,19 @@ void divide(std::vector<OddProduct::Part>& parts, int64_t n, Cut cut) {
   parts = std::move(out);
 }
 
+// Of a result that is copied so many rows are made and copied at a time that the copy finds them in the device's cache.
+int64_t rows_at_once(const Extents& e) {
+  constexpr int64_t kBytes = int64_t{24} << 20, kTile = 256;
+  const int64_t times = std::max(int64_t{1}, (2 * e.n * e.m + kBytes / 2) / kBytes);
+  return ((e.n + times - 1) / times + kTile - 1) / kTile * kTile;
+}
+
+// The part's result is the first in memory.
+void begin_anew(OddProduct::Part& part, int64_t first) {
+  part.product.starts[0].result -= first;
+  if (!part.product.adds) part.product.starts[0].added -= first;
+}
+
 // Copies move these bytes twice, slow kernels run at a fifth of the rate.
 bool pays(const Extents& e, int64_t copied) {
   constexpr int64_t kWorthIt = int64_t{1} << 30, kPerByte = 100;  // operations
@@ -79,19 +92,29 @@ std::optional<OddProduct> odd_product(const LibraryProduct& product, DType dtype
   const Extents e = extents(product);
   const bool odd_n = is_odd(e.n), odd_m = is_odd(e.m) && product.x.transposed;
   const bool odd_k = is_odd(e.k) && (product.weight.transposed || !product.x.transposed);
-  OddProduct out{product.weight, product.x, product.result, false, false, false, {}};
+  OddProduct out{product.weight, product.x, product.result, false, false, false, {}, {}};
   out.copies_weight = pad(out.weight), out.copies_x = pad(out.x), out.copies_result = pad(out.result);
   if (!(odd_n || odd_m || odd_k || out.copies()) || (odd_k && whole_sums) || std::min({e.n, e.m, e.k}) < kPiece) return std::nullopt;
   auto bytes = [](const ColumnMajor& m, bool copied) { return copied ? 2 * m.leading * m.columns : 0; };
   if (!pays(e, bytes(out.weight, out.copies_weight) + bytes(out.x, out.copies_x) + bytes(out.result, out.copies_result)))
     return std::nullopt;
   OddProduct::Part whole{product, false, 0};
-  whole.product.weight = out.weight, whole.product.x = out.x, whole.product.result = out.result;
+  whole.product.weight = out.weight, whole.product.x = out.x;
+  const int64_t step = out.copies_result ? rows_at_once(e) : e.n;
+  if (out.copies_result) out.result.rows = std::min(step, e.n), out.result.leading = (out.result.rows + kPiece - 1) / kPiece * kPiece;
+  whole.product.result = out.result;
   if (!product.adds) whole.product.added = out.result;
-  out.parts.push_back(std::move(whole));
-  if (odd_n) divide(out.parts, e.n, cut_n);
-  if (odd_m) divide(out.parts, e.m, cut_m);
-  if (odd_k) divide(out.parts, e.k, cut_k);
+  for (int64_t first = 0; first < e.n; first += step) {
+    std::vector<OddProduct::Part> parts{whole};
+    const int64_t n = std::min(step, e.n - first);
+    cut_n(parts[0], first, n);
+    if (out.copies_result) begin_anew(parts[0], first);
+    if (is_odd(n)) divide(parts, n, cut_n);
+    if (odd_m) divide(parts, e.m, cut_m);
+    if (odd_k) divide(parts, e.k, cut_k);
+    out.parts.insert(out.parts.end(), parts.begin(), parts.end());
+    out.chunks.push_back({first, n, out.parts.size()});
+  }
   return out;
 }
 

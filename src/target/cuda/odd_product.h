@@ -16,10 +16,15 @@ struct OddProduct {
     bool accumulates = false;  // adds to what the part before it gave
     int64_t bias_start = 0;
   };
-  // As they lie for the parts; what lies elsewhere than in the product is copied.
+  // As they lie for the parts; what lies elsewhere than in the product is copied. Of a result that is copied there is one chunk at a time.
   ColumnMajor weight, x, result;
   bool copies_weight = false, copies_x = false, copies_result = false;
   std::vector<Part> parts;
+  struct Chunk {
+    int64_t first, rows;  // of the result, in columns
+    size_t end;           // of its parts
+  };
+  std::vector<Chunk> chunks;
   bool copies() const { return copies_weight || copies_x || copies_result; }
 };
 

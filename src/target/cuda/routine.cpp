@@ -33,15 +33,42 @@ template <class T> __device__ __forceinline__ void copy(const Copy& c, T* to, co
   to[at_to] = from[at_from];
 }
 #define COPY(T, bytes) extern "C" __global__ void copy_##bytes(Copy c, T* to, const T* from) { copy<T>(c, to, from); }
+struct __align__(16) Words { unsigned at[4]; };
+// Elements from an odd place on, in two words each: where rows begin at another place of 16 bytes than they go to.
+template <int first> __device__ __forceinline__ Words shifted(const Words& low, const Words& high, bool half) {
+  const unsigned w[9] = {low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3], 0};
+  Words out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out.at[i] = half ? __funnelshift_r(w[first + i], w[first + i + 1], 16) : w[first + i];
+  return out;
+}
+template <int first> __device__ __forceinline__ void copy_words(long long count, bool half, Words* to, const Words* from) {
+  const long long begin = blockIdx.x * 512ll + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const long long at = begin + i * 256;
+    if (at >= count) return;
+    const Words low = from[at];
+    to[at] = first == 0 && !half ? low : shifted<first>(low, from[at + 1], half);
+  }
+}
 extern "C" __global__ void copy_rows(long long columns, long long to_stride, long long from_stride, unsigned short* to,
                                      const unsigned short* from) {
-  const long long first = blockIdx.x * 2048ll + threadIdx.x;
   to += blockIdx.y * to_stride, from += blockIdx.y * from_stride;
-  unsigned short values[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) if (first + i * 256 < columns) values[i] = from[first + i * 256];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) if (first + i * 256 < columns) to[first + i * 256] = values[i];
+  const long long place = (8 - (reinterpret_cast<unsigned long long>(to) / 2) % 8) % 8, head = place < columns ? place : columns;
+  const long long count = (columns - head) / 8;
+  const unsigned apart = reinterpret_cast<unsigned long long>(from + head) / 2 % 8;
+  Words* target = reinterpret_cast<Words*>(to + head);
+  const Words* source = reinterpret_cast<const Words*>(from + head - apart);
+  switch (apart / 2) {
+    case 0: copy_words<0>(count, apart % 2, target, source); break;
+    case 1: copy_words<1>(count, apart % 2, target, source); break;
+    case 2: copy_words<2>(count, apart % 2, target, source); break;
+    default: copy_words<3>(count, apart % 2, target, source);
+  }
+  const long long tail = head + count * 8 + threadIdx.x;
+  if (blockIdx.x == 0 && threadIdx.x < head) to[threadIdx.x] = from[threadIdx.x];
+  if (blockIdx.x == 0 && threadIdx.x < 8 && tail < columns) to[tail] = from[tail];
 }
 COPY(unsigned char, 1) COPY(unsigned short, 2) COPY(unsigned, 4) COPY(unsigned long long, 8) COPY(Bits16, 16)
 )";
@@ -109,7 +136,7 @@ class Update : public CompiledRoutine {
 }  // namespace
 
 void copy_rows(void* to, const void* from, const Rows& r, const RunContext& run) {
-  constexpr int64_t kColumns = 2048, kMostRows = 65535, kBytes = 2;  // of a block, of a launch, of an element
+  constexpr int64_t kColumns = 4096, kMostRows = 65535, kBytes = 2;  // of a block, of a launch, of an element
   const Function function = copying_code(architecture_of(run.device.index))->function("copy_rows");
   const Driver& driver = Driver::get();
   for (int64_t first = 0; first < r.rows; first += kMostRows) {

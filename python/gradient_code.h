@@ -1,0 +1,35 @@
+// Python code that gradients run within a captured program: that of custom functions and of hooks. Eager's engine runs it while gradients
+// are recorded, long before the program's caller asks for them, so it must leave nothing behind.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "capture.h"
+#include "places.h"
+#include "reference.h"
+#include "state.h"
+
+namespace broach {
+
+class PythonGradients : public GradientCode {
+ public:
+  // `reached`: what the program was given and has given. `places`: where it keeps values from call to call.
+  PythonGradients(std::shared_ptr<State> state, const std::vector<StatePlace>& places, std::vector<PyObject*> reached)
+      : state_(std::move(state)), places_(places), reached_(std::move(reached)) {}
+
+  std::string obstacle(torch::autograd::Node& node, bool is_formula, size_t results) override;
+  std::string run(const std::function<void()>& engine) override;
+  std::shared_ptr<const ReadByCode> read() const override;
+
+ private:
+  Ref hide_places() const;
+
+  std::shared_ptr<State> state_;
+  const std::vector<StatePlace>& places_;
+  std::vector<PyObject*> reached_;
+  std::vector<Ref> hooks_;
+};
+
+}  // namespace broach

@@ -1,0 +1,192 @@
+#include "passes/segments.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "passes/emission.h"
+
+namespace broach {
+
+namespace {
+
+class Splitter {
+ public:
+  Splitter(Module& module, const Stage& whole, std::vector<size_t> level)
+      : m_(module), whole_(whole), g_(*whole.graph), level_(std::move(level)), cheap_(g_.nodes().size(), kNotCheap) {}
+
+  std::vector<Stage> run() {
+    size_t last = 0;
+    for (const Node& n : g_.nodes()) {
+      last = std::max(last, available(n));
+      cheap_[n.id] = cost(n);
+    }
+    pieces_.resize(last + 1);
+    for (const Node& n : g_.nodes()) assign(n);
+    for (size_t i = 0; i < g_.outputs().size(); ++i) assign_output(i);
+    std::vector<Stage> out;
+    for (size_t k = 0; k < pieces_.size(); ++k) {
+      out.push_back(segment(k));
+      for (const Node* call : pieces_[k].calls) out.push_back(call_behind(*call, k));
+    }
+    return out;
+  }
+
+ private:
+  static constexpr int kNotCheap = -1;
+  static constexpr int kMostRepeated = 4;  // operations computed anew in a later segment, where their operands are inputs
+  using Key = std::pair<const Node*, uint32_t>;
+
+  struct Piece {
+    std::vector<const Node*> nodes;
+    std::vector<std::pair<Value, size_t>> outputs;  // values with their slots
+    std::vector<Value> inputs;
+    std::set<Key> is_input;
+    std::vector<const Node*> calls;  // made behind the segment, in this order; each binds symbols
+    std::map<Key, size_t> own;       // slots of what is computed anew here, for calls
+  };
+
+  // ---- where each node is computed ----
+  size_t available(const Node& n) const { return level_[n.id] + (finds_sizes(n) ? 1 : 0); }
+
+  // How many operations it takes to compute a node from inputs, if these are few and pointwise.
+  int cost(const Node& n) const {
+    OpKind k = kind_of(n.op);
+    if (n.op == Op::input) return 0;
+    bool pointwise = k == OpKind::unary || k == OpKind::binary || k == OpKind::compare || k == OpKind::ternary || k == OpKind::cast;
+    if (k != OpKind::source && k != OpKind::view && !pointwise) return kNotCheap;
+    int sum = pointwise ? 1 : 0;
+    for (const Value& v : n.inputs) {
+      int each = cheap_[v.node->id];
+      if (each == kNotCheap) return kNotCheap;
+      sum += each;
+    }
+    return sum <= kMostRepeated ? sum : kNotCheap;
+  }
+
+  // Computed wherever it is needed: views, which must not be stored with elements repeated, and what is cheap.
+  bool on_demand(const Node& n) const { return n.op != Op::input && (is_view(n.op) || cheap_[n.id] != kNotCheap); }
+
+  // ---- what goes from segment to segment ----
+  // The slot of a value that is stored where it is computed; of a view or something cheap, that of segment `k`'s own copy.
+  size_t slot_of(const Value& v, size_t k) {
+    const Node& n = *v.node;
+    if (n.op == Op::input) return whole_.takes[static_cast<size_t>(n.integer(Attr::index))];
+    auto& slots = on_demand(n) ? pieces_[k].own : stored_;
+    if (auto it = slots.find({&n, v.index}); it != slots.end()) return it->second;
+    size_t slot = m_.new_slot(v.type(), finds_sizes(n) ? n.call().result_strides[v.index] : contiguous_strides(v.shape()));
+    slots[{&n, v.index}] = slot;
+    if (!finds_sizes(n)) pieces_[on_demand(n) ? k : level_[n.id]].outputs.emplace_back(v, slot);
+    return slot;
+  }
+
+  // Segment `k` reads the value.
+  void demand(const Value& v, size_t k) {
+    const Node& n = *v.node;
+    if (on_demand(n)) {
+      for (const Value& in : n.inputs) demand(in, k);
+      return;
+    }
+    if (n.op != Op::input && level_[n.id] == k && !finds_sizes(n)) return;
+    if (!pieces_[k].is_input.insert({&n, v.index}).second) return;
+    slot_of(v, k);
+    pieces_[k].inputs.push_back(v);
+  }
+
+  void assign(const Node& n) {
+    if (n.op == Op::input || on_demand(n)) return;
+    size_t k = level_[n.id];
+    for (const Value& v : n.inputs) {
+      if (!finds_sizes(n) || on_demand(*v.node)) demand(v, k);
+      if (finds_sizes(n)) slot_of(v, k);
+    }
+    if (finds_sizes(n)) pieces_[k].calls.push_back(&n);
+    else pieces_[k].nodes.push_back(&n);
+  }
+
+  // What a call gives back is stored as the caller wants it, once; a second one is a copy.
+  void assign_output(size_t i) {
+    const Value& v = g_.outputs()[i];
+    const Node& n = *v.node;
+    const Shape& strides = g_.requests()[i].strides;
+    size_t k = available(n);
+    bool ours = n.op != Op::input && !on_demand(n) && taken_.insert({&n, v.index}).second;
+    if (ours && finds_sizes(n)) ours = n.call().result_strides[v.index] == strides;
+    if (ours && (finds_sizes(n) || stored_.contains({&n, v.index})) && m_.slots[slot_of(v, k)].strides == strides) {
+      std::replace(m_.outputs.begin(), m_.outputs.end(), whole_.gives[i], slot_of(v, k));
+      return;
+    }
+    if (ours && !finds_sizes(n) && !stored_.contains({&n, v.index})) {
+      stored_[{&n, v.index}] = whole_.gives[i];
+      k = level_[n.id];
+    } else {
+      demand(v, k);
+    }
+    pieces_[k].outputs.emplace_back(v, whole_.gives[i]);
+  }
+
+  // ---- the stages' graphs ----
+  void take(Emission& e, Stage& s, const Value& v, size_t k) {
+    s.takes.push_back(slot_of(v, k));
+    e.input(v, m_.slots[s.takes.back()].strides);
+  }
+
+  // With what it is computed of on demand.
+  void emit(Emission& e, const Node& n) {
+    for (const Value& v : n.inputs)
+      if (!e.has(v)) emit(e, *v.node);
+    e.emit(n);
+  }
+
+  void finish(Emission& e, Stage& s, const std::vector<std::pair<Value, size_t>>& given) {
+    std::vector<Value> outputs;
+    std::vector<OutputRequest> requests;
+    for (auto& [v, slot] : given) {
+      if (!e.has(v)) emit(e, *v.node);
+      outputs.push_back(e.of(v));
+      requests.push_back({m_.slots[slot].strides, -1});
+      s.gives.push_back(slot);
+    }
+    m_.set_graph(s, e.b.finish(std::move(outputs), std::move(requests)));
+  }
+
+  Stage segment(size_t k) {
+    Emission e(g_);
+    Stage s;
+    for (const Value& v : pieces_[k].inputs) take(e, s, v, k);
+    for (const Node* n : pieces_[k].nodes) emit(e, *n);
+    finish(e, s, pieces_[k].outputs);
+    return s;
+  }
+
+  Stage call_behind(const Node& n, size_t k) {
+    Emission e(g_);
+    Stage s{Stage::Runs::for_sizes, nullptr, {}, {}};
+    for (const Value& v : n.inputs)
+      if (!e.has(v)) take(e, s, v, k);
+    e.emit(n);
+    std::vector<std::pair<Value, size_t>> given;
+    for (uint32_t i = 0; i < n.results.size(); ++i)
+      if (auto slot = stored_.find({&n, i}); slot != stored_.end()) given.push_back({{&n, i}, slot->second});
+    finish(e, s, given);
+    return s;
+  }
+
+  Module& m_;
+  const Stage& whole_;
+  const Graph& g_;
+  std::vector<size_t> level_;  // by node: the segment that computes it, or behind which it is called
+  std::vector<int> cheap_;     // by node: see cost()
+  std::vector<Piece> pieces_;
+  std::map<Key, size_t> stored_;
+  std::set<Key> taken_;
+};
+
+}  // namespace
+
+bool finds_sizes(const Node& n) { return n.op == Op::extern_call && !n.call().binds.empty(); }
+
+std::vector<Stage> segments(Module& m, const Stage& whole, std::vector<size_t> level) { return Splitter(m, whole, std::move(level)).run(); }
+
+}  // namespace broach

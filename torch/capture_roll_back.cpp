@@ -1,0 +1,96 @@
+// What a run that is recorded has written, as it was before.
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <ranges>
+
+#include "capture.h"
+#include "keys.h"
+#include "support/error.h"
+
+namespace broach {
+
+namespace {
+
+// Of a tensor that needed no gradients before the run: or else the run that counts would add to the history that this one gave it.
+void forget_history(const at::Tensor& t) {
+  namespace ag = torch::autograd;
+  auto forget = [](ag::AutogradMeta* meta) {
+    if (meta) meta->grad_fn_.reset(), meta->output_nr_ = 0, meta->requires_grad_ = false;
+  };
+  if (ag::DifferentiableViewMeta* view = ag::impl::get_view_autograd_meta(t); view && t.is_view()) {
+    forget(ag::impl::get_autograd_meta(t._base()));
+    view->set_attr_version(static_cast<uint32_t>(t._version()));
+  }
+  forget(ag::impl::get_autograd_meta(t));
+}
+
+}  // namespace
+
+// What becomes of what an operation is about to write.
+void Capture::before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws) {
+  if (!regions_.empty()) check_region(op.mutated, draws);
+  if (symbolic_ || may_roll_back_) std::for_each(op.mutated.begin(), op.mutated.end(), [this](TensorId id) { save_before_write(id); });
+  if (in_gradients_ && !op.mutated.empty()) protect(op, written);
+}
+
+void Capture::save_before_write(TensorId id) {
+  int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
+  for (size_t i = 0; i < trace_.inputs.size(); ++i) {
+    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
+    const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
+    if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); }))
+      saved_.push_back({real, real.clone(), real.is_inference() ? 0 : real._version(), real.requires_grad()});
+  }
+}
+
+bool Capture::has_written() const {
+  auto is_input = [&](TensorId m) {
+    return std::any_of(trace_.inputs.begin(), trace_.inputs.end(), [&](TensorId i) {
+      return trace_.tensors[static_cast<size_t>(i)].storage == trace_.tensors[static_cast<size_t>(m)].storage;
+    });
+  };
+  return std::any_of(trace_.ops.begin(), trace_.ops.end(),
+                     [&](const TraceOp& op) { return op.effect || std::any_of(op.mutated.begin(), op.mutated.end(), is_input); });
+}
+
+void Capture::keep_for_roll_back() {
+  may_roll_back_ = true;
+  random_before_.add(c10::kCPU);
+  for (c10::Device d : current_) random_before_.add(d);
+}
+
+void Capture::roll_back() {
+  drop_gradients();
+  put_back(saved_);
+  random_before_.put_back();
+}
+
+// What code of a gradient writes is put back at once: nobody has asked for the gradients yet.
+void Capture::protect(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written) {
+  auto add = [&](const at::Tensor& t, TensorId id) {
+    const int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
+    auto is_input = [&](TensorId i) { return trace_.tensors[static_cast<size_t>(i)].storage == storage; };
+    if (storage >= first_storage_of_gradients_ && std::none_of(trace_.inputs.begin(), trace_.inputs.end(), is_input)) return;
+    protected_.push_back({t, t.clone(), t.is_inference() ? 0 : t._version(), t.requires_grad()});
+  };
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
+  at::NoGradGuard no_grad;
+  for (const auto& [t, id] : written) add(t, id);
+  if (op.mutated.size() > written.size() && no_gradients_.empty()) no_gradients_ = cat("a gradient is computed by ", op.schema);
+}
+
+void Capture::put_back(const std::vector<Saved>& saved) {
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
+  at::NoGradGuard no_grad;
+  for (const Saved& s : std::views::reverse(saved)) {
+    s.tensor.copy_(s.elements);
+    c10::VariableVersion version = s.tensor.unsafeGetTensorImpl()->version_counter();
+    if (version.enabled()) version.set_version(s.version);
+    if (s.tensor.requires_grad() && !s.required_grad) forget_history(s.tensor);
+  }
+}
+
+}  // namespace broach
