@@ -93,7 +93,7 @@ TEST_CASE("cuda: saved kernels are loaded") {
   try {
     cuda::Driver::get();
   } catch (const Unsupported& e) {
-    MESSAGE("skipped: ", e.what());
+    MESSAGE("skipped: ", std::string(e.what()));
     return;
   }
   const Target& target = *cuda_target();
