@@ -56,8 +56,7 @@ Watches::Memory& Watches::memory_of(const at::Tensor& t) {
   }
   const c10::StorageImpl* s = storage_of(t);
   auto it = memories_.find(s);
-  if (it == memories_.end())
-    it = memories_.emplace(s, Memory{t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl(), Holders(t).storage}).first;
+  if (it == memories_.end()) it = memories_.emplace(s, Memory{t.unsafeGetTensorImpl()->unsafe_storage().getWeakStorageImpl()}).first;
   return it->second;
 }
 
@@ -102,13 +101,15 @@ void Watches::add_program(const at::Tensor& t, int programs) {
 }
 
 Holders Watches::most_holders(const at::Tensor& t, Memory& memory) const {
-  const c10::StorageImpl& s = *storage_of(t);
-  if (!is_torchs_own(s)) return {};
+  if (!is_torchs_own(*storage_of(t))) return {};
   if (memory.tensors.size() > kMostTensors) memory.tensors.clear();  // of which most are gone
-  Holders most(t);
-  size_t own = programs(t);
-  most.tensor = own + memory.tensors.emplace(t.unsafeGetTensorImpl(), most.tensor - own).first->second;
-  most.storage = s.resizable() ? memory.holders : 1;  // a file that was loaded cannot be resized either
+  const Holders now(t);
+  const size_t own = programs(t);
+  size_t& tensor = memory.tensors.emplace(t.unsafeGetTensorImpl(), now.tensor - own).first->second;
+  tensor = std::min(tensor, now.tensor - own);
+  Holders most;
+  most.tensor = own + tensor;
+  most.storage = 1;
   return most;
 }
 

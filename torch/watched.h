@@ -4,10 +4,10 @@
 // mere data_ptr(). Asking for the mark costs one comparison. Where it is gone, a digest of the elements tells whether they
 // changed. Nothing is moved and nothing is held.
 //
-// A mark says nothing of pointers that were given out before it. So memory that is not torch's own (numpy's, shared, mapped)
-// is not watched, nor is a storage that a numpy array may hold: torch forbids it to be resized from then on, and the array
-// counts among its holders. What DLPack gives out counts among the holders of the storage, or of the tensor, too: there may be
-// no more than at first. A raw pointer that foreign code keeps is not noticed.
+// A mark says nothing of pointers that were given out before it. So memory that is not torch's own (numpy's, shared, mapped) is not
+// watched, nor is a storage that anything but the tensor holds: numpy's arrays and what DLPack gives out hold it, and write unseen; another
+// tensor on it would be seen, but looks alike. DLPack may hold the tensor instead: there may be no more holders of it than the fewest that
+// were seen. A raw pointer that foreign code keeps is not noticed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -68,8 +68,10 @@ class Watches {
 
   // Marks the storage. The same watch as before if the elements are the same; null where somebody may write unseen.
   std::shared_ptr<const Watch> watch(const at::Tensor& t);
-  bool mark(const at::Tensor& t);             // without a watch
-  Holders most_holders(const at::Tensor& t);  // with which `watch` gives no null
+  bool mark(const at::Tensor& t);  // without a watch
+  // With which `watch` gives no null. Who holds the tensor now is taken for nobody foreign unless fewer did before: to be asked as
+  // early as may be.
+  Holders most_holders(const at::Tensor& t);
   // A compiled program holds the tensor, or not any more.
   void add_program(const at::Tensor& t, int programs);
   // How often a watch was found written.
@@ -78,8 +80,7 @@ class Watches {
  private:
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    size_t holders = 0;                                     // when it was first marked
-    std::map<const c10::TensorImpl*, size_t> tensors = {};  // their holders then, without programs
+    std::map<const c10::TensorImpl*, size_t> tensors = {};  // the fewest holders of each, without programs
     std::vector<std::weak_ptr<Watch>> watches = {};
   };
   Memory& memory_of(const at::Tensor& t);

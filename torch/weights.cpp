@@ -240,6 +240,7 @@ Weights::StatePointer Weights::build(const RunInputs& inputs, const std::vector<
   auto state = std::make_shared<State>();
   state->found_written = Watches::of_process().found_written();
   state->news = PackingNews::count();
+  for (int i : weights_) Watches::of_process().most_holders(tensor(inputs, i));  // long before one that is measured late is packed
   for (int i : sources_)
     if (!add_source(*state, i, inputs)) state->digested.push_back({i, digest_of(tensor(inputs, i))});
   if (old) {
