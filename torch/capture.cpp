@@ -123,7 +123,7 @@ void Capture::add_symbols(const SymbolicSizes& sizes) {
     t.type.shape = sizes.sizes[i];
     t.strides = sizes.strides[i];
     inputs_[i] = seen_by_program(given_[i]);
-    if (at::GradMode::is_enabled() && !inputs_[i].is_same(given_[i]) && given_[i].requires_grad()) inputs_[i].set_requires_grad(true);
+    if (!inputs_[i].is_same(given_[i]) && given_[i].requires_grad()) inputs_[i].set_requires_grad(true);
   }
 }
 
@@ -677,6 +677,13 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
   return p.isDouble() && p.toDouble() == 0;
 }
 
+// A number as an operation got it that converts it itself; one in a tensor's place is converted element by element, whatever it is.
+static bool is_converted(const c10::Argument& argument, const c10::IValue& v) {
+  auto optional = argument.type()->cast<c10::OptionalType>();
+  const auto kind = (optional ? optional->getElementType() : argument.type())->kind();
+  return kind == c10::TypeKind::NumberType && (v.isSymInt() || v.isSymFloat());
+}
+
 static void add_mutated(const Arg& arg, TraceOp& out) {
   if (auto one = std::get_if<Arg::Tensor>(&arg.value)) out.mutated.push_back(one->id);
   if (auto many = std::get_if<Arg::Tensors>(&arg.value))
@@ -704,6 +711,23 @@ static c10::DispatchKey backend_of(const c10::OperatorHandle& op, const torch::j
   return c10::computeDispatchKey(std::nullopt, std::nullopt, found);
 }
 
+// Gives the numbers that the operation converts, as the program gave them. `written`: what the operation writes.
+std::vector<c10::IValue> Capture::add_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack, TraceOp& out,
+                                                std::vector<std::pair<at::Tensor, TensorId>>& written) {
+  std::vector<c10::IValue> numbers;
+  const size_t base = stack.size() - schema.arguments().size();
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    c10::IValue& v = stack[base + i];
+    if (is_converted(argument, v)) numbers.push_back(v);
+    out.args.push_back(arg_of(v));
+    if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
+    add_mutated(out.args.back(), out);
+    if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) written.emplace_back(v.toTensor(), one->id);
+  }
+  return numbers;
+}
+
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
@@ -725,19 +749,14 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   out.schema = name;
   const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack);
   std::vector<std::pair<at::Tensor, TensorId>> written;
+  std::vector<c10::IValue> numbers;
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
     check_gradients(*stack, base);
     if (draws) check_generators();
     draws_ |= draws;
-    for (size_t i = 0; i < n; ++i) {
-      const auto& argument = schema.arguments()[i];
-      out.args.push_back(arg_of((*stack)[base + i]));
-      if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
-      add_mutated(out.args.back(), out);
-      if (auto one = std::get_if<Arg::Tensor>(&out.args.back().value)) written.emplace_back((*stack)[base + i].toTensor(), one->id);
-    }
+    numbers = add_arguments(schema, *stack, out, written);
     add_hidden_mutations(out);
     before_writes(out, written, draws);
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
@@ -762,6 +781,9 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!out.is_view) check_sizes(written, name);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);
+  for (const c10::IValue& number : numbers)
+    for (TensorId r : out.results)
+      if (r != kNoTensor) guard_range(number, trace_.tensors[static_cast<size_t>(r)].type.dtype);
   trace_.ops.push_back(std::move(out));
 }
 

@@ -166,10 +166,13 @@ class Capture {
   static Capture* current();
   // How a front finds the symbolic number behind one that it passed as a tensor; may be null. Set once, at load.
   static inline std::optional<c10::Scalar> (*symbol_in_number)(const at::Tensor&) = nullptr;
+  // Forgets an error of Python's, of which the engine tells by an exception and by the interpreter's state.
+  static inline void (*forget_error)() = nullptr;
 
  private:
   struct Saved {
-    at::Tensor tensor, elements;
+    explicit Saved(const at::Tensor& t);
+    at::Tensor tensor, memory, elements;  // `memory`: the same window, which operations that change a tensor's sizes leave alone
     int64_t version;
     bool required_grad;
   };
@@ -192,6 +195,9 @@ class Capture {
   void check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name);
   void count_versions();
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
+  void guard_range(const c10::IValue& number, DType t);
+  std::vector<c10::IValue> add_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack, TraceOp& out,
+                                         std::vector<std::pair<at::Tensor, TensorId>>& written);
   Arg arg_of(c10::IValue& v);
   Arg number_of(const at::Tensor& t, c10::IValue& v);
   Arg host_number(HostFloats::Id id);

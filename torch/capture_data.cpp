@@ -150,6 +150,34 @@ bool Capture::add_data_sizes(size_t first_new, TraceOp& op) {
   return true;
 }
 
+// Eager refuses a number that the elements' type cannot hold: it stays on the side where the recorded call's was. See c10::overflows, which
+// lets negative numbers pass for unsigned ones.
+void Capture::guard_range(const c10::IValue& number, DType t) {
+  if (!(is_integral(t) || is_floating(t)) || t == DType::i64 || t == DType::f64) return;
+  Symbols& symbols = *trace_.symbols;
+  const double most = is_floating(t) ? largest(t) : as_double(highest(t));
+  const double least = is_floating(t) || t == DType::u8 ? -most : -most - 1;
+  auto fits = [&](double value) { return value >= least && value <= most; };
+  if (auto id = number.isSymFloat() ? float_of(number.toSymFloat()) : std::nullopt) {
+    HostFloats& floats = symbols.floats;
+    if (fits(floats.hint(*id))) {
+      floats.ask(floats.constant(least), Relation::le, *id);
+      floats.ask(*id, Relation::le, floats.constant(most));
+    } else if (!floats.is_deferred(*id)) {
+      for (const SymInt& e : floats.sizes_behind(*id)) symbols.specialize(e);
+      floats.fix(*id);
+    }
+  } else if (number.isSymInt() && most < 0x1p62) {
+    const SymInt e = integer_of(number.toSymInt());
+    if (fits(static_cast<double>(symbols.hint(e)))) {
+      symbols.ask(static_cast<int64_t>(least), Relation::le, e);
+      symbols.ask(e, Relation::le, static_cast<int64_t>(most));
+    } else if (!symbols.is_late(e)) {
+      symbols.specialize(e);
+    }
+  }
+}
+
 Arg Capture::host_number(HostFloats::Id id) { return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, tensor_of(id)}}; }
 
 // A number that is computed on the host on each call is an input without dimensions; one that follows from elements is computed by

@@ -4,6 +4,7 @@ containers, and in the state that the caller sets between calls; with eager's re
 from __future__ import annotations
 
 import math
+import re
 
 import broach
 import compared
@@ -112,6 +113,39 @@ def test_errors_of_the_host_are_raised():
         with pytest.raises(ZeroDivisionError):
             compiled(torch.ones(1), 0.0)
     assert compiled(torch.ones(1), 8.0).item() == 0.125
+
+
+def _first_is(x, n):
+    y = x.clone()
+    y[0] = n
+    return y
+
+
+BOUNDED = {
+    "masked_fill": lambda x, n: x.masked_fill(x > 3, n),
+    "full": lambda x, n: torch.full_like(x, n) + x,
+    "where": lambda x, n: torch.where(x > 3, x, n),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "element": _first_is,
+    "computed": lambda x, n: x.masked_fill(x > 3, 2 * n + 1),
+}
+
+
+@pytest.mark.parametrize("dtype, numbers", [(torch.int8, [2, 100, 300, 127, -3, -300, 300, 5]), (torch.uint8, [3, 7, 300, 255, -3, -300, 9]),
+                                            (torch.float16, [1.0, 7e4, 3.0, math.inf, 2e5, -1e6, 65504.0]), (torch.float32, [1.5, 1e39, 3.5, -math.inf, 1e39, math.nan, 1.0]),
+                                            (torch.int32, [2, 3, 2**31, 5, -(2**31), 2**40]), (torch.int16, [1.5, 2.5, 1e6, 3.5, math.nan])], ids=str)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_number_that_the_elements_cannot_hold(name, dtype, numbers):
+    program, x = BOUNDED[name], torch.tensor([1, 5, 7], dtype=dtype)
+    compiled = broach.compile(program)
+    for n in numbers:
+        try:
+            want = program(x, n)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                compiled(x, n)
+            continue
+        assert not (why := compared.difference(want, compiled(x, n))), (n, why)
 
 
 def test_numbers_that_the_program_wants_plain_are_constants():
