@@ -142,6 +142,10 @@ void add_numbers(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   Capture::symbol_in_number = symbol_in_number;
+  Capture::forget_error = [] {
+    py::gil_scoped_acquire gil;
+    PyErr_Clear();
+  };
   unwrap_node = unwrap;
   wrap_node = wrap;
   is_registered_gradient = is_of_library;

@@ -248,6 +248,10 @@ std::string Capture::run_engine(const std::function<void()>& engine, GradientCod
       engine();
     } catch (const c10::Error& e) {
       return cat("eager has no gradients: ", e.what_without_backtrace());
+    } catch (const std::exception& e) {  // what an operator's formula in Python raises is of a type that only Python's front knows
+      const std::string why = e.what();
+      if (forget_error) forget_error();
+      return cat("eager has no gradients: ", why);
     }
     return "";
   }
@@ -283,7 +287,11 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results, Gr
   }
   const size_t with_code = walk.with_code().size();
   for (const at::Tensor& t : results)  // windows, which may have hooks of their own
-    if (t.defined() && t.requires_grad()) walk.from(ag::impl::gradient_edge(t));
+    if (t.defined() && t.requires_grad()) {
+      const ag::Edge edge = ag::impl::gradient_edge(t);
+      if (!edge.function) return "a result is a view that was made under no_grad of a tensor that needs gradients";
+      walk.from(edge);
+    }
   if (!walk.obstacle().empty()) return walk.obstacle();
   if (walk.with_code().size() > with_code) return "a view of a result has a hook, or a custom function gives it";
   if (with_code == 0) code = nullptr;

@@ -29,6 +29,9 @@ void forget_history(const at::Tensor& t) {
 
 }  // namespace
 
+Capture::Saved::Saved(const at::Tensor& t)
+    : tensor(t), memory(t.detach()), elements(t.clone()), version(t.is_inference() ? 0 : t._version()), required_grad(t.requires_grad()) {}
+
 // What becomes of what an operation is about to write.
 void Capture::before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws) {
   if (!regions_.empty()) check_region(op.mutated, draws);
@@ -41,8 +44,7 @@ void Capture::save_before_write(TensorId id) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
     const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-    if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); }))
-      saved_.push_back({real, real.clone(), real.is_inference() ? 0 : real._version(), real.requires_grad()});
+    if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); })) saved_.push_back(Saved(real));
   }
 }
 
@@ -65,6 +67,9 @@ void Capture::keep_for_roll_back() {
 void Capture::roll_back() {
   drop_gradients();
   put_back(saved_);
+  for (size_t i = 0; i < facts_.size(); ++i)
+    if (const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()]; t.defined() && t.is_leaf())
+      if (t.requires_grad() != needed_gradients_[i]) t.requires_grad_(needed_gradients_[i]);
   random_before_.put_back();
 }
 
@@ -74,7 +79,7 @@ void Capture::protect(const TraceOp& op, const std::vector<std::pair<at::Tensor,
     const int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
     auto is_input = [&](TensorId i) { return trace_.tensors[static_cast<size_t>(i)].storage == storage; };
     if (storage >= first_storage_of_gradients_ && std::none_of(trace_.inputs.begin(), trace_.inputs.end(), is_input)) return;
-    protected_.push_back({t, t.clone(), t.is_inference() ? 0 : t._version(), t.requires_grad()});
+    protected_.push_back(Saved(t));
   };
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   at::NoGradGuard no_grad;
@@ -86,7 +91,10 @@ void Capture::put_back(const std::vector<Saved>& saved) {
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   at::NoGradGuard no_grad;
   for (const Saved& s : std::views::reverse(saved)) {
-    s.tensor.copy_(s.elements);
+    s.memory.copy_(s.elements);
+    c10::TensorImpl& impl = *s.tensor.unsafeGetTensorImpl();
+    if (s.tensor.layout() == c10::kStrided && (s.tensor.sizes() != s.memory.sizes() || s.tensor.strides() != s.memory.strides()))
+      impl.set_sizes_and_strides(s.memory.sizes(), s.memory.strides(), s.memory.storage_offset());
     c10::VariableVersion version = s.tensor.unsafeGetTensorImpl()->version_counter();
     if (version.enabled()) version.set_version(s.version);
     if (s.tensor.requires_grad() && !s.required_grad) forget_history(s.tensor);

@@ -221,14 +221,16 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   try {
     capture.run([&] {
       out.results = eager_(capture.inputs(), given, floats);
-      out.has_history = at::GradMode::is_enabled() && need_gradients(out.results.tensors);
-      if (out.has_history) capture.differentiate(out.results.tensors);
+      // What stands for a tensor has its own, also where only a part of the program runs under enable_grad.
+      out.has_history = (at::GradMode::is_enabled() || sizes) && need_gradients(out.results.tensors);
+      if (out.has_history && at::GradMode::is_enabled()) capture.differentiate(out.results.tensors);
     });
     // The error that was to end the program was caught there.
     if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
   } catch (...) {
-    if (sizes || capture.is_replaced()) capture.roll_back();
-    if (sizes || !capture.is_replaced()) throw;
+    const bool is_own = !capture.is_replaced() && with_history.empty();  // the run on the caller's tensors
+    if (sizes || !is_own) capture.roll_back();
+    if (sizes || is_own) throw;
     out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
     out.must_run_eagerly = true;
     return;
@@ -242,9 +244,11 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   }
   describe_results(out);
   if (sizes) return;
+  auto is_given = [&](const at::Tensor& t) { return std::ranges::any_of(call.tensors, [&](const at::Tensor& g) { return g.is_same(t); }); };
   for (InputWithHistory& input : with_history) {
     input.connect();
-    for (at::Tensor& t : out.results.tensors) t = input.outside(t);
+    for (at::Tensor& t : out.results.tensors)
+      if (!is_given(t)) t = input.outside(t);
   }
 }
 

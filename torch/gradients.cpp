@@ -134,11 +134,15 @@ class CompiledCall : public ag::Node {
 
   void add_result(const at::Tensor& t) { results_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr())}); }
 
-  // For gradients of gradients.
-  void keep(const CallInputs& call) {
+  // For gradients of gradients, which run the program again. `reached`, by input: what no result depends on comes without its history, which
+  // leads back to all calls before where the program keeps a result from call to call.
+  void keep(const CallInputs& call, const std::vector<bool>& reached) {
     if (!call.again) return;
     again_ = *call.again;
-    for (const at::Tensor& t : call.tensors) given_.emplace_back(t, version_of(t));
+    for (size_t i = 0; i < call.tensors.size(); ++i) {
+      const at::Tensor& t = call.tensors[i];
+      given_.emplace_back(t.defined() && t.grad_fn() && !reached[i] ? t.detach().requires_grad_() : t, version_of(t));
+    }
     ints_ = call.ints.vec();
     floats_ = call.floats.vec();
   }
@@ -403,10 +407,12 @@ void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results,
 void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
   ag::edge_list edges;
+  std::vector<bool> reached(inputs.tensors.size());
   bool awaited = false;
   for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
-    const bool reached = std::ranges::any_of(own, [&](size_t t) { return differentiable_.reaches[t][g]; });
-    edges.push_back(reached ? ag::impl::gradient_edge(*inputs.tensors[differentiable_.inputs[g]]) : ag::Edge());
+    const size_t i = differentiable_.inputs[g];
+    if (std::ranges::any_of(own, [&](size_t t) { return differentiable_.reaches[t][g]; })) reached[i] = true;
+    edges.push_back(reached[i] ? ag::impl::gradient_edge(*inputs.tensors[i]) : ag::Edge());
     if (ag::Node* n = edges.back().function.get()) awaited = awaited || is_awaited(*n);
   }
   NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols, own, differentiable_.results.size());
@@ -422,7 +428,7 @@ void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, s
     ag::set_history(result, node);
     compiled.add_result(result);
   }
-  compiled.keep(call);
+  compiled.keep(call, reached);
   const size_t given = compiled_->module.inputs;
   for (size_t i = 0; i + compiled_->tangents < stage().takes.size(); ++i) {
     const size_t slot = stage().takes[i];
