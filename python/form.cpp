@@ -19,7 +19,7 @@ using Kind = Part::Kind;
 constexpr size_t kMostParts = 20000;
 
 PyObject* imported(const char* module, const char* name) {
-  Ref m = Ref::steal(PyImport_ImportModule(module));
+  Ref m = import_module(module);
   PyObject* o = m ? PyObject_GetAttrString(m.get(), name) : nullptr;
   if (!o) throw py::error_already_set();
   return o;
@@ -95,7 +95,7 @@ bool has_instance_dict(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TP
 // The items of a dict in the order in which a program meets them.
 class Items {
  public:
-  explicit Items(PyObject* dict) : dict_(dict), keys_(PyODict_Check(dict) ? Ref::steal(PySequence_Tuple(dict)) : Ref()) {}
+  explicit Items(PyObject* dict) : dict_(dict), keys_(PyODict_Check(dict) ? ordered_keys(dict) : Ref()) {}
   bool next(PyObject*& key, PyObject*& value) {
     if (!keys_) return PyDict_Next(dict_, &at_, &key, &value);
     if (at_ == PyTuple_GET_SIZE(keys_.get())) return false;

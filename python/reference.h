@@ -36,4 +36,23 @@ class Ref {
   PyObject* p_ = nullptr;
 };
 
+// A module, null with a Python error. Unlike PyImport_ImportModule it asks nothing of the frame under way, which may have no builtins: code
+// that `collections.namedtuple` makes runs so.
+inline Ref import_module(const char* name) {
+  Ref module = Ref::steal(PyUnicode_FromString(name)), some = Ref::steal(Py_BuildValue("(s)", "__name__"));
+  return module && some ? Ref::steal(PyImport_ImportModuleLevelObject(module.get(), nullptr, nullptr, some.get(), 0)) : Ref();
+}
+
+// The keys of a dict that keeps an order besides, as a tuple; null with a Python error. Where keys have become equal the interpreter goes
+// from one to the other for ever.
+inline Ref ordered_keys(PyObject* dict) {
+  Ref each = Ref::steal(PyObject_GetIter(dict)), keys = Ref::steal(PyTuple_New(PyDict_GET_SIZE(dict)));
+  for (Py_ssize_t i = 0; each && keys && i < PyTuple_GET_SIZE(keys.get()); ++i) {
+    PyObject* key = PyIter_Next(each.get());
+    if (!key) return PyErr_Occurred() ? Ref() : (PyErr_SetString(PyExc_RuntimeError, "a dict without some of its keys"), Ref());
+    PyTuple_SET_ITEM(keys.get(), i, key);
+  }
+  return each ? keys : Ref();
+}
+
 }  // namespace broach

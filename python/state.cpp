@@ -169,6 +169,40 @@ std::vector<std::string> State::written() const {
   return out;
 }
 
+std::string State::changed_gradients() const {
+  auto changed = std::ranges::find_if(tensors_, [](const auto& t) { return t.second.tensor.requires_grad() != t.second.requires_grad; });
+  return changed == tensors_.end() ? "" : changed->second.path;
+}
+
+State::TensorFacts::TensorFacts(const Held& h, bool guarded)
+    : held(&h),
+      requires_grad(h.tensor.requires_grad()),
+      is_leaf(h.tensor.is_leaf()),
+      is_guarded(guarded || h.tensor.layout() != c10::kStrided),
+      dtype(h.tensor.scalar_type()) {
+  if (is_guarded) return;
+  sizes = h.tensor.sizes().vec();
+  strides = h.tensor.strides().vec();
+}
+
+bool State::TensorFacts::hold() const {
+  const at::Tensor& t = held->tensor;
+  return t.requires_grad() == requires_grad && t.is_leaf() == is_leaf &&
+         (is_guarded || (t.layout() == c10::kStrided && t.scalar_type() == dtype && t.sizes() == sizes && t.strides() == strides));
+}
+
+void State::watch_tensors(const std::function<bool(const at::Tensor&)>& is_guarded) {
+  const bool asks = std::ranges::any_of(entered_, [](PyCodeObject* code) {
+    PyObject* names = cpython::names_of(code);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
+      if (auto name = text_of(PyTuple_GET_ITEM(names, i)); name == "requires_grad" || name == "is_leaf") return true;
+    return false;
+  });
+  facts_.clear();
+  for (const auto& [impl, held] : tensors_)
+    if (const bool guarded = is_guarded(held.tensor); asks || !guarded) facts_.emplace_back(held, guarded);
+}
+
 // ---- reading and comparing ----
 
 static void read_all(PyObject* dict, std::vector<Ref>& keys, std::vector<Ref>& values) {
@@ -181,9 +215,9 @@ static void read_all(PyObject* dict, std::vector<Ref>& keys, std::vector<Ref>& v
 
 // The elements, in their order. False where it has none to give.
 static bool read_elements(PyObject* o, std::vector<Ref>& out) {
-  Ref list = Ref::steal(PySequence_List(o));
-  if (!list) return PyErr_Clear(), false;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) out.push_back(Ref::borrow(PyList_GET_ITEM(list.get(), i)));
+  Ref all = PyODict_Check(o) ? ordered_keys(o) : Ref::steal(PySequence_Tuple(o));
+  if (!all) return PyErr_Clear(), false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all.get()); ++i) out.push_back(Ref::borrow(PyTuple_GET_ITEM(all.get(), i)));
   return true;
 }
 
@@ -299,7 +333,7 @@ bool call_method(PyObject* o, const char* name, PyObject* argument) {
 
 }  // namespace
 
-bool State::put_back(const Node& n) {
+bool State::put_back(const Node& n) const {
   PyObject* o = n.object.get();
   switch (n.kind) {
     case Kind::dict:
@@ -312,12 +346,13 @@ bool State::put_back(const Node& n) {
       }
       [[fallthrough]];
     case Kind::ordered: {
-      std::vector<Ref> now, ignored;
-      Ref all = Ref::steal(PySequence_List(o));
-      for (Py_ssize_t i = 0; all && i < PyList_GET_SIZE(all.get()); ++i) {
-        PyObject* k = PyList_GET_ITEM(all.get(), i);
-        bool kept = std::any_of(n.keys.begin(), n.keys.end(), [&](const Ref& key) { return same_value(key.get(), k); });
-        if (!kept && !(n.unwatched && n.unwatched->contains(std::string(text_of(k)))) && PyDict_DelItem(o, k) < 0) return false;
+      std::vector<Ref> now;
+      const bool all = read_elements(o, now);
+      for (const Ref& each : now) {
+        PyObject* k = each.get();
+        const bool kept = std::any_of(n.keys.begin(), n.keys.end(), [&](const Ref& key) { return same_value(key.get(), k); });
+        const bool ours = !(n.unwatched && n.unwatched->contains(std::string(text_of(k)))) && !is_left_out(o, k);
+        if (!kept && ours && (PyODict_Check(o) ? PyODict_DelItem(o, k) : PyDict_DelItem(o, k)) < 0) return false;
       }
       return all && put_back_items(o, n.keys, n.values);
     }
@@ -334,7 +369,15 @@ bool State::put_back(const Node& n) {
     case Kind::set: return call_method(o, "clear", nullptr) && call_method(o, "update", list_of(n.values).get());
     case Kind::sequence: return call_method(o, "clear", nullptr) && call_method(o, "extend", list_of(n.values).get());
     case Kind::cell: return PyCell_Set(o, n.values[0].get()) == 0;
+    case Kind::buffer: {
+      if (!PyByteArray_Check(o)) return false;
+      const Py_ssize_t size = PyBytes_GET_SIZE(n.values[0].get());
+      if (PyByteArray_Resize(o, size) < 0) return false;
+      std::memcpy(PyByteArray_AS_STRING(o), PyBytes_AS_STRING(n.values[0].get()), static_cast<size_t>(size));
+      return true;
+    }
     case Kind::instance:
+      if (n.place && *n.place != n.values[1].get()) Ref::steal(std::exchange(*n.place, Ref(n.values[1]).release()));
       for (size_t i = 0; i < n.slots.size(); ++i) {
         auto* slot = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + n.slots[i]);
         Ref old = Ref::steal(std::exchange(*slot, Ref(n.values[i + 2]).release()));
@@ -350,6 +393,8 @@ bool State::restore() const {
   bool whole = true;
   for (const Node& n : nodes_)
     if (!same(const_cast<Node&>(n), false, nullptr) && !put_back(n)) whole = false;
+  for (const auto& [impl, held] : tensors_)
+    if (held.tensor.is_leaf() && held.tensor.requires_grad() != held.requires_grad) held.tensor.requires_grad_(held.requires_grad);
   PyErr_Clear();
   PyErr_Restore(type, value, trace);
   return whole;
@@ -455,6 +500,11 @@ bool State::take_words(const Node& n) {
 
 // One pass over the words; only where one differs are values compared.
 bool State::holds(std::string* why) {
+  for (const TensorFacts& f : facts_) {
+    if (f.hold()) continue;
+    if (why) *why = f.held->path + " has other attributes than before";
+    return false;
+  }
   bool again = false;
   auto compare = [&](Node& n) {
     if (!same(n, true, why)) return false;

@@ -77,6 +77,11 @@ class State {
   std::vector<at::Tensor> tensors() const;
   // Tensors that were written since `stamp`, by name.
   std::vector<std::string> written() const;
+  // A tensor whose requires_grad was set since it was found, by name; empty if there is none.
+  std::string changed_gradients() const;
+  // From now on `holds` looks at what Python code may read of a tensor without an operation. `is_guarded`: whether the recording keeps the
+  // sizes of one, so that only its requires_grad is left.
+  void watch_tensors(const std::function<bool(const at::Tensor&)>& is_guarded);
   size_t size() const { return nodes_.size(); }
   bool has_entered(PyCodeObject* code) const { return entered_.contains(code); }
   const std::unordered_set<PyCodeObject*>& entered() const { return entered_; }
@@ -163,7 +168,7 @@ class State {
   bool same(Node& n, bool take, std::string* why) const;
   void add_words(Node& n);
   bool take_words(const Node& n);
-  static bool put_back(const Node& n);
+  bool put_back(const Node& n) const;
   bool is_left_out(PyObject* owner, PyObject* key) const;
   std::string path(int node) const;
   std::string path(const Node& n, size_t position) const;
@@ -185,8 +190,19 @@ class State {
     at::Tensor tensor;
     std::string path;
     int64_t version;
+    bool requires_grad;  // when it was found
   };
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
+  // Of a tensor of `tensors_`.
+  struct TensorFacts {
+    TensorFacts(const Held& held, bool is_guarded);
+    bool hold() const;
+    const Held* held;
+    bool requires_grad, is_leaf, is_guarded;
+    c10::ScalarType dtype;
+    std::vector<int64_t> sizes, strides;
+  };
+  std::vector<TensorFacts> facts_;
   std::vector<std::pair<PyObject*, std::string>> weak_;
   std::vector<Ref> keep_;
   std::vector<Word> words_;

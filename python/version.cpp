@@ -48,13 +48,13 @@ void watch_torch(State& state) {
                               {"torch.nn.modules.module", "_global_forward_pre_hooks"},
                               {"torch.nn.modules.module", "_global_backward_hooks"},
                               {"torch.nn.modules.module", "_global_backward_pre_hooks"}}) {
-    Ref m = Ref::steal(PyImport_ImportModule(module));
+    Ref m = import_module(module);
     Ref o = m ? Ref::steal(PyObject_GetAttrString(m.get(), name)) : Ref();
     if (o) state.watch(o.get(), cat(module, ".", name));
     else PyErr_Clear();
   }
   state.watch(THPVariableClass, "torch.Tensor");
-  Ref os = Ref::steal(PyImport_ImportModule("os"));
+  Ref os = import_module("os");
   Ref environment = Ref::steal(PyObject_GetAttrString(os.get(), "environ"));
   Ref data = environment ? Ref::steal(PyObject_GetAttrString(environment.get(), "_data")) : Ref();
   if (data) state.watch(data.get(), "os.environ");
@@ -62,9 +62,16 @@ void watch_torch(State& state) {
 }
 
 // While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
+// Numpy's functions are of a kind that the interpreter does not tell about.
+Ref numpy_random_state() {
+  static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
+  return checked(PyObject_CallNoArgs(ask));
+}
+
 class WatchedRun {
  public:
-  WatchedRun(Subject& subject, State& state) : subject_(subject), state_(state), ambient_(ambient_settings()), random_(random_state()) {
+  WatchedRun(Subject& subject, State& state)
+      : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
     if (subject.says_compiling) compiling_.emplace();
     checkpoints_.emplace("broach._checkpoint");
     if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
@@ -86,8 +93,10 @@ class WatchedRun {
     if (!state_.problems().empty()) return {Outcome::rejected, state_.problems().front()};
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
     if (auto changed = state_.changes(); !changed.empty()) return subject_.note_written(state_, changed);
+    if (std::string set = state_.changed_gradients(); !set.empty())
+      return {Outcome::spoilt, {cat("sets requires_grad of ", set), Fallback::eager}};
     if (ambient_settings() != ambient_) return {Outcome::spoilt, "changes a setting of torch"};
-    if (PyObject_RichCompareBool(random_.get(), random_state().get(), Py_EQ) != 1)
+    if (PyObject_RichCompareBool(random_.get(), numpy_random_state().get(), Py_EQ) != 1)
       return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
     // What the bytecode that ran does to tensors without an operation's showing it.
     std::string invisible = in_code("invisible", Owner::user);
@@ -110,12 +119,6 @@ class WatchedRun {
   }
 
  private:
-  // Numpy's functions are of a kind that the interpreter does not tell about.
-  static Ref random_state() {
-    static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
-    return checked(PyObject_CallNoArgs(ask));
-  }
-
   // What a function of `_codes` finds first in the code of theirs that ran.
   std::string in_code(const char* function, Owner whose) const {
     py::object find = py::module_::import("broach._codes").attr(function);
@@ -140,17 +143,20 @@ class WatchedRun {
 
 }  // namespace
 
+// What cannot be written back as a result is left to eager: Dynamo writes of it what it understands (no metaclass, no cache of a function).
 Verdict Subject::note_written(const State& state, const std::vector<State::Change>& changes) {
+  auto left = [](const std::string& path, const char* what = "") {
+    return Verdict{Outcome::spoilt, {cat("writes ", path, what), Fallback::eager}};
+  };
   std::vector<StatePlace> found;
   for (const State::Change& c : changes) {
     auto place = state.place_of(c);
-    if (!place && state.is_deque(c)) return {Outcome::spoilt, {cat("writes ", c.path, ", a deque"), Fallback::eager}};
-    if (!place) return {Outcome::spoilt, cat("writes ", c.path)};
+    if (!place) return left(c.path, state.is_deque(c) ? ", a deque" : "");
     if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
   }
   auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
   for (StatePlace& place : found) {
-    if (contains(places, place) || places.size() >= kMostPlaces) return {Outcome::spoilt, cat("writes ", place.path)};
+    if (contains(places, place) || places.size() >= kMostPlaces) return left(place.path);
     (contains(written, place) ? places : written).push_back(place);
   }
   return {Outcome::learnt, cat("writes ", changes.front().path)};
@@ -177,6 +183,13 @@ void Version::watch(const Subject& subject) {
   watch_torch(*state);
 }
 
+// What the state has of its own, but for a list that is a place by itself: it is the same one in any call.
+bool Version::is_of_state(PyObject* container) const {
+  return state->knows(container) && std::ranges::none_of(form.places(), [&](const StatePlace& place) {
+           return place.kind == StatePlace::Kind::whole && place.owner.get() == container;
+         });
+}
+
 bool Version::holds_the_same(const Leaves& leaves) const {
   for (size_t i = 0; i < own_tensors_.size(); ++i) {
     auto* t = leaves.tensors[i].unsafeGetTensorImpl();
@@ -184,7 +197,7 @@ bool Version::holds_the_same(const Leaves& leaves) const {
   }
   for (size_t i = 0; i < own_containers_.size(); ++i) {
     PyObject* o = leaves.containers[i];
-    if (o != own_containers_[i] && (own_containers_[i] || state->knows(o))) return false;
+    if (o != own_containers_[i] && (own_containers_[i] || is_of_state(o))) return false;
   }
   return true;
 }
@@ -193,8 +206,7 @@ void Version::note_own(const Leaves& leaves) {
   noted_own_ = true;
   for (const at::Tensor& t : leaves.tensors)
     own_tensors_.push_back(state->holds_tensor(t.unsafeGetTensorImpl()) ? t.unsafeGetTensorImpl() : nullptr);
-  for (size_t i = 0; i < form.containers(); ++i)
-    own_containers_.push_back(state->knows(leaves.containers[i]) ? leaves.containers[i] : nullptr);
+  for (PyObject* o : leaves.containers) own_containers_.push_back(is_of_state(o) ? o : nullptr);
 }
 
 // A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
@@ -269,11 +281,17 @@ class Version::Given {
   std::optional<KeptPlaces> before_;
 };
 
+static constexpr const char* kReadByItself = "is given a tensor or container that it also reads by itself";
+
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
-  if (p.runs++ > 0 && state && !state->restore())
-    throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
+  if (p.runs++ > 0 && state) {
+    if (!state->restore()) throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
+    if (p.numpy_random.get() != Py_None) checked(PyObject_CallMethod(p.numpy_random.get(), "put_back", nullptr));
+  } else if (state) {
+    p.numpy_random = numpy_random_state();
+  }
   p.written_again = {};
   p.met_checkpoint = false;
   if (Capture::current() && p.subject->has_checkpoints && at::GradMode::is_enabled()) Capture::current()->replace_run();
@@ -288,14 +306,24 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
   TensorAttributes attributes(inputs);
   Ref result = state ? run_watched(p, given.arguments) : checked(call(p.subject->program.get(), given.arguments));
+  // In the place of one that the program also reaches by itself it was given another, or a copy.
+  if (state && !given.own && std::ranges::any_of(p.leaves.containers, [this](PyObject* o) { return is_of_state(o); })) {
+    if (Function::is_capturing_symbols()) unsupported(kReadByItself);
+    p.reject(kReadByItself);
+  }
   if (state && attributes.changed()) p.reject("writes an attribute of a tensor that it is given");
   Function::Results out = described(result.get(), inputs, before, given, p);
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
-  if (state && p.verdict.is_good()) state->stamp();
+  if (state && p.verdict.is_good()) {
+    state->stamp();
+    std::unordered_set<const c10::TensorImpl*> lifted;
+    for (const at::Tensor& t : Capture::current()->lifted()) lifted.insert(t.unsafeGetTensorImpl());
+    state->watch_tensors([&](const at::Tensor& t) { return lifted.contains(t.unsafeGetTensorImpl()); });
+  }
   if (state && !noted_own_) note_own(p.leaves);
   else if (state && !holds_the_same(p.leaves)) {
     p.verdict.outcome = p.verdict.is_good() ? Outcome::spoilt : Outcome::rejected;
-    p.verdict.reason = "is given a tensor or container that it also reads by itself";
+    p.verdict.reason = kReadByItself;
   }
   if (!p.verdict.is_good()) Function::reject_capture(p.verdict);
   if (given.own) p.result = std::move(result);
@@ -429,6 +457,8 @@ Ref Version::made_of(Function::Results results, Pending& p) const {
   leaves.program_ints = std::move(results.ints);
   leaves.program_floats = std::move(results.floats);
   leaves.containers = std::move(p.leaves.containers);
+  std::vector<Ref> alive;  // one that is written into another place may be held by none between two writes
+  for (PyObject* o : leaves.containers) alive.push_back(Ref::borrow(o));
   size_t at = 0;
   const auto& made = *static_cast<const ResultForm*>(results.form.get());
   Ref result = Ref::steal(made.form.build(at, leaves));

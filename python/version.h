@@ -42,6 +42,7 @@ struct Pending {
   Verdict verdict;              // of a capture
   bool copies = false;          // the arguments are copies: the program's own places are not to be touched
   int runs = 0;                 // of the program, for this call
+  Ref numpy_random;             // before the first of them, where the program is watched
   Reason written_again;         // what eager would write once more for gradients
   bool met_checkpoint = false;  // that ran as without a capture
   static constexpr const char* kMetCheckpoint = "it has checkpoints, which the next attempt runs once";
@@ -85,6 +86,7 @@ class Version : public std::enable_shared_from_this<Version> {
   Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const Given& given, Pending& p);
   void differentiate(const Function::Results& results, PyObject* result, const Given& given);
   Ref made_of(Function::Results results, Pending& p) const;
+  bool is_of_state(PyObject* container) const;
   bool holds_the_same(const Leaves& leaves) const;
   void note_own(const Leaves& leaves);
 

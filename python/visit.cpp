@@ -19,7 +19,7 @@ constexpr size_t kMostNodes = 200000;
 // torch.nn.Module, once it is imported.
 PyTypeObject* module_type() {
   static PyTypeObject* type = [] {
-    Ref m = Ref::steal(PyImport_ImportModule("torch.nn"));
+    Ref m = import_module("torch.nn");
     return reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(m.get(), "Module"));
   }();
   return type;
@@ -117,6 +117,9 @@ void State::children(int id) {
   bool module_dict = nodes_[static_cast<size_t>(id)].module_dict;
   std::string_view label = nodes_[static_cast<size_t>(id)].label;
   bool of_instance = kind == Kind::dict && label.empty();
+  if (kind == Kind::dict || kind == Kind::ordered)
+    for (const Ref& k : keys)
+      if (!is_atom(k.get())) visit(k.get(), id, " key");
   for (size_t i = 0; i < values.size(); ++i) {
     PyObject* v = values[i].get();
     if (!v || (is_atom(v) && !PyType_Check(v) && !PyCFunction_Check(v))) continue;
@@ -194,15 +197,16 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
   }
   std::string_view type = native->tp_name;
   if (native == &PyLong_Type || native == &PyFloat_Type || native == &PyComplex_Type || native == &PyUnicode_Type ||
-      native == &PyBytes_Type || native == &PyFrozenSet_Type)
+      native == &PyBytes_Type)
     return has_seen(o), true;
+  if (native == &PyFrozenSet_Type) {
+    has_seen(o);
+    visit_referents(o, parent, label);
+    return true;
+  }
   auto node = [&](Kind kind) { return node_of(kind, o, parent, label), true; };
   if (native == &PyDict_Type || type == "collections.defaultdict") return node(Kind::dict);
-  if (native == &PyODict_Type) {
-    // Its order can change without its dict's knowing; a module's own are only ever appended to.
-    bool own = parent >= 0 && nodes_[static_cast<size_t>(parent)].module_dict && label.starts_with("._");
-    return node(own ? Kind::dict : Kind::ordered);
-  }
+  if (native == &PyODict_Type) return node(Kind::ordered);
   if (native == &PyList_Type) return node(Kind::list);
   if (native == &PySet_Type) return node(Kind::set);
   if (native == &PyCell_Type) return node(Kind::cell);
@@ -216,6 +220,13 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
   return false;
 }
 
+// Of a numpy array.
+static bool holds_objects(PyObject* array) {
+  Ref dtype = Ref::steal(PyObject_GetAttrString(array, "dtype"));
+  Ref holds = dtype ? Ref::steal(PyObject_GetAttrString(dtype.get(), "hasobject")) : Ref();
+  return !holds ? (PyErr_Clear(), true) : holds.get() != Py_False;
+}
+
 // What C code consists of is known by its type's name only.
 void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const std::string& label) {
   std::string_view type = native->tp_name;
@@ -226,6 +237,7 @@ void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const st
   }
   if (type == "functools._lru_cache_wrapper") return visit_cache(o, parent, label);
   if (type == "types.SimpleNamespace") return visit_instance(o, parent, label, -1);
+  if (type == "numpy.ndarray" && holds_objects(o)) return problem(o, parent, label, {" is an array of objects", Fallback::eager});
   if (type == "numpy.ndarray" || native == &PyByteArray_Type) return void(node_of(Kind::buffer, o, parent, label));
   if (is_value_type(native)) {
     has_seen(o);
@@ -270,6 +282,8 @@ void State::visit_module(PyObject* o, PyObject* name) {
   if (!names.insert(name).second) return;
   for (PyCodeObject* c : entered_)
     if (may_name(c, name)) visit_module_names(o, c);
+  static PyObject* fallback = Py_BuildValue("(N)", PyUnicode_InternFromString("__getattr__"));
+  watch_names(PyModule_GetDict(o), fallback, cat("module ", name_of_module(PyModule_GetDict(o)), ","), Names::found);
 }
 
 bool State::may_name(PyCodeObject* code, PyObject* name) {
@@ -312,7 +326,7 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
 // Its elements are the trace's business; attributes that Python code gave it are state.
 void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
   const at::Tensor& t = THPVariable_Unpack(o);
-  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t)});
+  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad()});
   int id = add(Kind::instance, o, parent, label);
   known_.emplace(o, id);
   Node& n = nodes_.back();
@@ -435,8 +449,11 @@ void State::watch_entries(PyObject* container, int parent, const std::string& la
 void State::visit_module_names(PyObject* module, PyCodeObject* code) {
   PyObject* dict = PyModule_GetDict(module);
   std::string_view name = name_of_module(dict);
-  bool torchs = owner_of_module(name) == Owner::torch || owner_of_file(code->co_filename) == Owner::torch;
-  Names which = torchs ? Names::shallow : Names::found;
+  const Owner whose = owner_of_module(name), reader = owner_of_file(code->co_filename);
+  // Whether a name is there is asked of modules that programs are made of.
+  const Names which = whose == Owner::torch || reader == Owner::torch ? Names::shallow
+                      : whose == Owner::user && reader == Owner::user ? Names::all
+                                                                      : Names::found;
   watch_names(dict, cpython::names_of(code), cat("module ", name, ","), which);
   watch_names(dict, cpython::constants_of(code), cat("module ", name, ","), which);  // getattr(module, "name")
 }
@@ -451,7 +468,7 @@ void State::watch_builtins(PyCodeObject* code, PyObject* globals) {
 // What import statements of the code find: modules that are there already, or that are not.
 void State::watch_imports(PyCodeObject* code, PyObject* globals) {
   static PyObject* find = [] {
-    Ref m = Ref::steal(PyImport_ImportModule("broach._codes"));
+    Ref m = import_module("broach._codes");
     return PyObject_GetAttrString(m.get(), "imported");
   }();
   Ref names = Ref::steal(PyObject_CallFunctionObjArgs(find, code, globals, nullptr));
@@ -498,7 +515,7 @@ void State::watch_answer(PyObject* function, bool its_own) {
 }
 
 void State::watch_globals(const char* module, std::initializer_list<const char*> names) {
-  Ref m = Ref::steal(PyImport_ImportModule(module)), tuple = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
+  Ref m = import_module(module), tuple = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(names.size())));
   if (!m || !tuple) return PyErr_Clear();
   Py_ssize_t at = 0;
   for (const char* name : names) PyTuple_SET_ITEM(tuple.get(), at++, PyUnicode_InternFromString(name));

@@ -78,7 +78,7 @@ bool is_importing(PyFrameObject* frame) {
 // Says whether a class was registered with an abstract one since.
 PyObject* registrations() {
   static PyObject* token = [] {
-    Ref m = Ref::steal(PyImport_ImportModule("_abc"));
+    Ref m = import_module("_abc");
     return PyObject_GetAttrString(m.get(), "get_cache_token");
   }();
   return token;
@@ -164,7 +164,7 @@ Owner Watch::owner(PyCodeObject* code) {
 
 // What a function of `_codes` says of code.
 static std::string answer_of_codes(const char* question, PyCodeObject* code) {
-  Ref module = Ref::steal(PyImport_ImportModule("broach._codes"));
+  Ref module = import_module("broach._codes");
   Ref answer = module ? Ref::steal(PyObject_CallMethod(module.get(), question, "O", code)) : Ref();
   if (!answer) return PyErr_Clear(), cat("runs code that cannot be read: ", text_of(code->co_name));
   return std::string(text_of(answer.get()));
@@ -180,10 +180,12 @@ void Watch::on_call(PyFrameObject* frame) {
   if (!state_.has_entered(code) && is_importing(frame)) return effect(frame, "imports a module");
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
-  if (!gradients_ || whose != Owner::user) return;
+  // Which cannot be put back, should the code write to it.
+  if (ends_on_effects_ && !state_.problems().empty()) effect(frame, state_.problems().front());
+  if (!ends_on_effects_ || (whose != Owner::user && (gradients_ || whose != Owner::torch))) return;
   // Nothing must have happened by then.
-  std::vector<const char*> questions{"invisible"};
-  if (Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
+  std::vector<const char*> questions{whose == Owner::user ? "invisible" : "invisible_in_torch"};
+  if (gradients_ && Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
   for (const char* question : questions)
     if (std::string why = answer_of_codes(question, code); !why.empty()) effect(frame, {why, Fallback::eager});
 }
@@ -218,6 +220,9 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
+  // Which no result depends on, so that they are not watched.
+  if (name.ends_with("/torch/nn/modules/module.py") && function.find("register") < 2 && function.find("state_dict") != function.npos)
+    effect(frame, {cat("calls ", function), Fallback::eager});
 }
 
 // A tensor of the program's own is gone with the call, and its hook with it: what that does is part of the gradients.

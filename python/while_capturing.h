@@ -28,13 +28,13 @@ class Compiling {
   static constexpr const char* kFlag = "_is_compiling_flag";
 
   static PyObject* flag() {
-    Ref module = Ref::steal(PyImport_ImportModule("torch.compiler"));
+    Ref module = import_module("torch.compiler");
     Ref value = module ? Ref::steal(PyObject_GetAttrString(module.get(), kFlag)) : Ref();
     if (!value) PyErr_Clear();
     return value.get();  // True and False never die
   }
   static bool set(PyObject* value) {
-    Ref module = Ref::steal(PyImport_ImportModule("torch.compiler"));
+    Ref module = import_module("torch.compiler");
     const bool done = module && PyObject_SetAttrString(module.get(), kFlag, value) == 0;
     if (!done) PyErr_Clear();
     return done;
@@ -57,7 +57,7 @@ class StandIns {
   void tell(const char* what) const {
     PyObject *type, *value, *trace;  // of the program
     PyErr_Fetch(&type, &value, &trace);
-    Ref module = Ref::steal(PyImport_ImportModule(module_));
+    Ref module = import_module(module_);
     Ref result = module ? Ref::steal(PyObject_CallMethod(module.get(), what, nullptr)) : Ref();
     if (!result) PyErr_WriteUnraisable(nullptr);
     PyErr_Restore(type, value, trace);

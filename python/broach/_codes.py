@@ -170,11 +170,23 @@ def imported(code: types.CodeType, module: dict) -> tuple[str, ...]:
     return tuple(sys.intern(name) for name in names)
 
 
-def numpy_random_state() -> object:
-    """Where numpy's own generator stands; None if nobody has imported it."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is None:
-        return None
-    state = numpy_random.get_state(legacy=False)
-    words = state["state"]
-    return {k: v.tobytes() if hasattr(v, "tobytes") else v for k, v in words.items()}, state["has_gauss"], state["gauss"]
+class NumpyRandomState:
+    """Where numpy's own generator stands."""
+
+    def __init__(self) -> None:
+        self.state = sys.modules["numpy.random"].get_state(legacy=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NumpyRandomState) and self._key() == other._key()
+
+    def _key(self) -> tuple:
+        words = {k: v.tobytes() if hasattr(v, "tobytes") else v for k, v in self.state["state"].items()}
+        return words, self.state["has_gauss"], self.state["gauss"]
+
+    def put_back(self) -> None:
+        sys.modules["numpy.random"].set_state(self.state)
+
+
+def numpy_random_state() -> NumpyRandomState | None:
+    """None if nobody has imported it."""
+    return NumpyRandomState() if "numpy.random" in sys.modules else None

@@ -167,8 +167,13 @@ class _WithSettings:
         self.settings = {"skip_nnmodule_hook_guards": False, "skip_no_tensor_aliasing_guards_on_parameters": False, "suppress_errors": suppress_errors}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        gradients = torch.is_grad_enabled()
         with torch._dynamo.config.patch(self.settings), _Quiet():
-            return self.compiled(*args, **kwargs)
+            try:
+                return self.compiled(*args, **kwargs)
+            except BaseException:  # of the program, whose `with torch.no_grad()` Dynamo's code does not leave then
+                torch.set_grad_enabled(gradients)
+                raise
 
 
 class _Quiet:

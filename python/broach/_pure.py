@@ -66,7 +66,7 @@ PURE = frozenset(
     | _names("formatter_field_name_split formatter_parser", "_string.")
     | _names("category decimal digit numeric normalize is_normalized name lookup combining bidirectional", "unicodedata.")
     | _names("encode_basestring_ascii encode_basestring scanstring", "_json.")
-    | _names("intern getsizeof audit exc_info exception getdefaultencoding getfilesystemencoding is_finalizing", "sys.")
+    | _names("intern getsizeof audit getdefaultencoding getfilesystemencoding is_finalizing", "sys.")
     # A warning that is shown is seen where the interpreter shows it.
     | _names("warn", "_warnings.")
     | _names("allocate_lock get_native_id", "_thread.")
@@ -97,7 +97,7 @@ PURE = frozenset(
     | _names(
         """
         is_grad_enabled is_inference_mode_enabled get_default_dtype is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype
-        get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_cache_enabled is_anomaly_enabled _get_tracing_state _is_tracing
+        get_autocast_cpu_dtype get_autocast_gpu_dtype is_autocast_cache_enabled _get_tracing_state _is_tracing
         _jit_get_emit_hooks _infer_size _debug_has_internal_overlap is_storage
         """,
         "torch.",
@@ -105,7 +105,7 @@ PURE = frozenset(
     | _names(
         """
         is_grad_enabled is_inference_mode_enabled get_default_dtype is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype
-        is_autocast_cache_enabled is_anomaly_enabled _get_tracing_state _is_tracing _has_torch_function _has_torch_function_unary
+        is_autocast_cache_enabled _get_tracing_state _is_tracing _has_torch_function _has_torch_function_unary
         _has_torch_function_variadic _get_float32_matmul_precision _get_deterministic_algorithms _get_flash_sdp_enabled
         _get_mem_efficient_sdp_enabled _get_math_sdp_enabled _get_cudnn_sdp_enabled _get_mkldnn_enabled _log_api_usage_once
         _is_torch_function_enabled _autocast_supported_devices _is_autocast_available _is_any_autocast_enabled
@@ -137,10 +137,10 @@ PURE = frozenset(
 
 # What depends on something that no argument says, and can be asked again.
 ANSWERS = frozenset(
-    _names("sys.getrecursionlimit sys.getswitchinterval sys.get_int_max_str_digits gc.isenabled gc.get_threshold _thread.get_ident")
+    _names("sys.exc_info sys.exception sys.getrecursionlimit sys.getswitchinterval sys.get_int_max_str_digits gc.isenabled gc.get_threshold _thread.get_ident")
     | _names("posix.getpid posix.getcwd posix.getuid locale.localeconv _locale.getencoding")
-    | _names("get_num_threads get_num_interop_threads is_warn_always_enabled", "torch.")
-    | _names("get_num_threads get_num_interop_threads _get_warnAlways get_default_device", "torch._C.")
+    | _names("get_num_threads get_num_interop_threads is_warn_always_enabled is_anomaly_enabled is_anomaly_check_nan_enabled", "torch.")
+    | _names("is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads get_num_interop_threads _get_warnAlways get_default_device", "torch._C.")
 )
 
 # What Python's own library and torch call and leave nothing of behind.

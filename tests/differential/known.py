@@ -4,6 +4,4 @@ KNOWN = {
     "swap_tensors": "swap_tensors wants nobody else to hold the tensors, and a compiled program holds those that it reads",
     "int_max_str_digits": "str and int read the limit without a call that the interpreter tells of",
     "dict_nan_and_zero_keys": "which NaN object is the key of a dict: numbers are compared by their values",
-    "lru_cached": "goes through Dynamo, which leaves out that a cached function of the program drops results",
-    "metaclass_classattr": "goes through Dynamo, which leaves out what a metaclass does with a call of its class",
 }

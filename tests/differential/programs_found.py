@@ -1,0 +1,281 @@
+"""What others found by programs of their own: state that is told by identity or lies in keys, runs that are undone, views that are made
+under no_grad, errors in the middle of a call."""
+
+PROGRAMS = {
+"attribute_toggled_by_identity": """
+class O: pass
+o = O(); o.left, o.right = object(), object(); o.now = o.left
+def f(x):
+    if o.now is o.left:
+        o.now = o.right
+        return x * 2
+    o.now = o.left
+    return x * 3
+c = C(f)
+out = [c(x) for _ in range(8)]
+""",
+"closure_toggled_by_identity": """
+def make():
+    a, b = [1], [1]
+    now = a
+    def f(x):
+        nonlocal now
+        first = now is a
+        now = b if first else a
+        return x * (2 if first else 3)
+    return f
+c = C(make())
+out = [c(x) for _ in range(8)]
+""",
+"argument_that_is_one_of_the_state": """
+class O: pass
+o = O(); o.a, o.b, o.n = [1], [1], 0
+def f(x, which):
+    o.n += 1
+    return x * (2 if which is o.a else 3) + o.n
+c = C(f)
+out = [c(x, (o.a, o.b)[i % 2]) for i in range(8)]
+""",
+"objects_swapped": """
+class V:
+    def __init__(self, v): self.v = v
+class O: pass
+o = O(); o.a, o.b = V(2.0), V(3.0)
+def f(x):
+    o.a, o.b = o.b, o.a
+    return x * o.a.v - o.b.v
+c = C(f)
+out = [c(x) for _ in range(8)]
+""",
+"objects_swapped_between_arguments": """
+class V:
+    def __init__(self, v): self.v = v
+class O: pass
+p, q = O(), O(); p.x, q.x = V(2.0), V(3.0)
+def f(x, p, q):
+    p.x, q.x = q.x, p.x
+    return x * p.x.v - q.x.v
+c = C(f)
+out = [(c(x, p, q), p.x.v) for _ in range(8)]
+""",
+"list_of_objects_permuted": """
+class V: pass
+a, b, c3 = V(), V(), V(); L = [a, b, c3]; n = [0]
+def f(x):
+    L.reverse()
+    if L[0] is not a: n[0] += 1
+    return x * n[0]
+c = C(f)
+out = [c(x) for _ in range(10)]
+""",
+"attributes_of_keys": """
+class K: pass
+k = K(); k.v = 2.0
+d, t, s = {k: 1}, {(k, 1): 1}, frozenset([k])
+c = C(lambda x: x * list(d)[0].v + next(iter(t))[0].v + list(s)[0].v)
+out = []
+for v in (2.0, 5.0, 7.0):
+    k.v = v; out.append(c(x))
+""",
+"keys_that_compare_by_attributes": """
+class K:
+    def __init__(self, v): self.v = v
+    def __hash__(self): return 1
+    def __eq__(self, other): return self.v == other.v
+k = K(2); d = {k: 3.0}
+c = C(lambda x: x * (10.0 if K(2) in d else 1.0))
+out = []
+for v in (2, 5, 2): k.v = v; out.append(c(x))
+""",
+"ordered_dict_with_equal_keys": """
+from collections import OrderedDict
+class K:
+    def __init__(self, v): self.v = v
+    def __hash__(self): return 7
+    def __eq__(self, other): return self.v == other.v
+a, b = K(2.0), K(4.0); d = OrderedDict([(a, 1), (b, 2)])
+c = C(lambda x: x * d.get(K(2.0), 9))
+out = []
+for v, w in ((2.0, 4.0), (5.0, 4.0), (5.0, 2.0), (2.0, 2.0)):
+    a.v, b.v = v, w; out.append(c(x))
+""",
+"array_of_objects": """
+class K: pass
+k = K(); k.v = 2.0; a = np.array([k, None], dtype=object)
+c = C(lambda x: x * a[0].v)
+out = []
+for v in (2.0, 5.0): k.v = v; out.append(c(x))
+""",
+"order_of_module_hooks": """
+m = torch.nn.Linear(2, 2)
+first = m.register_forward_hook(lambda m, i, o: o * 0)
+m.register_forward_hook(lambda m, i, o: o + 5)
+c = C(m); out = []
+with torch.no_grad():
+    for k in range(3): out.append(c(x)); m._forward_hooks.move_to_end(first.id); out.append(c(x)); m._forward_hooks.move_to_end(first.id, last=False)
+""",
+"names_that_a_module_makes_up": """
+import sys, types
+m = types.ModuleType("made_up"); sys.modules["made_up"] = m; out = []
+def f(x):
+    from made_up import k
+    return x * k * m.k
+c = C(f)
+for v in (2.0, 3.0):
+    m.__getattr__ = lambda name, v=v: {"k": v}[name] if name == "k" else object.__getattribute__(m, name)
+    out.append(c(x))
+""",
+"names_that_a_module_gets_later": """
+import types
+m = types.ModuleType("settings"); c = C(lambda x: x * getattr(m, "scale", 1.0)); out = [c(x)]
+m.scale = 4.0; out.append(c(x)); del m.scale; out.append(c(x))
+""",
+"error_that_is_being_handled": """
+import sys
+c = C(lambda x: x * (2 if sys.exc_info()[0] is None else 3)); out = [c(x)]
+try: 1 / 0
+except ZeroDivisionError: out.append(c(x))
+out.append(c(x))
+""",
+"anomaly_mode": """
+c = C(lambda x: x * (3 if torch.is_anomaly_enabled() else 2)); out = [c(x)]
+with torch.autograd.set_detect_anomaly(True): out.append(c(x))
+""",
+"what_is_asked_of_tensors_that_are_not_read": """
+s, w = torch.ones(3), torch.nn.Parameter(torch.ones(1))
+c, d = C(lambda x: x * s.shape[0]), C(lambda x: x * w * (2 if w.requires_grad else 3)); out = []
+with torch.no_grad():
+    for n in (3, 5, 7): s.data = torch.ones(n); w.requires_grad_(n == 5); out += [c(x), d(x)]
+""",
+"requires_grad_is_toggled": """
+s, v, out = torch.nn.Parameter(torch.ones(3)), torch.ones(2, requires_grad=True), []
+def f(x):
+    s.requires_grad_(not s.requires_grad)
+    return x * v
+for compile in (C, D):
+    c = compile(f)
+    for _ in range(4): c(x); out.append(s.requires_grad)
+""",
+"runs_that_are_undone": """
+from collections import OrderedDict
+def attribute(t): t.n = getattr(t, "n", 0) + 1
+cases = [(lambda: OrderedDict(a=1), lambda s: s.__setitem__("b", 2), lambda s: list(s.items())),
+         (lambda: iter(range(9)), next, lambda s: s.__reduce__()[-1]),
+         (lambda: torch.ones(3), attribute, lambda s: s.n),
+         (lambda: bytearray(b"a"), lambda s: s.extend(b"x"), bytes),
+         (lambda: np.random.seed(0), lambda s: np.random.rand(), lambda s: np.random.get_state()[2]),
+         (lambda: torch.nn.Linear(1, 1), lambda s: s.register_state_dict_post_hook(lambda *a: None), lambda s: len(s._state_dict_hooks))]
+out = []
+for new, effect, shown in cases:
+    s, v = new(), torch.ones(3, requires_grad=True)
+    def f(x): effect(s); return x * v
+    c = D(f)
+    for _ in range(3): c(torch.ones(2, 3)); out.append(shown(s))
+""",
+"data_is_set_in_a_run_that_is_undone": """
+p, w = torch.nn.Parameter(torch.ones(2), requires_grad=False), torch.ones(2, requires_grad=True)
+def f(x):
+    p.data = p.data * 2
+    return x * w * p
+c = D(f)
+out = [(c(torch.ones(3, 2)).detach(), p.clone()) for _ in range(4)]
+""",
+"an_attribute_beside_one_that_is_kept": """
+class O: pass
+o = O(); o.n, o.q = 0, 1.0
+def f(x):
+    if type(o.n) is int: pass
+    else: setattr(o, "z", o.q)
+    o.n += 1
+    return x + 1
+c = C(f)
+out = [(c(x), sorted(o.__dict__)) for _ in range(6)]
+""",
+"hooks_registered_as_they_are_needed": """
+seen = []
+class M(torch.nn.Module):
+    def __init__(self): super().__init__(); self.a = torch.nn.Linear(2, 2); self.done = False
+    def forward(self, x):
+        if not self.done: self.done = True; self.a.register_forward_hook(lambda m, a, o: seen.append(o.shape))
+        return self.a(x)
+torch.manual_seed(0); m = M(); c = D(m)
+out = [(call(torch.ones(3, 2)).detach(), len(seen)) for call in (c, c, m)]
+""",
+"classes_without_builtins": """
+torch.manual_seed(0)
+c = C(torch.nn.AdaptiveLogSoftmaxWithLoss(8, 30, [5, 12]))
+out = [c(torch.ones(3, 8), torch.tensor([1, 7, 20])).loss.detach() for _ in range(3)]
+""",
+"operator_without_gradients": """
+@torch.library.custom_op("found::square", mutates_args=())
+def square(x: torch.Tensor) -> torch.Tensor: return x * x
+c = C(lambda x: square(x).sum()); out = []
+for _ in range(3):
+    r = c(torch.ones(2, requires_grad=True)); out.append(r.detach())
+    try: r.backward()
+    except RuntimeError as e: out.append("no autograd formula" in str(e))
+""",
+"views_made_without_gradients": """
+def f(x):
+    with torch.no_grad(): return x.view(-1), x[0], x.t()
+c = C(f); out = []
+for _ in range(3): out += [(t.detach(), t.requires_grad, t.grad_fn is None) for t in c(torch.ones(2, 2, requires_grad=True))]
+""",
+"gradients_within_a_call_without": """
+def f(x, w):
+    with torch.enable_grad(): r = (w * 3).sum()
+    return x * 2, r
+c, w = D(f), torch.ones(3, requires_grad=True)
+with torch.no_grad(): out = [c(torch.ones(3), w)[1].requires_grad for _ in range(4)]
+""",
+"a_result_that_is_an_argument_beside_its_view": """
+c = C(lambda x, y: (x.view(-1) * y, x)); out = []
+for _ in range(3):
+    a = torch.ones(2, 2, requires_grad=True); r = c(a, a.view(-1)); out.append((r[1] is a, r[1].is_leaf))
+""",
+"transposed_in_place": """
+def f(x): x.t_(); return x * 1
+def g(x): x.t_(); return x.view(-1)
+out = []
+for program in (f, g):
+    c = C(program)
+    for _ in range(3):
+        a = torch.arange(4.0).reshape(2, 2).requires_grad_() * 1
+        try: out.append(c(a).detach())
+        except RuntimeError as e: out.append(str(e)[:40])
+        out.append((a.detach(), a.stride()))
+""",
+"a_view_of_a_leaf_is_written": """
+def f(x, y): y.sub_(1); x[0] = 5; return x.detach()
+c = C(f); out = []
+for _ in range(3):
+    a = torch.ones(2, 2, requires_grad=True)
+    try: c(a, a.view(2, 2))
+    except RuntimeError as e: out.append((str(e)[:40], a.detach().clone()))
+""",
+"an_error_under_no_grad": """
+def f(x, y):
+    with torch.no_grad(): x.data.add_(1)
+    return y
+c = C(f); out = []
+for make in [lambda: torch.ones(4, 2)[:2], lambda: torch.ones(2, 1).expand(2, 2)] * 2:
+    b = torch.ones(4, 2)
+    try: c(make(), b)
+    except RuntimeError: out.append("raised")
+    out.append(torch.is_grad_enabled())
+torch.set_grad_enabled(True)
+""",
+"an_activation_that_outlives_the_call": """
+w, kept = torch.ones(3, requires_grad=True), {}
+def f(x):
+    y = x * w
+    kept["y"] = y
+    return y.sum()
+c = C(f); out = []
+import gc, weakref
+seen = []
+for _ in range(20): c(torch.ones(3)); seen.append(weakref.ref(kept["y"]))
+gc.collect()
+out = sum(r() is not None for r in seen) < 4
+""",
+}
