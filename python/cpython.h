@@ -3,6 +3,7 @@
 
 #include <Python.h>
 #include <frameobject.h>
+#include <signal.h>
 #include <structmember.h>
 
 #include <cstddef>
@@ -21,6 +22,25 @@ inline const uint64_t* version_word(PyObject* dict) { return &reinterpret_cast<P
 #else
 inline const uint64_t* version_word(PyObject*) { return nullptr; }
 #endif
+
+// While it lives no signal reaches this thread: its handler in Python would run within code of ours, and what it raises be lost there.
+class SignalsHeld {
+ public:
+  SignalsHeld() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsHeld(const SignalsHeld&) = delete;
+  SignalsHeld& operator=(const SignalsHeld&) = delete;
+
+  // Runs the handlers of those that came before. False with what one of them raised.
+  static bool run_handlers() { return PyErr_CheckSignals() == 0; }
+
+ private:
+  sigset_t before_;
+};
 
 // Asks to be told about changes of a dict, where there are no versions. `changed` is called with the GIL held.
 using DictChanged = void (*)(PyObject* dict);

@@ -169,6 +169,10 @@ std::vector<std::string> State::written() const {
   return out;
 }
 
+void State::note_gradients() {
+  for (auto& [impl, held] : tensors_) held.requires_grad = held.tensor.requires_grad();
+}
+
 std::string State::changed_gradients() const {
   auto changed = std::ranges::find_if(tensors_, [](const auto& t) { return t.second.tensor.requires_grad() != t.second.requires_grad; });
   return changed == tensors_.end() ? "" : changed->second.path;

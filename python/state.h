@@ -77,7 +77,9 @@ class State {
   std::vector<at::Tensor> tensors() const;
   // Tensors that were written since `stamp`, by name.
   std::vector<std::string> written() const;
-  // A tensor whose requires_grad was set since it was found, by name; empty if there is none.
+  // A run begins: what tensors' requires_grad is then is what `restore` puts back.
+  void note_gradients();
+  // A tensor whose requires_grad was set since, by name; empty if there is none.
   std::string changed_gradients() const;
   // From now on `holds` looks at what Python code may read of a tensor without an operation. `is_guarded`: whether the recording keeps the
   // sizes of one, so that only its requires_grad is left.
@@ -190,7 +192,7 @@ class State {
     at::Tensor tensor;
     std::string path;
     int64_t version;
-    bool requires_grad;  // when it was found
+    bool requires_grad;  // when it was found, or a later run began
   };
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
   // Of a tensor of `tensors_`.

@@ -291,6 +291,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     if (p.numpy_random.get() != Py_None) checked(PyObject_CallMethod(p.numpy_random.get(), "put_back", nullptr));
   } else if (state) {
     p.numpy_random = numpy_random_state();
+    state->note_gradients();
   }
   p.written_again = {};
   p.met_checkpoint = false;
@@ -344,9 +345,13 @@ void Version::differentiate(const Function::Results& results, PyObject* result, 
 }
 
 Ref Version::run_watched(Pending& p, const Arguments& arguments) {
+  std::optional<cpython::SignalsHeld> held(std::in_place);
+  if (!held->run_handlers()) throw py::error_already_set();
   WatchedRun run(*p.subject, *state);
   Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
+  held.reset();
   Ref result = Ref::steal(call(p.subject->program.get(), arguments));
+  held.emplace();
   run.finish();
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
   if (!result) return run_again(p, arguments, run.has_only_asked());

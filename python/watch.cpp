@@ -133,7 +133,10 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
   if (c10::impl::tls_is_dispatch_key_excluded(capture_keys().record)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
-  if (w->abandoned_) return 0;
+  const bool begins = what == PyTrace_CALL || what == PyTrace_C_CALL;
+  if (w->abandoned_ || (!begins && what != PyTrace_C_EXCEPTION)) return 0;
+  const cpython::SignalsHeld held;
+  if (begins && !held.run_handlers()) return -1;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   if (what == PyTrace_CALL) w->on_call(frame);
@@ -141,7 +144,7 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
   // A run on stand-ins ends before it has an effect.
-  return w->ends_ && (what == PyTrace_CALL || what == PyTrace_C_CALL) ? w->end_program() : 0;
+  return w->ends_ && begins ? w->end_program() : 0;
 }
 
 // By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.

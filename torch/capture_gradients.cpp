@@ -1,4 +1,5 @@
 // What a captured program's results depend on for autograd, and the recording of eager's own gradients behind the program.
+#include <ATen/MemoryOverlap.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -196,7 +197,13 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     auto is_it = [&](const at::Tensor& other) { return other.is_same(t); };
     if (std::any_of(results.begin(), results.begin() + static_cast<std::ptrdiff_t>(r), is_it)) continue;
     auto shares = [&](const at::Tensor& other) { return other.defined() && storage_of(other) == storage_of(t); };
-    // A window of an input is made of it anew, and gets its history from there.
+    // A window of an input is made of it anew, and gets its history from there. as_strided's gradient divides among elements in one place.
+    auto overlaps = [&](const at::Tensor& other) {
+      const at::Tensor* inside = real_tensor(other);
+      return shares(other) && at::has_internal_overlap(inside ? *inside : other) != at::MemOverlap::No;
+    };
+    if (std::ranges::any_of(inputs_, overlaps) || std::ranges::any_of(lifted_, overlaps))
+      return "a result is a window of a tensor whose elements may lie in one place";
     if (std::any_of(inputs_.begin(), inputs_.end(), shares) || std::any_of(lifted_.begin(), lifted_.end(), shares)) continue;
     if (t.is_leaf()) return "a result is a leaf that the program makes";
     if (std::any_of(results.begin(), results.end(), [&](const at::Tensor& other) { return is_window(t, other); })) continue;

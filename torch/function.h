@@ -123,6 +123,7 @@ class Function {
     Attempt attempt;
     Results results;
     bool has_history = false;       // for autograd
+    bool has_windows = false;       // tensors that share memory, which those that stand for them count writes of apart
     bool must_run_eagerly = false;  // what the run has done was taken back
     std::unique_ptr<Capture> capture;
     std::vector<SymInt> ints, int_results;

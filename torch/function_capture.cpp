@@ -154,12 +154,13 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   if (out.must_run_eagerly) return out;
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
-  if (symbolic && out.has_history) run_again(call, out);
+  if (symbolic && (out.has_history || out.has_windows)) run_again(call, out);
   else if (out.capture->is_replaced() && (out.has_history || !attempt.verdict.is_good())) out.must_run_eagerly = !run_in_place(call, out);
   return out;
 }
 
-// What stands for the program's tensors has a history, which the tensors themselves have not: compiled code gives those that have it.
+// What stands for the program's tensors has a history, and views, of which the tensors themselves know nothing: compiled code gives those
+// that do.
 void Function::run_again(const CallInputs& call, Recorded& recorded) {
   if (run_in_place(call, recorded)) return;
   recorded.program = nullptr;
@@ -195,6 +196,14 @@ SymbolicSizes Function::symbols_for(const Plan& plan) const {
     if (constant_inputs_[i]) symbolic[i] = 0;
   if (!plan.has(kNumbers) && symbolic.size() > tensors) symbolic[tensors] = 0;
   return generalize(calls, symbolic);
+}
+
+// Whether one of these lies in the memory of another of those.
+static bool share_memory(at::TensorList these, at::TensorList those) {
+  auto storage = [](const at::Tensor& t) { return t.defined() && t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr; };
+  return std::ranges::any_of(these, [&](const at::Tensor& a) {
+    return storage(a) && std::ranges::any_of(those, [&](const at::Tensor& b) { return !a.is_same(b) && storage(a) == storage(b); });
+  });
 }
 
 void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
@@ -243,7 +252,11 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     return;
   }
   describe_results(out);
-  if (sizes) return;
+  if (sizes) {
+    out.has_windows = share_memory(out.results.tensors, call.tensors) || share_memory(out.results.tensors, capture.lifted()) ||
+                      share_memory(out.results.tensors, out.results.tensors);
+    return;
+  }
   auto is_given = [&](const at::Tensor& t) { return std::ranges::any_of(call.tensors, [&](const at::Tensor& g) { return g.is_same(t); }); };
   for (InputWithHistory& input : with_history) {
     input.connect();

@@ -285,7 +285,7 @@ at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
   if (!result.defined() || result.is_same(inside_)) return result.defined() ? given_ : result;
   const bool window = result.has_storage() && result.storage().unsafeGetStorageImpl() == given_.storage().unsafeGetStorageImpl() &&
                       result.scalar_type() == given_.scalar_type() && !result.is_conj() && !result.is_neg();
-  return window && result.requires_grad() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
+  return window && result.grad_fn() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
 }
 
 // ---- runs for gradients ----

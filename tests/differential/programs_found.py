@@ -278,4 +278,29 @@ for _ in range(20): c(torch.ones(3)); seen.append(weakref.ref(kept["y"]))
 gc.collect()
 out = sum(r() is not None for r in seen) < 4
 """,
+"views_of_a_leaf_whose_elements_lie_in_one_place": """
+out = []
+for program in (lambda x: (x.t(), x * 2), lambda x: (x[1:],), lambda x: (x.unsqueeze(0),)):
+    c = C(program)
+    for _ in range(3):
+        a = torch.ones(1, 3).expand(4, 3).detach().requires_grad_()
+        sum((t * torch.arange(1.0, t.numel() + 1).reshape(t.shape)).sum() for t in c(a)).backward(); out.append(a.grad)
+""",
+"views_count_writes_with_what_they_show": """
+out = []
+for compile in (C, D):
+    c = compile(lambda a: (a.view(-1), a + 1))
+    for _ in range(3):
+        a, w = torch.ones(4), torch.ones(4, requires_grad=True)
+        y = (w * c(a)[0]).sum(); a.add_(1)
+        try: y.backward(); out.append("no error")
+        except RuntimeError as e: out.append("modified by an inplace operation" in str(e))
+""",
+"a_view_without_gradients_beside_another_of_its_tensor": """
+def f(x, y):
+    with torch.no_grad(): z = x.reshape(-1)
+    return z
+c = C(f); c(torch.ones(2, 2), torch.ones(1, 2)); a = torch.ones(2, 2, requires_grad=True); z = c(a, a.view(2, 2))
+out = z.detach(), z.requires_grad, z.is_leaf
+""",
 }
