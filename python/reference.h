@@ -40,6 +40,8 @@ class Ref {
 // that `collections.namedtuple` makes runs so.
 inline Ref import_module(const char* name) {
   Ref module = Ref::steal(PyUnicode_FromString(name)), some = Ref::steal(Py_BuildValue("(s)", "__name__"));
+  // One that is there is found without running code, in which a signal's handler could raise.
+  if (Ref there = module ? Ref::steal(PyImport_GetModule(module.get())) : Ref(); there || PyErr_Occurred()) return there;
   return module && some ? Ref::steal(PyImport_ImportModuleLevelObject(module.get(), nullptr, nullptr, some.get(), 0)) : Ref();
 }
 

@@ -144,7 +144,24 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
   // A run on stand-ins ends before it has an effect.
-  return w->ends_ && begins ? w->end_program() : 0;
+  return w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr) ? w->end_program() : 0;
+}
+
+// Whether a lock is given back, or a mode that torch or Python's library has set: a run that ends, too, leaves its blocks.
+// `function`: written in C, which the frame is about to call; null if the frame begins.
+bool Watch::is_leaving(PyFrameObject* frame, PyObject* function) {
+  if (function && PyCFunction_Check(function) && std::string_view(cpython::method_of(function)->ml_name) == "__exit__") return true;
+  Ref at = Ref::borrow(reinterpret_cast<PyObject*>(frame));
+  while (at && at.get() != Py_None) {
+    auto* f = reinterpret_cast<PyFrameObject*>(at.get());
+    Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(f)));
+    auto* c = reinterpret_cast<PyCodeObject*>(code.get());
+    const Owner whose = owner(c);
+    if (whose == Owner::user || whose == Owner::own) return false;
+    if (text_of(c->co_name) == "__exit__") return true;
+    at = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(f)));
+  }
+  return false;
 }
 
 // By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.

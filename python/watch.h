@@ -59,6 +59,7 @@ class Watch {
   // `first`: it decides what runs the program instead.
   void effect(PyFrameObject* frame, const Reason& what, bool first = false);
   void abandon(PyFrameObject* frame);
+  bool is_leaving(PyFrameObject* frame, PyObject* function);
   int end_program();
 
   State& state_;
