@@ -32,19 +32,19 @@ void for_each_index(Kernel& k, const std::function<void(SymInt&)>& f) {
   for (auto& s : k.stores) f(s.access.index);
 }
 
-Ranges ranges_of(const Kernel& k) {
-  Ranges r;
-  for (int s = 0; s < k.symbols; ++s) r[static_cast<SymbolId>(s)] = Range{0, nullptr};
-  for (const auto& a : k.axes) r[a.id] = Range{0, std::make_shared<SymInt>(a.extent - 1)};
-  return r;
-}
-
 void simplify_indices(Kernel& k) {
   Ranges r = ranges_of(k);
   for_each_index(k, [&](SymInt& i) { i = simplify(i, r); });
 }
 
 }  // namespace
+
+Ranges ranges_of(const Kernel& k) {
+  Ranges r;
+  for (int s = 0; s < k.symbols; ++s) r[static_cast<SymbolId>(s)] = Range{0, nullptr};
+  for (const auto& a : k.axes) r[a.id] = Range{0, std::make_shared<SymInt>(a.extent - 1)};
+  return r;
+}
 
 void find_divisors(const SymInt& e, const std::vector<KernelAxis>& axes, std::vector<std::pair<size_t, SymInt>>& out) {
   for (const Term& t : e.terms())

@@ -75,6 +75,8 @@ struct Kernel {
   friend bool operator==(const Kernel&, const Kernel&) = default;
 };
 
+// What a kernel's symbols and axes can be.
+Ranges ranges_of(const Kernel& kernel);
 // Which axes an expression depends on, by position in Kernel::axes.
 std::vector<std::vector<bool>> axis_uses(const Kernel& k);
 

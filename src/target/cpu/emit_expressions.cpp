@@ -34,13 +34,22 @@ llvm::Value* KernelEmitter::atom(const Atom& a, bool lanes) {
   }
   V x = integer(a.args->first, lanes), y = integer(a.args->second, lanes);
   even_out(x, y);
-  // Positions are not negative but for what a mask hides; there any value does.
   switch (a.kind) {
-    case AtomKind::floordiv: return b_.CreateUDiv(x, y);
-    case AtomKind::mod: return b_.CreateURem(x, y);
+    case AtomKind::floordiv:
+    case AtomKind::mod: return divided(a, x, y);
     case AtomKind::min: return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, x, y);
     default: return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, x, y);
   }
+}
+
+// Rounded down. A position of which whole multiples of a symbol were left out may be negative: (i - 1) mod s0 for (s0*s1 - 1 + i) mod s0.
+llvm::Value* KernelEmitter::divided(const Atom& a, V x, V y) {
+  const bool quotient = a.kind == AtomKind::floordiv;
+  if (proven_non_negative(a.args->first, ranges_)) return quotient ? b_.CreateUDiv(x, y) : b_.CreateURem(x, y);
+  V rest = b_.CreateSRem(x, y), zero = llvm::Constant::getNullValue(rest->getType());
+  V below = b_.CreateICmpSLT(rest, zero);
+  if (!quotient) return b_.CreateAdd(rest, b_.CreateSelect(below, y, zero));
+  return b_.CreateAdd(b_.CreateSDiv(x, y), b_.CreateSExt(below, rest->getType()));
 }
 
 llvm::Value* KernelEmitter::position(const SymInt& e) {

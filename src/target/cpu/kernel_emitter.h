@@ -18,6 +18,7 @@ class KernelEmitter : ScalarEmitter {
   // ---- emit_expressions.cpp: values at the current point, and memory ----
   V integer(const SymInt& e, bool lanes);
   V atom(const Atom& a, bool lanes);
+  V divided(const Atom& a, V x, V y);
   bool varies(const SymInt& e) const { return e.contains(plan_.vector().id); }
   V position(const SymInt& e);
   V element(int buffer, V index);
@@ -75,6 +76,7 @@ class KernelEmitter : ScalarEmitter {
 
   KernelPlan plan_;
   const Kernel& k_ = plan_.kernel;
+  const Ranges ranges_ = ranges_of(k_);
   llvm::LLVMContext& context_;
   llvm::Function* fn_;
   llvm::BasicBlock* entry_;

@@ -102,10 +102,13 @@ std::string ExpressionEmitter::atom(const Atom& a, int64_t lane) const {
     return lane > 0 && a.symbol == p_.axis_id() ? cat("(", axis, " + ", lane, ")") : axis;
   }
   const std::string x = index(a.args->first, lane), y = index(a.args->second, lane);
-  // Positions are not negative but for what a predicate hides; there any value does.
+  // Rounded down. A position of which whole multiples of a symbol were left out may be negative.
+  const bool division = a.kind == AtomKind::floordiv || a.kind == AtomKind::mod;
+  const bool negative = division && !proven_non_negative(a.args->first, ranges_);
+  const std::string rest = negative ? cat("((((", x, ") % (", y, ")) + (", y, ")) % (", y, "))") : cat("((", x, ") % (", y, "))");
   switch (a.kind) {
-    case AtomKind::floordiv: return cat("((", x, ") / (", y, "))");
-    case AtomKind::mod: return cat("((", x, ") % (", y, "))");
+    case AtomKind::floordiv: return negative ? cat("(((", x, ") - ", rest, ") / (", y, "))") : cat("((", x, ") / (", y, "))");
+    case AtomKind::mod: return rest;
     case AtomKind::min: return cat("min(static_cast<", index_type(), ">(", x, "), static_cast<", index_type(), ">(", y, "))");
     default: return cat("max(static_cast<", index_type(), ">(", x, "), static_cast<", index_type(), ">(", y, "))");
   }

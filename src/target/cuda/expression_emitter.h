@@ -30,6 +30,7 @@ class ExpressionEmitter {
 
   const KernelPlan& p_;
   const Kernel& k_;
+  const Ranges ranges_ = ranges_of(k_);
   std::string name_, out_;
   int depth_ = 1;
   std::map<std::pair<int, int64_t>, std::string> values_;  // at the current point
