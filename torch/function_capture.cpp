@@ -142,6 +142,12 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
       attempt.verdict = {Outcome::refuses_symbols, "the program keeps a tensor that it computed"};
       return out;
     }
+    // What stands for a tensor may have told the program something else than the tensor would have.
+    if (symbolic && out.capture->verdict().outcome == Outcome::unsupported) {
+      out.capture->roll_back();
+      attempt.verdict = {Outcome::refuses_symbols, out.capture->verdict().reason};
+      return out;
+    }
   } catch (const Bug&) {
     throw;
   } catch (const std::exception& e) {  // whatever the program throws: where it does not bear symbols, it is as if it had not run

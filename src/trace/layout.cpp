@@ -203,7 +203,8 @@ class Results {
     TraceTensor out = seen_[0];
     out.type.shape = *ints(1);
     out.strides = *ints(2);
-    if (auto offset = op_.args.size() > 3 ? std::get_if<SymInt>(&op_.args[3].value) : nullptr) out.offset = *offset;
+    auto offset = op_.args.size() > 3 ? std::get_if<SymInt>(&op_.args[3].value) : nullptr;
+    out.offset = offset ? *offset : tensor(std::get<Arg::Tensor>(op_.args.at(0).value).id).offset;
     return std::vector{out};
   }
 

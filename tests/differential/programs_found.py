@@ -303,4 +303,44 @@ def f(x, y):
 c = C(f); c(torch.ones(2, 2), torch.ones(1, 2)); a = torch.ones(2, 2, requires_grad=True); z = c(a, a.view(2, 2))
 out = z.detach(), z.requires_grad, z.is_leaf
 """,
+"rolled_and_flipped_repetitions": """
+programs = [lambda t, k: t.repeat(k, 1).roll(1, 0), lambda t, k: t.repeat(k, 1).flip(0), lambda t, k: t[None].expand(k, -1, -1).flatten(0, 1).roll(1, 0),
+            lambda t, k: torch.cat([t.repeat(k, 1)[-1:], t.repeat(k, 1)[:-1]]), lambda t, k: t.repeat_interleave(k, 0).roll(1, 0),
+            lambda t, k: torch.stack([t, t * 2]).reshape(-1, t.shape[1]).roll(k, 0), lambda t, k: torch.fft.fftshift(t.repeat(k, 1))]
+out = []
+for program in programs:
+    for compile in (C, D):
+        c = compile(program)
+        for k in (4, 3, 2, 5):
+            for r, n in ((5, 3), (4, 3), (7, 2)): out.append(c(torch.arange(float(r * n)).reshape(r, n), k))
+""",
+"size_of_a_product_of_vectors": """
+def f(v, w):
+    y = v @ w
+    return y + y.shape[0]
+out = []
+for compile in (C, D):
+    c = compile(f)
+    for k in (4, 3, 5): out.append(c(torch.ones(3), torch.ones(3, k)))
+""",
+"windows_without_an_offset": """
+def f(t, k):
+    t = (t * 2)[k - 1:]
+    return t.as_strided((t.shape[0],), (1,))
+out = []
+for compile in (C, D):
+    c = compile(f)
+    for r, n, k in ((6, 3, 2), (8, 4, 2), (5, 6, 3), (12, 4, 1), (4, 6, 2)): out.append(c(torch.arange(r * float(n)).reshape(r, n), k))
+""",
+"errors_under_no_grad_with_sizes_that_change": """
+def f(x):
+    with torch.no_grad(): return x.tril()
+out = []
+for compile in (C, D):
+    c = compile(f)
+    for sizes in ((3, 4), (5, 4), (6,), (4, 4), (7,), (7,)):
+        try: out.append(c(torch.ones(sizes, requires_grad=True)))
+        except RuntimeError: out.append("raised")
+        out.append(torch.is_grad_enabled()); torch.set_grad_enabled(True)
+""",
 }
