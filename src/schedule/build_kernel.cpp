@@ -175,7 +175,28 @@ class KernelBuilder {
     Index in(index.begin(), index.begin() + static_cast<int64_t>(dim));
     in.push_back(SymInt::symbol(symbol));
     in.insert(in.end(), index.begin() + static_cast<int64_t>(dim + rank), index.end());
-    return expr(x, in, predicate);
+    const int taken = expr(x, in, predicate);
+    if (is_complex(n.results[0].dtype) || depends_on(taken, checked)) return taken;
+    // Whatever is taken of a repeated dimension is the same element: the index is checked all the same.
+    const int inside = exprs_.op(Op::lt, DType::b1, {checked, exprs_.position(x.shape()[dim])});
+    return exprs_.op(Op::where, n.results[0].dtype, {inside, taken, taken});
+  }
+
+  bool depends_on(int e, int other) const {
+    std::vector<int> open{e};
+    std::vector<bool> seen(static_cast<size_t>(e) + 1);
+    while (!open.empty()) {
+      const int at = open.back();
+      open.pop_back();
+      if (at == other) return true;
+      if (at < other || seen[static_cast<size_t>(at)]) continue;  // operands come first
+      seen[static_cast<size_t>(at)] = true;
+      const KernelExpr& x = exprs_[at];
+      open.insert(open.end(), x.args.begin(), x.args.end());
+      for (const auto& d : x.access.dynamic) open.push_back(d.first);
+      if (x.predicate >= 0) open.push_back(x.predicate);
+    }
+    return false;
   }
 
   int reduction(const Node& n, const Index& index) {

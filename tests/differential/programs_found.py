@@ -343,4 +343,14 @@ for compile in (C, D):
         except RuntimeError: out.append("raised")
         out.append(torch.is_grad_enabled()); torch.set_grad_enabled(True)
 """,
+"indices_beyond_a_repeated_dimension": """
+index = torch.tensor([0, 3, 2])
+out = []
+for program in (lambda t, k: t.repeat(k, 1).index_select(0, index), lambda t, k: t.expand(k, 1)[index], lambda t, k: t.repeat(k, 1)[index] * 2 + 1):
+    for compile in (C, D):
+        c = compile(program)
+        for k in (4, 3, 2, 5, 3):
+            try: out.append(c(torch.ones(1, 1), k))
+            except (IndexError, RuntimeError): out.append("raised")
+""",
 }
