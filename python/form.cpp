@@ -555,7 +555,6 @@ bool ArgumentsForm::make(const Arguments& a, const Form::Rules& rules, Leaves& l
   names_ = Ref::borrow(a.names && PyTuple_GET_SIZE(a.names) ? a.names : nullptr);
   for (size_t i = 0; i < a.all(); ++i)
     if (!form_.add(a.values[i], rules, leaves)) return false;
-  containers_ = leaves.containers.size();
   Form::Rules with_numbers = rules;  // counters change from call to call
   with_numbers.numbers = true;
   for (const StatePlace& p : places_)

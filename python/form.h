@@ -144,13 +144,11 @@ class ArgumentsForm {
   const Form& form() const { return form_; }
   PyObject* names() const { return names_.get(); }
   size_t positional() const { return positional_; }
-  // How many containers the arguments have; those of the places come behind.
-  size_t containers() const { return containers_; }
   int traverse(visitproc visit, void* arg) const;
 
  private:
   Form form_;
-  size_t positional_ = 0, containers_ = 0;
+  size_t positional_ = 0;
   Ref names_;
   std::vector<StatePlace> places_;
 };

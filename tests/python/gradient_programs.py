@@ -107,3 +107,21 @@ def check(fn):
         if stats is not None and not (s := stats())["compiled_calls"]:
             print("RAN EAGERLY", s["eager_calls"], s["eager_reasons"], s["reasons"])
     same(have, want)
+
+
+class Affine(torch.autograd.Function):
+    """Whose gradient is none of nothing."""
+
+    @staticmethod
+    def forward(x, n):
+        return x**n
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, ctx.n = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * ctx.n * x ** (ctx.n - 1) + 1, None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from gradient_programs import observed, raised, same
+from gradient_programs import Affine, observed, raised, same
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -39,24 +39,6 @@ class Exp(Function):
     def backward(ctx, g):
         (y,) = ctx.saved_tensors
         return g * y * 5
-
-
-class Affine(Function):
-    """Whose gradient is none of nothing."""
-
-    @staticmethod
-    def forward(x, n):
-        return x**n
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, ctx.n = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * ctx.n * x ** (ctx.n - 1) + 1, None
 
 
 class Linear(Function):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gradient_programs import check, grads, leaf, mlp, raised, stepping
+from gradient_programs import Affine, check, grads, leaf, mlp, raised, stepping
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -364,22 +364,6 @@ class Dirty(torch.autograd.Function):
         return g * 7
 
 
-class SetupContext(torch.autograd.Function):
-    @staticmethod
-    def forward(x, n):
-        return x**n
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, ctx.n = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * ctx.n * x ** (ctx.n - 1) + 1, None
-
-
 @program
 def custom_function(c):
     return stepping(c, lambda x: Exp.apply(x * 0.1) + x, lambda: [leaf(3)])
@@ -387,7 +371,7 @@ def custom_function(c):
 
 @program
 def custom_function_with_setup_context(c):
-    return stepping(c, lambda x: SetupContext.apply(x, 3), lambda: [leaf(3)])
+    return stepping(c, lambda x: Affine.apply(x, 3), lambda: [leaf(3)])
 
 
 @program
