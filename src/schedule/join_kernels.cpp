@@ -1,35 +1,57 @@
-// Small kernels over the same axes become one: a launch costs more than what each of them does. Of such are counters, running
-// statistics and the gradients of many small parameters. One may need the other where it reads each element at the point that stores it:
-// the sum of a channel's parts, the mean that follows from it, and the variance around that.
+// Kernels over the same axes become one, for one of two reasons.
 //
-// Only the first of two can move, behind what lies between them: a step that writes into an input stays behind those that may fail.
+// Small ones, because a launch costs more than what each of them does. Of such are counters, running statistics and the gradients of many
+// small parameters. Large ones, if they are elementwise, because both read the same elements, or one reads what the other stores: the
+// gradients of a product's two factors. What only the second reads of the first is then not stored at all.
+//
+// One may need the other where it reads each element at the point that stores it: the sum of a channel's parts, the mean that follows from
+// it, and the variance around that. Only the first of two can move, behind what lies between them: a step that writes into an input stays
+// behind those that may fail.
 #include <algorithm>
 #include <functional>
 #include <map>
 
 #include "schedule/schedule.h"
+#include "support/error.h"
 
 namespace broach {
 
 namespace {
 
 constexpr size_t kMostExprs = 256, kMostStores = 32, kMostBuffers = 64;
-constexpr size_t kMostTried = 8;  // kernels, of those before one
+constexpr size_t kMostTried = 8;   // kernels, of those before one
+constexpr size_t kMostApart = 16;  // steps between large ones: what the first reads has to be there until the second
+constexpr int64_t kFew = 4096;     // points, whose elements stay in a cache
 
-// What kernels have in common that can be joined: the sizes of axes that are not reduced.
-using Form = std::vector<int64_t>;
+// A step that may be joined to others.
+struct Candidate {
+  std::string form;  // what joined kernels have in common: the sizes of axes that are not reduced
+  bool is_small = false;
+};
 
-std::optional<Form> form_of(const Step& step, int64_t most_points) {
+std::optional<Candidate> candidate(const Step& step, int64_t most_points) {
   const auto* k = std::get_if<KernelStep>(&step.work);
-  if (!k || step.early || can_fail(step) || !k->symbols.empty() || k->kernel->strict) return std::nullopt;
-  Form out;
+  if (!k || step.early || can_fail(step) || k->kernel->strict) return std::nullopt;
+  Candidate out{{}, most_points > 0 && k->symbols.empty()};
   int64_t points = 1;
   for (const KernelAxis& a : k->kernel->axes) {
     const auto extent = a.extent.maybe_constant();
-    if (!extent || *extent > most_points || (points *= *extent) > most_points) return std::nullopt;
-    if (!a.reduced) out.push_back(*extent);
+    out.is_small = out.is_small && extent && *extent <= most_points && (points *= *extent) <= most_points;
+    if (!a.reduced) out.form += a.extent.str() + " ";
   }
+  for (SymbolId s : k->symbols) out.form += cat("of ", s, " ");  // by which the kernel's sizes are named
   return out;
+}
+
+bool has_few_points(const Kernel& k) {
+  SymInt points(1);
+  for (const KernelAxis& a : k.axes) points = points * a.extent;
+  return points.is_constant() && points.constant() < kFew;
+}
+
+bool is_elementwise(const Kernel& k) {
+  return std::ranges::none_of(k.axes, &KernelAxis::reduced) &&
+         std::ranges::none_of(k.exprs, [](const KernelExpr& e) { return e.kind == KernelExpr::Kind::reduction; });
 }
 
 bool fits(const Kernel& a, const Kernel& b) {
@@ -39,16 +61,17 @@ bool fits(const Kernel& a, const Kernel& b) {
 
 using Expressions = std::map<int, int>;  // of b: of a, whose values they are
 
-// Both, b behind a. Axes have the same names, as each kernel counts its own from the first.
-Kernel joined(Kernel a, const Kernel& b, const Expressions& known) {
-  const auto buffers = static_cast<int>(a.buffers.size());
+// Both, b behind a, and what both compute once. Axes have the same names, as each kernel counts its own from the first. `places`: of b's
+// buffers, in the one that results.
+Kernel joined(Kernel a, const Kernel& b, const Expressions& known, const std::vector<int>& places) {
   std::vector<int> place;  // by expression of b
   const auto placed = [&](Access access) {
-    if (access.buffer >= 0) access.buffer += buffers;
+    if (access.buffer >= 0) access.buffer = places[static_cast<size_t>(access.buffer)];
     for (auto& [e, stride] : access.dynamic) e = place[static_cast<size_t>(e)];
     return access;
   };
-  a.buffers.insert(a.buffers.end(), b.buffers.begin(), b.buffers.end());
+  a.buffers.resize(std::max(a.buffers.size(), places.empty() ? 0 : 1 + static_cast<size_t>(std::ranges::max(places))));
+  for (size_t i = 0; i < b.buffers.size(); ++i) a.buffers[static_cast<size_t>(places[i])] = b.buffers[i];
   for (size_t i = 0; i < b.exprs.size(); ++i) {
     if (const auto same = known.find(static_cast<int>(i)); same != known.end()) {
       place.push_back(same->second);
@@ -58,12 +81,40 @@ Kernel joined(Kernel a, const Kernel& b, const Expressions& known) {
     for (int& arg : e.args) arg = place[static_cast<size_t>(arg)];
     if (e.predicate >= 0) e.predicate = place[static_cast<size_t>(e.predicate)];
     e.access = placed(std::move(e.access));
-    place.push_back(static_cast<int>(a.exprs.size()));
-    a.exprs.push_back(std::move(e));
+    const auto same = std::ranges::find(a.exprs, e);
+    place.push_back(static_cast<int>(same - a.exprs.begin()));
+    if (same == a.exprs.end()) a.exprs.push_back(std::move(e));
   }
   for (const KernelStore& s : b.stores) a.stores.push_back({placed(s.access), place[static_cast<size_t>(s.expr)]});
   if (b.axes.size() > a.axes.size()) a.axes = b.axes;
   return a;
+}
+
+// Without the stores into these buffers, and without buffers that nothing touches.
+KernelStep without(KernelStep step, const std::vector<int>& dead) {
+  Kernel k = *step.kernel;
+  std::erase_if(k.stores, [&](const KernelStore& s) {
+    return std::ranges::find(dead, step.buffers[static_cast<size_t>(s.access.buffer)]) != dead.end();
+  });
+  std::vector<bool> is_touched(k.buffers.size());
+  for (const KernelStore& s : k.stores) is_touched[static_cast<size_t>(s.access.buffer)] = true;
+  for (const KernelExpr& e : k.exprs)
+    if (e.kind == KernelExpr::Kind::load) is_touched[static_cast<size_t>(e.access.buffer)] = true;
+  std::vector<int> place, buffers;
+  std::vector<int64_t> starts;
+  std::vector<DType> types;
+  for (size_t b = 0; b < k.buffers.size(); ++b) {
+    place.push_back(static_cast<int>(buffers.size()));
+    if (!is_touched[b]) continue;
+    buffers.push_back(step.buffers[b]), types.push_back(k.buffers[b]);
+    if (!step.starts.empty()) starts.push_back(step.starts[b]);
+  }
+  for (KernelStore& s : k.stores) s.access.buffer = place[static_cast<size_t>(s.access.buffer)];
+  for (KernelExpr& e : k.exprs)
+    if (e.kind == KernelExpr::Kind::load) e.access.buffer = place[static_cast<size_t>(e.access.buffer)];
+  k.buffers = std::move(types);
+  if (std::ranges::all_of(starts, [](int64_t start) { return start == 0; })) starts.clear();
+  return {std::make_shared<const Kernel>(std::move(k)), std::move(buffers), std::move(step.symbols), std::move(starts), {}};
 }
 
 // Whether the axes of `more` are those of `few` and reduced ones, over which `few` has nothing to reduce.
@@ -75,12 +126,16 @@ bool begins_with(const Kernel& more, const Kernel& few) {
 
 class Joiner {
  public:
-  Joiner(std::vector<Step>& steps, const std::vector<Buffer>& buffers, int64_t most_points)
-      : steps_(steps), buffers_(buffers), most_points_(most_points), dead_(steps.size()) {}
+  Joiner(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t most_points)
+      : steps_(steps), buffers_(buffers), most_points_(most_points), dead_(steps.size()) {
+    for (const Step& s : steps)
+      for (int b : s.reads) ++readers_[b];
+    for (int b : outputs) ++readers_[b];
+  }
 
   void run() {
     for (size_t i = 0; i < steps_.size(); ++i) {
-      if (const auto form = form_of(steps_[i], most_points_)) take_in(*form, i);
+      if (const auto c = candidate(steps_[i], most_points_)) take_in(*c, i);
       for (int b : steps_[i].reads) read_[memory_of(b)] = i;
       for (int b : steps_[i].writes) written_[memory_of(b)] = i;
     }
@@ -95,36 +150,68 @@ class Joiner {
     return b.kind == Buffer::Kind::input ? -1 - b.index : buffer;
   }
 
-  void take_in(const Form& form, size_t i) {
-    std::vector<size_t>& before = open_[form];
+  void take_in(const Candidate& c, size_t i) {
+    auto& before = open_[c.form];
     for (size_t n = before.size(), tried = 0; n-- > 0 && tried < kMostTried; ++tried) {
-      if (!join(before[n], i)) continue;
-      dead_[before[n]] = true;
+      const auto [first, is_small] = before[n];
+      if (!(is_small && c.is_small ? join(first, i, false) : i - first <= kMostApart && join(first, i, true))) continue;
+      dead_[first] = true;
       before.erase(before.begin() + static_cast<int64_t>(n));
     }
-    before.push_back(i);
+    before.emplace_back(i, c.is_small);
   }
 
-  bool join(size_t first, size_t second) {
+  bool join(size_t first, size_t second, bool is_large) {
     const Step& a = steps_[first];
     Step& b = steps_[second];
     const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
-    if (a.device != b.device || !fits(*ka.kernel, *kb.kernel) || !may_sink(first, b)) return false;
+    if (a.device != b.device || ka.symbols != kb.symbols || !fits(*ka.kernel, *kb.kernel) || !may_sink(first, b)) return false;
     const std::optional<Expressions> known = loads_of_stored(a, b);
     if (!known) return false;
     const bool same = ka.kernel->axes == kb.kernel->axes;
+    if (is_large && !(same && is_elementwise(*ka.kernel) && is_elementwise(*kb.kernel))) return false;
+    if (is_large && known->empty() && (has_few_points(*kb.kernel) || !reads_the_same(ka, kb))) return false;
     if (!same && (known->empty() || !(begins_with(*ka.kernel, *kb.kernel) || begins_with(*kb.kernel, *ka.kernel)))) return false;
-    KernelStep both{std::make_shared<const Kernel>(joined(*ka.kernel, *kb.kernel, *known)), ka.buffers, {}, {}, {}};
-    both.buffers.insert(both.buffers.end(), kb.buffers.begin(), kb.buffers.end());
-    if (!ka.starts.empty() || !kb.starts.empty()) {
-      both.starts = starts_of(ka);
-      const std::vector<int64_t> starts = starts_of(kb);
-      both.starts.insert(both.starts.end(), starts.begin(), starts.end());
-    }
-    b.work = std::move(both);
-    b.reads.insert(b.reads.begin(), a.reads.begin(), a.reads.end());
-    b.writes.insert(b.writes.begin(), a.writes.begin(), a.writes.end());
+    become_one(a, b, *known);
     return true;
+  }
+
+  void become_one(const Step& a, Step& b, const Expressions& known) {
+    const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
+    KernelStep both{nullptr, ka.buffers, ka.symbols, starts_of(ka), {}};
+    std::vector<int> places;
+    const std::vector<int64_t> starts = starts_of(kb);
+    for (size_t i = 0; i < kb.buffers.size(); ++i) {
+      size_t at = 0;
+      while (at < both.buffers.size() && !(both.buffers[at] == kb.buffers[i] && both.starts[at] == starts[i])) ++at;
+      if (at == both.buffers.size()) both.buffers.push_back(kb.buffers[i]), both.starts.push_back(starts[i]);
+      places.push_back(static_cast<int>(at));
+    }
+    both.kernel = std::make_shared<const Kernel>(joined(*ka.kernel, *kb.kernel, known, places));
+    for (int r : a.reads) readers_[r] -= std::ranges::count(b.reads, r) > 0;  // once more than before
+    std::vector<int> dead;
+    for (int w : a.writes) {
+      if (std::erase(b.reads, w) > 0) --readers_[w];
+      if (readers_[w] == 0 && buffers_[static_cast<size_t>(w)].kind == Buffer::Kind::arena) dead.push_back(w);
+      else b.writes.push_back(w);
+    }
+    for (int r : a.reads)
+      if (std::ranges::find(b.reads, r) == b.reads.end()) b.reads.push_back(r);
+    b.work = without(std::move(both), dead);
+  }
+
+  // Whether both load elements of the same buffer along all axes, in the same order.
+  static bool reads_the_same(const KernelStep& a, const KernelStep& b) {
+    auto is_full = [](const KernelStep& k, const KernelExpr& e) {
+      return e.kind == KernelExpr::Kind::load && e.access.dynamic.empty() &&
+             std::ranges::all_of(k.kernel->axes, [&](const KernelAxis& axis) { return e.access.index.contains(axis.id); });
+    };
+    return std::ranges::any_of(a.kernel->exprs, [&](const KernelExpr& x) {
+      return is_full(a, x) && std::ranges::any_of(b.kernel->exprs, [&](const KernelExpr& y) {
+               return is_full(b, y) && buffer_of(a, x.access) == buffer_of(b, y.access) &&
+                      start_of(a, x.access) + x.access.index == start_of(b, y.access) + y.access.index;
+             });
+    });
   }
 
   static std::vector<int64_t> starts_of(const KernelStep& k) {
@@ -191,14 +278,15 @@ class Joiner {
   const std::vector<Buffer>& buffers_;
   int64_t most_points_;
   std::vector<bool> dead_;
-  std::map<Form, std::vector<size_t>> open_;  // steps by form, in their order
-  std::map<int, size_t> read_, written_;      // by memory: the last step that did
+  std::map<std::string, std::vector<std::pair<size_t, bool>>> open_;  // steps by form, in their order, and whether they are small
+  std::map<int, size_t> read_, written_;                              // by memory: the last step that did
+  std::map<int, int> readers_;                                        // by buffer: steps, and the program's outputs
 };
 
 }  // namespace
 
-void join_kernels(std::vector<Step>& steps, const std::vector<Buffer>& buffers, int64_t most_points) {
-  Joiner(steps, buffers, most_points).run();
+void join_kernels(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t most_points) {
+  Joiner(steps, buffers, outputs, most_points).run();
 }
 
 }  // namespace broach

@@ -69,9 +69,9 @@ Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions
   Buffers memory = place_buffers(d);
   Schedule s;
   s.steps = order_steps(d, memory, make_steps(d, memory));
-  if (options.fuse && options.launch_points > 0) join_kernels(s.steps, memory.buffers, options.launch_points);
-  share_kernels(s.steps);
   s.output_buffers = output_buffers(d, memory);
+  if (options.fuse) join_kernels(s.steps, memory.buffers, s.output_buffers, options.launch_points);
+  share_kernels(s.steps);
   s.buffers = std::move(memory.buffers);
   s.graph = std::move(graph);
   pass_numbers(s, options.numbers);

@@ -136,8 +136,9 @@ bool can_fail(const Schedule& schedule);
 // Of a graph in which the passes have said what contractions compute besides, and where values lie.
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions& options);
 
-// Kernels of at most so many points and over the same axes become one where none needs the other.
-void join_kernels(std::vector<Step>& steps, const std::vector<Buffer>& buffers, int64_t most_points);
+// Kernels over the same axes become one where none needs the other: those of at most so many points, and elementwise ones that read the same.
+// `outputs`: buffers of the program's results.
+void join_kernels(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t most_points);
 
 // Kernels that differ only in constants become one kernel that is given them, where there are several.
 void share_kernels(std::vector<Step>& steps);

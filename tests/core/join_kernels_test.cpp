@@ -90,6 +90,44 @@ return %2, %6, %11
   for (size_t i = 0; i < want.size(); ++i) CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
 }
 
+// The gradients of both factors of a product, as a program of eager's leaves them: each is made of the other factor and of what both
+// have in common, which is not stored then.
+TEST_CASE("joined kernels: large ones that are computed of the same") {
+  const std::string gradients = R"(%0 = input(index=0) : f32[64, 96]
+%1 = input(index=1) : f32[64, 96]
+%2 = input(index=2) : f32[64, 96]
+%3 = mul(%0, %1) : f32[64, 96]
+%4 = tanh(%3) : f32[64, 96]
+%5 = mul(%4, %2) : f32[64, 96]
+%6 = mul(%5, %0) : f32[64, 96]
+%7 = mul(%5, %1) : f32[64, 96]
+return %6, %7
+)";
+  const Schedule s = testing::scheduled(Graph::parse(gradients));
+  REQUIRE(kernels_of(s) == 1);
+  CHECK(s.steps[0].writes.size() == 2);
+  CHECK(s.steps[0].reads.size() == 3);
+  const Graph g = Graph::parse(gradients);
+  const auto inputs = testing::random_inputs(g, 3);
+  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs);
+  for (size_t i = 0; i < want.size(); ++i) CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+}
+
+TEST_CASE("joined kernels: not large ones that read nothing of each other's, nor the same backwards, nor few elements") {
+  const auto sums = [](const std::string& rows, const std::string& second) {
+    return "%0 = input(index=0) : f32[" + rows + ", 96]\n%1 = input(index=1) : f32[" + rows + ", 96]\n" + "%2 = tanh(%0) : f32[" + rows +
+           ", 96]\n" + second + "return %2, %4\n";
+  };
+  const std::string other = "%3 = neg(%1) : f32[64, 96]\n%4 = exp(%3) : f32[64, 96]\n";
+  const std::string same = "%3 = neg(%0) : f32[64, 96]\n%4 = exp(%3) : f32[64, 96]\n";
+  const std::string flipped = "%3 = slice(%0, shape=[64, 96], starts=[63, 0], steps=[-1, 1]) : f32[64, 96]\n%4 = exp(%3) : f32[64, 96]\n";
+  const std::string few = "%3 = neg(%0) : f32[2, 96]\n%4 = exp(%3) : f32[2, 96]\n";
+  CHECK(kernels_of(sums("64", other), 0) == 2);
+  CHECK(kernels_of(sums("64", same), 0) == 1);
+  CHECK(kernels_of(sums("64", flipped), 0) == 2);
+  CHECK(kernels_of(sums("2", few), 0) == 2);
+}
+
 TEST_CASE("joined kernels: random graphs give what they gave") {
   int apart = 0, joined = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
