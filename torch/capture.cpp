@@ -781,9 +781,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   if (!out.is_view) check_sizes(written, name);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
   add_results(op, *stack, out, given);
-  for (const c10::IValue& number : numbers)
-    for (TensorId r : out.results)
-      if (r != kNoTensor) guard_range(number, trace_.tensors[static_cast<size_t>(r)].type.dtype);
+  for (const c10::IValue& number : numbers) guard_number(number, out);
   trace_.ops.push_back(std::move(out));
 }
 

@@ -196,6 +196,8 @@ class Capture {
   void count_versions();
   // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
   void guard_range(const c10::IValue& number, DType t);
+  void guard_number(const c10::IValue& number, const TraceOp& op);
+  void fix_number(HostFloats::Id id);
   std::vector<c10::IValue> add_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack, TraceOp& out,
                                          std::vector<std::pair<at::Tensor, TensorId>>& written);
   Arg arg_of(c10::IValue& v);

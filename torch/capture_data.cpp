@@ -163,9 +163,8 @@ void Capture::guard_range(const c10::IValue& number, DType t) {
     if (fits(floats.hint(*id))) {
       floats.ask(floats.constant(least), Relation::le, *id);
       floats.ask(*id, Relation::le, floats.constant(most));
-    } else if (!floats.is_deferred(*id)) {
-      for (const SymInt& e : floats.sizes_behind(*id)) symbols.specialize(e);
-      floats.fix(*id);
+    } else {
+      fix_number(*id);
     }
   } else if (number.isSymInt() && most < 0x1p62) {
     const SymInt e = integer_of(number.toSymInt());
@@ -176,6 +175,22 @@ void Capture::guard_range(const c10::IValue& number, DType t) {
       symbols.specialize(e);
     }
   }
+}
+
+// A number that may be another in the next call.
+void Capture::guard_number(const c10::IValue& number, const TraceOp& op) {
+  const bool counts = op.schema.starts_with("aten::arange") || op.schema.starts_with("aten::range");  // how many results there are
+  if (auto id = counts && number.isSymFloat() ? float_of(number.toSymFloat()) : std::nullopt) fix_number(*id);
+  for (TensorId r : op.results)
+    if (r != kNoTensor) guard_range(number, trace_.tensors[static_cast<size_t>(r)].type.dtype);
+}
+
+// As it is in the recorded call, unless it is computed in each.
+void Capture::fix_number(HostFloats::Id id) {
+  HostFloats& floats = trace_.symbols->floats;
+  if (floats.is_deferred(id)) return;
+  for (const SymInt& e : floats.sizes_behind(id)) trace_.symbols->specialize(e);
+  floats.fix(id);
 }
 
 Arg Capture::host_number(HostFloats::Id id) { return {Arg::Number{trace_.symbols->floats.hint(id), std::nullopt, tensor_of(id)}}; }

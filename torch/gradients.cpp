@@ -98,7 +98,7 @@ class CompiledCall : public ag::Node {
     for (size_t t = 0; t < given.size(); ++t) {
       if (!given[t].defined()) continue;
       TORCH_CHECK(!results_[t].was_used, ag::ERR_BACKWARD_TWICE);
-      results_[t].is_in_use = true;
+      results_[t].is_in_use = !ag::get_current_graph_task_keep_graph();
       tangents[own_[t]] = std::move(given[t]);
     }
     auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
@@ -194,7 +194,7 @@ class CompiledCall : public ag::Node {
   std::vector<double> floats_;
   struct Result {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    bool is_in_use = false, was_used = false;  // in the backward under way; in one that has freed what it used
+    bool is_in_use = false, was_used = false;  // in the backward under way, if that frees what it uses; in one that has done so
   };
   std::vector<Result> results_;  // of its own
   bool released_ = false;

@@ -460,6 +460,8 @@ Result convolution_backward(OpCall& c) {
   const bool transposed = c.flag(7);
   const DType type = x.dtype();
   if (!is_floating(type) || w.dtype() != type || y.dtype() != type || w.rank() < 3 || x.rank() != w.rank()) return std::nullopt;
+  auto is_empty = [](const Value& v) { return v.type().numel() == SymInt(0); };  // whose windows may be fewer than none
+  if (is_empty(x) || is_empty(w) || is_empty(y)) return std::nullopt;
   if (type == DType::f16 && x.type().device.kind == DeviceKind::cpu)
     for (Value* v : {&x, &w, &y}) *v = b.cast(*v, DType::f32);
   const auto n = static_cast<size_t>(w.rank()) - 2;

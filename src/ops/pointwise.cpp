@@ -544,8 +544,20 @@ void add_ternary(OpTable& t) {
 
 // ---- casts ----
 
+// Kernels leave out the rounding of what is computed in bf16 or f16 and goes on in f32, but not where the program asks for just that: the
+// difference to `x.bfloat16().float()` is what was rounded. The bits of a number are those of the rounded one.
+Value as_rounded(OpCall& c, Value x) {
+  const bool is_low = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
+  const bool widens = is_low && is_floating(c.result().dtype) && size_of(c.result().dtype) > size_of(x.dtype());
+  const Node* made = x.node;
+  while (is_view(made->op)) made = made->inputs[0].node;
+  if (!widens || made->op != Op::cast || !is_floating(made->inputs[0].dtype())) return x;
+  return c.b.emit(Op::bitcast, {c.b.emit(Op::bitcast, {x}, {{Attr::dtype, DType::i16}})}, {{Attr::dtype, x.dtype()}});
+}
+
 // A copy to another device is no cast, and stays with the host.
 Value converted(OpCall& c, Value x) {
+  x = as_rounded(c, x);
   const bool is_real = !is_complex(x.dtype()) && !is_complex(c.result().dtype);
   return is_real && x.type().device.kind == c.result().device.kind ? c.b.cast(x, c.result().dtype) : Value{};
 }

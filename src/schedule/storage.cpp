@@ -38,7 +38,7 @@ class Storing {
       for (auto& [op, v] : c.epilogue)
         if (v) store_window(v);
     } else if (n.op == Op::take) {
-      store_window(n.inputs[0]);
+      store(n.inputs[0], window(n.inputs[0]).has_value());
     }
   }
 
@@ -50,9 +50,19 @@ class Storing {
     return inner ? window_of_view(n, *inner) : std::nullopt;
   }
 
-  void store_window(const Value& v, bool may_repeat = false) {
+  // The same for what is no kernel: libraries know no strides below zero, as what was flipped has.
+  std::optional<MemoryWindow> forward_window(const Value& v) const {
+    auto w = window(v);
+    if (w && !std::ranges::all_of(w->strides, [](const SymInt& s) { return proven_non_negative(s, {}); })) return std::nullopt;
+    return w;
+  }
+
+  void store_window(const Value& v, bool may_repeat = false) { store(v, forward_window(v).has_value(), may_repeat); }
+
+  // What it is a window of, or itself.
+  void store(const Value& v, bool is_window_read, bool may_repeat = false) {
     const Node* n = v.node;
-    if (window(v))
+    if (is_window_read)
       while (is_window(n->op) && !must_store_[n->id]) n = n->inputs[0].node;
     if (!may_repeat && kind_of(n->op) == OpKind::source && n->op != Op::input) n = v.node;  // a constant: fill the whole value
     if (n->op != Op::input) must_store_[n->id] = true;
@@ -60,7 +70,7 @@ class Storing {
 
   // One dimension with stride 1 and none that repeats.
   void store_for_contraction(const Value& v) {
-    auto w = window(v);
+    auto w = forward_window(v);
     auto has = [&](int64_t stride) { return std::find(w->strides.begin(), w->strides.end(), SymInt(stride)) != w->strides.end(); };
     if (w && (w->strides.empty() || has(1)) && !has(0)) store_window(v);
     else must_store_[v.node->id] = true;

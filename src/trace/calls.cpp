@@ -9,7 +9,13 @@ namespace broach {
 
 namespace {
 
-bool is_contiguous(const TraceTensor& t) { return t.strides == contiguous_strides(t.type.shape); }
+// What a dimension of size 1 has for a stride says nothing.
+bool is_contiguous(const TraceTensor& t) {
+  const Shape dense = contiguous_strides(t.type.shape);
+  for (size_t d = 0; d < dense.size(); ++d)
+    if (t.type.shape[d] != SymInt(1) && t.strides[d] != dense[d]) return false;
+  return true;
+}
 
 ExternArg extern_arg(const Arg& a, const std::function<uint32_t(TensorId)>& position) {
   if (auto one = std::get_if<Arg::Tensor>(&a.value)) return {ExternArg::Input{position(one->id)}};

@@ -121,7 +121,8 @@ class Functionalizer {
     GraphBuilder scratch(b_.graph());
     const Value known = memory_.state(base).value;  // at whatever version: only its type counts
     Value stand_in = scratch.input((known ? known : memory_.value(base)).type());
-    auto [own, tensors] = with_values(op.args, [&](TensorId id) { return id == base ? stand_in : Value(); });
+    // Of others (`expand_as`) only the type counts.
+    auto [own, tensors] = with_values(op.args, [&](TensorId id) { return id == base ? stand_in : scratch.input(info(id).type); });
     OpCall call(scratch, op.schema, std::move(own), std::move(tensors), result_types(memory_, op));
     return where_handled(op.schema, [&]() -> std::optional<Chains> {
       if (const OpEntry* entry = OpTable::get().find(op.schema))

@@ -353,4 +353,80 @@ for program in (lambda t, k: t.repeat(k, 1).index_select(0, index), lambda t, k:
             try: out.append(c(torch.ones(1, 1), k))
             except (IndexError, RuntimeError): out.append("raised")
 """,
+"sizes_of_others_without_gradients": """
+programs = [lambda x, y: x.expand_as(y) * 2, lambda x, y: torch.broadcast_tensors(x, y)[0] + 1, lambda x, y: torch.meshgrid(x[0], y[0], indexing="ij")[1] * 2,
+            lambda x, y: F.normalize(x.expand_as(y) + y, dim=0)]
+out = []
+for program in programs:
+    for compile in (C, D):
+        c = compile(program)
+        for n in (4, 3, 5):
+            with torch.inference_mode(): out.append(c(torch.ones(1, 3), torch.ones(n, 3)).clone())
+""",
+"flipped_operands_of_libraries": """
+torch.manual_seed(0)
+linear, lstm = nn.Linear(8, 4), nn.LSTM(8, 4)
+programs = [lambda x: linear(x.flip(1)), lambda x: x.flip(0) @ x.flip(1).transpose(1, 2), lambda x: torch.fft.rfft(x.flip(1), dim=-1).abs(),
+            lambda x: torch.cdist(x.flip(1), x.flip(1) + 1), lambda x: lstm(x.flip(0))[0], lambda x: F.scaled_dot_product_attention(x.flip(1), x, x.flip(2)),
+            lambda x: x.flip(1).sort(1)[0], lambda x: F.conv1d(x.flip(2), x[:, :, :3].flip(0)), lambda x: x.flip(1).cumsum(1)]
+out = []
+for program in programs:
+    for compile in (C, D):
+        c = compile(program)
+        for b, n in ((2, 5), (3, 7), (1, 4)):
+            x = torch.randn(b, n, 8, requires_grad=True); y = c(x); y.sum().backward(); out.append((y.detach(), x.grad))
+""",
+"rows_of_one_that_are_dense_all_the_same": """
+torch.manual_seed(0)
+lstm = nn.LSTM(8, 4)
+f = lambda x: lstm(x.transpose(1, 2).contiguous().transpose(1, 2))[0]
+out = []
+for compile in (C, D):
+    c = compile(f)
+    for x in (torch.randn(2, 1, 8), torch.randn(2, 1, 16)[..., ::2], torch.randn(2, 1, 8), torch.randn(2, 1, 24)[..., ::3]): out.append(c(x).detach())
+""",
+"sizes_that_the_first_call_stores": """
+import json
+log, d = [], {}
+class O: pass
+o = O()
+def f(x): log.append(x.size(0)); return x * 2
+def g(x): d["n"] = x.size(0); return x * 2
+def h(x): o.n = x.size(0), [x.size(1)]; return x * 2
+out = []
+for program in (f, g, h):
+    c = D(program)
+    for n in (2, 3, 5):
+        c(torch.ones(n, 4)); out.append(json.dumps([log, d, vars(o)]))
+""",
+"a_backward_that_keeps_beside_one_that_does_not": """
+m = nn.Linear(4, 4)
+torch.manual_seed(0); m.load_state_dict({k: torch.randn_like(v) for k, v in m.state_dict().items()})
+def f(x, y): return (m.weight * x).tanh().sum(), y.sigmoid().mean()
+out = []
+for compile in (C, D):
+    c = compile(f)
+    for _ in range(3):
+        x, y = torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)
+        a, b = c(x, y); a.backward(retain_graph=True); b.backward(); a.backward(); out.append((x.grad, y.grad))
+        try: a.backward(); out.append("again")
+        except RuntimeError: out.append("raised")
+""",
+"a_rounding_that_the_program_asks_for": """
+programs = [lambda x: x - x.bfloat16().float(), lambda x: x.to(torch.bfloat16).reshape(-1).double(), lambda x: (x * 3).bfloat16().float() * 7 - x * 21,
+            lambda x: x - x.half().float()]
+torch.manual_seed(0)
+out = []
+for program in programs:
+    for compile in (C, D):
+        c = compile(program)
+        for n in (64, 7):
+            x = torch.randn(n, requires_grad=True); y = c(x); y.sum().backward(); out.append((y.detach(), x.grad))
+""",
+"a_step_that_says_how_many": """
+out = []
+for compile in (C, D):
+    c = compile(lambda x, v: torch.arange(0, 3, v).sum() * x)
+    for v in (0.2, 0.5, 1.0, 0.1, 0.5): out.append(c(torch.ones(3), v))
+""",
 }
