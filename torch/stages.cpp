@@ -54,12 +54,22 @@ class Stages::Call {
   std::vector<std::pair<uint32_t, size_t>> gives_;  // results, and where among what is made
 };
 
-Stages::Stages(const CompiledTrace& compiled, const std::vector<bool>& constant, const std::vector<int>& written,
+// By slot: whether it is no result of the program's, nor what such a one is a window of or an input is given.
+static std::vector<bool> held_by_stages_alone(const Module& module, const Program& program) {
+  std::vector<bool> out(module.slots.size(), true);
+  for (const ResultSpec& r : program.results)
+    if (r.index >= 0) out[static_cast<size_t>(r.index)] = false;
+  for (const Program::Commit& c : program.commits) out[static_cast<size_t>(c.output)] = false;
+  return out;
+}
+
+Stages::Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
                const PipelineOptions& options)
     : inputs_(compiled.module.inputs), values_(inputs_) {
   const Module& m = compiled.module;
   std::vector<bool> stays = constant, is_taken(m.slots.size());
   stays.resize(m.slots.size(), false);
+  const std::vector<bool> inner = held_by_stages_alone(m, program);
   for (size_t k = 0; k < m.stages.size(); ++k) {
     const Stage& s = m.stages[k];
     if (s.runs == Stage::Runs::for_gradients) break;
@@ -78,8 +88,10 @@ Stages::Stages(const CompiledTrace& compiled, const std::vector<bool>& constant,
       parts_.push_back({nullptr, nullptr, std::make_unique<const Call>(s, inputs_), s.gives});
       calls_.push_back(parts_.back().call->schema());
     } else {
-      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, compiled.tangents > 0), stays,
-          options);
+      std::vector<bool> is_inner;
+      for (size_t slot : s.gives) is_inner.push_back(inner[slot]);
+      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, compiled.tangents > 0, is_inner),
+          stays, options);
     }
   }
   for (Part& p : parts_) std::erase_if(p.gives, [&](size_t slot) { return !is_taken[slot]; });

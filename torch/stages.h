@@ -16,8 +16,10 @@ namespace broach {
 
 class Stages {
  public:
-  // `constant`, by input: stays the same from call to call. `written`: inputs that are written in place.
-  Stages(const CompiledTrace& compiled, const std::vector<bool>& constant, const std::vector<int>& written, const PipelineOptions& options);
+  // `program`: how results are made of the slots. `constant`, by input: stays the same from call to call. `written`: inputs that are
+  // written in place.
+  Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
+         const PipelineOptions& options);
   ~Stages();
 
   // `values` has those of the program's inputs, `made` gets those of the slots behind them, and `symbols` the sizes. False if these are
