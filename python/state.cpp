@@ -314,13 +314,19 @@ bool State::same(Node& n, bool take, std::string* why) const {
 namespace {
 
 // Makes a dict hold these items, in their order; those of keys that are none of a state's stay.
-bool put_back_items(PyObject* dict, const std::vector<Ref>& keys, const std::vector<Ref>& values) {
-  bool ordered = PyODict_Check(dict);
+// `now`: the keys that it has. Where those of before are all there in their order, they keep their places between keys that the state has
+// not.
+bool put_back_items(PyObject* dict, const std::vector<Ref>& now, const std::vector<Ref>& keys, const std::vector<Ref>& values) {
+  const bool ordered = PyODict_Check(dict);
+  std::unordered_set<PyObject*> known;
+  for (const Ref& k : keys) known.insert(k.get());
+  size_t met = 0;
+  for (const Ref& k : now) met += met < keys.size() && known.contains(k.get()) && k.get() == keys[met].get();
   for (size_t i = 0; i < keys.size(); ++i) {
-    PyObject *k = keys[i].get(), *v = values[i].get();
-    if (PyObject* now = PyDict_GetItemWithError(dict, k); now && (ordered ? PyODict_DelItem(dict, k) : PyDict_DelItem(dict, k)) < 0)
-      return false;
-    if (v && (ordered ? PyODict_SetItem(dict, k, v) : PyDict_SetItem(dict, k, v)) < 0) return false;
+    PyObject *k = keys[i].get(), *v = values[i].get(), *is = PyDict_GetItemWithError(dict, k);
+    const bool stays = met == keys.size() && v;
+    if (is && !stays && (ordered ? PyODict_DelItem(dict, k) : PyDict_DelItem(dict, k)) < 0) return false;
+    if (v && !(stays && is == v) && (ordered ? PyODict_SetItem(dict, k, v) : PyDict_SetItem(dict, k, v)) < 0) return false;
   }
   return true;
 }
@@ -358,7 +364,7 @@ bool State::put_back(const Node& n) const {
         const bool ours = !(n.unwatched && n.unwatched->contains(std::string(text_of(k)))) && !is_left_out(o, k);
         if (!kept && ours && (PyODict_Check(o) ? PyODict_DelItem(o, k) : PyDict_DelItem(o, k)) < 0) return false;
       }
-      return all && put_back_items(o, n.keys, n.values);
+      return all && put_back_items(o, now, n.keys, n.values);
     }
     case Kind::names:
       for (size_t i = 0; i < n.keys.size(); ++i) {
@@ -373,6 +379,7 @@ bool State::put_back(const Node& n) const {
     case Kind::set: return call_method(o, "clear", nullptr) && call_method(o, "update", list_of(n.values).get());
     case Kind::sequence: return call_method(o, "clear", nullptr) && call_method(o, "extend", list_of(n.values).get());
     case Kind::cell: return PyCell_Set(o, n.values[0].get()) == 0;
+    case Kind::context: return n.values[0] && static_cast<bool>(Ref::steal(PyContextVar_Set(o, n.values[0].get())));
     case Kind::buffer: {
       if (!PyByteArray_Check(o)) return false;
       const Py_ssize_t size = PyBytes_GET_SIZE(n.values[0].get());
