@@ -156,7 +156,7 @@ void Capture::guard_range(const c10::IValue& number, DType t) {
   if (!(is_integral(t) || is_floating(t)) || t == DType::i64 || t == DType::f64) return;
   Symbols& symbols = *trace_.symbols;
   const double most = is_floating(t) ? largest(t) : as_double(highest(t));
-  const double least = is_floating(t) || t == DType::u8 ? -most : -most - 1;
+  const double least = is_floating(t) || is_unsigned(t) ? -most : -most - 1;
   auto fits = [&](double value) { return value >= least && value <= most; };
   if (auto id = number.isSymFloat() ? float_of(number.toSymFloat()) : std::nullopt) {
     HostFloats& floats = symbols.floats;

@@ -10,6 +10,7 @@
 #include <ATen/ops/cudnn_convolution.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/gelu.h>
+#include <ATen/ops/hardsigmoid.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
@@ -138,6 +139,7 @@ at::Tensor apply(const Following& f, const at::Tensor& x, at::Tensor out) {
     case Op::gelu_erf: return at::gelu(x);  // that with `out` takes no heed of its strides
     case Op::gelu_tanh: return at::gelu(x, "tanh");
     case Op::silu: return at::silu_out(out, x);
+    case Op::hardsigmoid: return at::hardsigmoid_out(out, x);
     case Op::tanh: return at::tanh_out(out, x);
     case Op::sigmoid: return at::sigmoid_out(out, x);
     case Op::add: return at::add_out(out, x, f.operand);

@@ -32,9 +32,7 @@ ContractionAbility usual_ability(Op op, DType dtype) {
   if (op == Op::conv_weight_gradient) return all.bias = false, all;
   std::set<Op> activations;
   std::copy_if(std::begin(kOps), std::end(kOps), std::inserter(activations, activations.end()), is_activation);
-  std::set<Op> exact = activations;
-  exact.erase(Op::relu);  // makes 0 of NaN
-  all.activations = activations, all.exact_activations = exact, all.binaries = {Op::add, Op::mul};
+  all.activations = activations, all.exact_activations = activations, all.binaries = {Op::add, Op::mul};
   all.most_epilogues = 6, all.through_casts = dtype == DType::bf16;
   return all;
 }

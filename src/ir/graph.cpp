@@ -566,7 +566,7 @@ bool holds_exactly(DType t, const Scalar& s) {
   if (t == DType::f64 || t == DType::b1) return true;
   if (t == DType::f32) return static_cast<float>(as_double(s)) == as_double(s);
   if (is_low_precision(t)) return std::abs(as_double(s)) <= (2 << row(t).digits) && as_double(s) == std::trunc(as_double(s));
-  return is_integral(t) && std::abs(as_double(s)) <= 127 && (t != DType::u8 || as_double(s) >= 0);
+  return is_integral(t) && std::abs(as_double(s)) <= 127 && (!is_unsigned(t) || as_double(s) >= 0);
 }
 
 }  // namespace

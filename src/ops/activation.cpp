@@ -24,7 +24,7 @@ void add_piecewise(OpTable& t) {
   add_formula(t, "hardswish", {0}, [](OpCall&, Operands x) { return x[0] * six_part(x[0]) / 6.0; });
   add_formula(t, "hardswish_backward", {0, 1},
               [](OpCall&, Operands x) { return select(x[1] <= -3.0, 0.0, select(x[1] >= 3.0, x[0], x[0] * (x[1] / 3.0 + 0.5))); });
-  add_formula(t, "hardsigmoid", {0}, [](OpCall&, Operands x) { return six_part(x[0]) / 6.0; });
+  add_single(t, "hardsigmoid", [](OpCall& c) { return c.b.unary(Op::hardsigmoid, c.tensor(0)); });
   add_formula(t, "hardsigmoid_backward", {0, 1}, [](OpCall&, Operands x) {
     // Eager's constant is an f32 even where it computes in f64.
     return select((x[1] > -3.0) & (x[1] < 3.0), x[0] * static_cast<double>(1.0f / 6.0f), 0.0);

@@ -185,8 +185,19 @@ Results mantissa_and_exponent(OpCall& c) {
   return {{select(plain, mantissa, x).to(c.result(0).dtype).value(), select(plain, exponent, number(0)).to(DType::i32).value()}};
 }
 
+// Scale and inverse are rounded to f32, and so is what they give of the whole number, of f64 too. NaN counts as the lowest one.
+Results fake_quantize(OpCall& c) {
+  const float scale = static_cast<float>(c.number(1));
+  const auto zero = static_cast<double>(c.constant(2)), low = static_cast<double>(c.constant(3)), high = static_cast<double>(c.constant(4));
+  if (high - low > double{1 << 24}) return std::nullopt;  // more than f32 holds
+  Expr x{c.b, c.b.cast(c.tensor(0), compute_dtype(c.result().dtype))}, q = apply(Op::round, x * double{1 / scale}) + zero;
+  Expr kept = (select(is_nan(q), low, min(max(q, low), high)) - zero).to(DType::f32) * double{scale};
+  return {{kept.to(c.result().dtype).value(), ((q >= low) & (q <= high)).value()}};
+}
+
 void add_unary_formulas(OpTable& t) {
   add_real(t, "frexp.Tensor", mantissa_and_exponent);
+  add_real(t, "fake_quantize_per_tensor_affine_cachemask", fake_quantize);
   add_single(t, "nan_to_num", nan_to_num);
   add_formula(t, "square", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] * x[0]; }, true);
   add_formula(t, "frac", {0}, [](OpCall&, std::span<const Expr> x) { return x[0] - apply(Op::trunc, x[0]); });

@@ -6,16 +6,10 @@
 #include "support/error.h"
 #include "target/target.h"
 
-// By name: a function NAME_target() of its folder, and the kind of its devices.
-#define TARGETS(TARGET) \
-  TARGET(cpu, cpu)      \
-  TARGET(cuda, cuda)    \
-  TARGET(reference, other)
-
 namespace broach {
 
 #define TARGET(name, kind) const Target* name##_target();
-TARGETS(TARGET)
+#include "target/targets.def"
 #undef TARGET
 
 namespace {
@@ -28,7 +22,7 @@ struct Row {
 };
 constexpr Row kTargets[] = {
 #define TARGET(name, kind) {#name, DeviceKind::kind, name##_target},
-    TARGETS(TARGET)
+#include "target/targets.def"
 #undef TARGET
 };
 

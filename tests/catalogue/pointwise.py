@@ -34,6 +34,7 @@ add("glu", lambda x: F.glu(x, dim=0), "f32[2*n,m]")
 add("glu last", lambda x: F.glu(x), "f32[n,2*m]")
 add("prelu", lambda x, w: F.prelu(x, w), "f32[n,m,k]", "f32[m]")
 add("prelu scalar", lambda x, w: F.prelu(x, w), "f32[n,m]", "f32[1]")
+add("fake_quantize", lambda x: torch.fake_quantize_per_tensor_affine(x * 9, 0.037, -3, -128, 127) + 1, "f32[n,m]nan")
 add("rrelu eval", lambda x: F.rrelu(x, training=False), "f32[n,m]")
 
 PAIRS = "f32,f32 f32,f64 f16,f32 bf16,f32 f16,bf16 i64,f32 i32,i64 u8,i8 u8,i16 bool,i64 bool,f16 i8,bf16 i64,c64 f64,c64 u8,u8 i8,i8".split()

@@ -42,9 +42,8 @@ TEST_CASE("bug: a name that is no pass") {
   GraphBuilder b;
   Graph g = b.finish({b.input({DType::f32, {2}, {}})});
   Module m(std::make_shared<const Graph>(std::move(g)));
-  CHECK_THROWS_WITH_AS(
-      run_passes(passes(), m, {}, {"simplify", "simplfy"}, nullptr, nullptr),
-      "'simplfy' is no graph pass that can be left out; those are simplify, match_activations, free_contractions, split_reductions, simplify_again, unfold_rows, write_out_repeats, join_many, fold_scales, freeze, find_updates, update_in_place, epilogues, channels_last",
-      Error);
+  CHECK_THROWS_WITH_AS(run_passes(passes(), m, {}, {"simplify", "simplfy"}, nullptr, nullptr),
+                       doctest::Contains("'simplfy' is no graph pass that can be left out; those are simplify, match_activations, "),
+                       Error);
   CHECK_THROWS_AS(run_passes(passes(), m, {}, {"split_data_sizes"}, nullptr, nullptr), Error);
 }

@@ -131,7 +131,8 @@ TEST_CASE("interpreter: unary operations on floating-point numbers, by value") {
                                  {Op::gelu_erf, 1, 0.8413447460685429},
                                  {Op::gelu_erf, -2, -0.0455002638963584144},
                                  {Op::gelu_tanh, 1, 0.8411919906082768},
-                                 {Op::silu, 2, 1.7615941559557646}};
+                                 {Op::silu, 2, 1.7615941559557646},
+                                 {Op::hardsigmoid, 1.5, 0.75}};
   std::set<Op> covered;
   for (const Row& r : rows) {
     covered.insert(r.op);

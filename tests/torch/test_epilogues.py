@@ -106,3 +106,14 @@ def test_product_is_written_where_its_output_lies():
                     assert a.stride() == b.stride()
             # of both versions together
             assert broach.explain(fast, x).kernels == {"twice": 2, "read": 2}.get(name, 0), name
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_hardsigmoid_behind_a_product(strict):
+    linear, x = torch.nn.Linear(64, 48), torch.randn(32, 64)
+    if strict:
+        x[3, 4] = float("nan")
+    compiled = broach.compile(lambda x: torch.nn.functional.hardsigmoid(linear(x)), options={"strict": strict})
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), torch.nn.functional.hardsigmoid(linear(x)), equal_nan=True)

@@ -50,18 +50,25 @@ namespace {
 struct PostRow {
   Op op;
   PostOp::Kind kind;
-  float alpha = 0;
+  float alpha = 0, beta = 0;
+  bool keeps_nan = true;
 };
 constexpr PostRow kPostOps[] = {
-    {Op::relu, PostOp::relu},     {Op::gelu_erf, PostOp::gelu_erf}, {Op::gelu_tanh, PostOp::gelu_tanh},
-    {Op::silu, PostOp::swish, 1}, {Op::tanh, PostOp::tanh},         {Op::sigmoid, PostOp::sigmoid},
-    {Op::add, PostOp::add},       {Op::mul, PostOp::mul},
+    {.op = Op::relu, .kind = PostOp::relu, .keeps_nan = false},
+    {.op = Op::gelu_erf, .kind = PostOp::gelu_erf},
+    {.op = Op::gelu_tanh, .kind = PostOp::gelu_tanh},
+    {.op = Op::silu, .kind = PostOp::swish, .alpha = 1},
+    {.op = Op::hardsigmoid, .kind = PostOp::hardsigmoid, .alpha = 1.0f / 6, .beta = 0.5f, .keeps_nan = false},
+    {.op = Op::tanh, .kind = PostOp::tanh},
+    {.op = Op::sigmoid, .kind = PostOp::sigmoid},
+    {.op = Op::add, .kind = PostOp::add},
+    {.op = Op::mul, .kind = PostOp::mul},
 };
 
 PostOp post_op(Op op) {
   const auto* row = std::ranges::find(kPostOps, op, &PostRow::op);
   check(row != std::end(kPostOps), "cpu: ", name_of(op), " is no epilogue");
-  return {row->kind, row->alpha};
+  return {row->kind, row->alpha, row->beta};
 }
 
 // Whether dimensions d and d+1 can be one in this window.
@@ -90,6 +97,13 @@ onednn::Operand vector_operand(const Window& v, size_t rank, size_t at) {
 }
 
 }  // namespace
+
+std::set<Op> activations(bool exact) {
+  std::set<Op> out;
+  for (const PostRow& row : kPostOps)
+    if (is_activation(row.op) && (row.keeps_nan || !exact)) out.insert(row.op);
+  return out;
+}
 
 // All windows with the rank and dimensions of the result share these; returns [.., m, k] x [.., k, n] -> [.., m, n].
 MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 
 #include "target/cpu/onednn.h"
 #include "target/target.h"
@@ -13,6 +14,9 @@ using Dims = std::vector<int64_t>;
 std::optional<onednn::DType> onednn_type(DType t);
 onednn::MathMode math_mode(ContractionRules::Math m);
 onednn::Operand operand_of(const Operand& o, std::span<const int64_t> symbols);
+
+// What the library computes behind a contraction. `exact`: only what gives NaN of NaN, as eager does.
+std::set<Op> activations(bool exact);
 
 // Rows and batches that lie one behind the other are one dimension: [.., m, k] x [.., k, n] -> [.., m, n], all of one rank.
 onednn::MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols);

@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "target/cpu/contraction.h"
+#include "target/cpu/contraction_desc.h"
 #include "target/cpu/jit.h"
 #include "target/cpu/onednn.h"
 #include "target/cpu/routine.h"
@@ -26,6 +27,8 @@ class CpuTarget : public Target {
     static const Capabilities known = [] {
       Capabilities c = all_capabilities();
       std::erase_if(c.contractions, [](const auto& row) { return !cpu::has_contractions(row.first.second); });
+      for (auto& [of, can] : c.contractions)
+        if (!can.activations.empty()) can.activations = cpu::activations(false), can.exact_activations = cpu::activations(true);
       std::erase_if(c.routines, [](const auto& row) { return !cpu::has_routine(row.first, row.second); });
       return c;
     }();

@@ -115,6 +115,10 @@ V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
     case Op::relu: return b_.CreateSelect(b_.CreateFCmpOLT(x, fp(t, 0)), fp(t, 0), x);
     case Op::gelu_erf: return gelu_erf(x);
     case Op::gelu_tanh: return gelu_tanh(x);
+    case Op::hardsigmoid: {
+      V low = fp(t, -3), high = fp(t, 3), inner = b_.CreateFDiv(b_.CreateFAdd(x, high), fp(t, 6));
+      return b_.CreateSelect(b_.CreateFCmpOLT(x, low), fp(t, 0), b_.CreateSelect(b_.CreateFCmpOGT(x, high), fp(t, 1), inner));
+    }
     case Op::silu: return b_.CreateFMul(x, math(MathFn::sigmoid, {x}));
     case Op::add: return b_.CreateFAdd(x, y);
     case Op::sub: return b_.CreateFSub(x, y);

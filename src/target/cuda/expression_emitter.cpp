@@ -22,6 +22,7 @@ std::string computed_type(DType t) {
     case DType::u8: return "unsigned char";
     case DType::i8: return "signed char";
     case DType::i16: return "short";
+    case DType::u16: return "unsigned short";
     case DType::i32: return "int";
     case DType::i64: return "i64";
     case DType::f16:

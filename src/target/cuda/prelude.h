@@ -105,6 +105,7 @@ template <class T> FN T op_gelu_erf(T x) { return x * T(0.5) * (T(1) + op_erf(x 
 template <class T> FN T op_gelu_tanh(T x) {
   return T(0.5) * x * (T(1) + op_tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
 }
+template <class T> FN T op_hardsigmoid(T x) { return x < T(-3) ? T(0) : x > T(3) ? T(1) : (x + T(3)) / T(6); }
 template <class T> FN T op_silu(T x) { return x / (T(1) + op_exp(-x)); }
 template <class T> FN T op_bit_not(T x) { return ~x; }
 FN bool op_bit_not(bool x) { return !x; }

@@ -76,6 +76,7 @@ double real_unary(Op op, double x) {
     case Op::gelu_erf: return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
     case Op::gelu_tanh: return x / (1 + std::exp(-2 * std::sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
     case Op::silu: return x / (1 + std::exp(-x));
+    case Op::hardsigmoid: return x < -3 ? 0 : x > 3 ? 1 : (x + 3) / 6;
     default: undefined(op, "floating-point numbers");
   }
 }
