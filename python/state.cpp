@@ -411,6 +411,16 @@ bool State::restore() const {
   return whole;
 }
 
+void State::settle_numbers(const std::vector<Change>& changes) const {
+  static PyObject* settle = py::object(py::module_::import("broach._numbers").attr("settle")).release().ptr();
+  for (const Change& c : changes) {
+    const Node& n = nodes_[static_cast<size_t>(c.node)];
+    PyObject* owner = n.kind == Kind::dict && n.type ? n.type.get() : n.object.get();
+    PyObject *key = c.key ? c.key.get() : Py_None, *now = c.now ? c.now.get() : Py_None;
+    if (!Ref::steal(PyObject_CallFunctionObjArgs(settle, owner, key, now, nullptr))) throw py::error_already_set();
+  }
+}
+
 std::vector<State::Change> State::changes() const {
   std::vector<Change> out;
   for (size_t id = 0; id < nodes_.size(); ++id) {

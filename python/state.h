@@ -57,6 +57,8 @@ class State {
   };
   // Everything that changed since it was watched: what the program wrote.
   std::vector<Change> changes() const;
+  // What stands for numbers in what a run wrote becomes these numbers, also within new containers: the run is over.
+  void settle_numbers(const std::vector<Change>& changes) const;
   // Where the program may have written a changed value to; nothing if a write there cannot be repeated.
   std::optional<StatePlace> place_of(const Change& change) const;
   bool is_deque(const Change& change) const { return nodes_[static_cast<size_t>(change.node)].kind == Kind::sequence; }

@@ -92,7 +92,10 @@ class WatchedRun {
     state_.find_weakly_held();
     if (!state_.problems().empty()) return {Outcome::rejected, state_.problems().front()};
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
-    if (auto changed = state_.changes(); !changed.empty()) return subject_.note_written(state_, changed);
+    if (auto changed = state_.changes(); !changed.empty()) {
+      if (Function::is_capturing_symbols()) state_.settle_numbers(changed);
+      return subject_.note_written(state_, changed);
+    }
     if (std::string set = state_.changed_gradients(); !set.empty())
       return {Outcome::spoilt, {cat("sets requires_grad of ", set), Fallback::eager}};
     if (ambient_settings() != ambient_) return {Outcome::spoilt, "changes a setting of torch"};

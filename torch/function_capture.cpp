@@ -160,14 +160,8 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   if (out.must_run_eagerly) return out;
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
-  if (symbolic && (out.has_history || out.has_windows)) {
-    run_again(call, out);
-  } else if (symbolic && attempt.verdict.is_of_front()) {  // what it wrote are numbers, not what stands for them
-    out.capture->roll_back();
-    out.must_run_eagerly = true;
-  } else if (out.capture->is_replaced() && (out.has_history || !attempt.verdict.is_good())) {
-    out.must_run_eagerly = !run_in_place(call, out);
-  }
+  if (symbolic && (out.has_history || out.has_windows)) run_again(call, out);
+  else if (out.capture->is_replaced() && (out.has_history || !attempt.verdict.is_good())) out.must_run_eagerly = !run_in_place(call, out);
   return out;
 }
 

@@ -6,9 +6,12 @@ program that asks whether it was given an ``int`` or a ``float`` takes the way t
 
 from __future__ import annotations
 
+import collections
+import contextvars
 import functools
 import inspect
 import math
+import types
 from typing import Any, Callable
 
 import torch
@@ -251,3 +254,54 @@ def leave() -> None:
     del torch.Tensor.tolist
     for name, f in _MATH.items():
         setattr(math, name, f)
+
+
+def settle(owner: object, key: object, now: object) -> None:
+    """Numbers instead of what stands for them, in what a run on stand-ins has written: item `key` of a dict, or all that the owner has."""
+    if type(owner) is not dict or now is None:
+        _Settled().of(owner)
+    elif (settled := _Settled().of(now)) is not now:
+        owner[key] = settled
+
+
+class _Settled:
+    """Looks at so many objects, each once, and at nothing within those of torch's own."""
+
+    MOST = 2000
+
+    def __init__(self) -> None:
+        self.seen: dict[int, object] = {}
+
+    def of(self, o: Any) -> Any:
+        if isinstance(o, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            node = o.node
+            return node.guard_int("", 0) if node.is_int() else node.guard_float("", 0) if node.is_float() else node.guard_bool("", 0)
+        if id(o) in self.seen or len(self.seen) >= self.MOST:
+            return o
+        self.seen[id(o)] = o
+        if isinstance(o, tuple):
+            return self.of_tuple(o)
+        if isinstance(o, (list, collections.deque)):
+            self.put([(i, v) for i, v in enumerate(o)], functools.partial(type(o).__setitem__, o))
+        elif isinstance(o, dict):
+            self.put(list(o.items()), functools.partial(dict.__setitem__, o))
+        elif isinstance(o, types.CellType):
+            self.put([("cell_contents", o.cell_contents)], functools.partial(setattr, o))
+        elif isinstance(o, contextvars.ContextVar):
+            self.put([("", o.get(None))], lambda _, value: o.set(value))
+        elif isinstance(o, type) or type(o).__module__.partition(".")[0] not in ("torch", "numpy", "builtins"):
+            names = [n for c in type(o).__mro__ for n in c.__dict__.get("__slots__", ()) if hasattr(o, n)]
+            items = [*getattr(o, "__dict__", {}).items(), *((n, getattr(o, n)) for n in names)]
+            self.put(items, functools.partial(object.__setattr__ if not isinstance(o, type) else setattr, o))
+        return o
+
+    def of_tuple(self, o: Any) -> Any:
+        items = [self.of(v) for v in o]
+        if all(new is old for new, old in zip(items, o)):
+            return o
+        return type(o)._make(items) if hasattr(type(o), "_make") else tuple(items)
+
+    def put(self, items: list[tuple[Any, Any]], write: Callable[[Any, Any], object]) -> None:
+        for key, value in items:
+            if (settled := self.of(value)) is not value:
+                write(key, settled)
