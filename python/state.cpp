@@ -170,7 +170,11 @@ std::vector<std::string> State::written() const {
 }
 
 void State::note_gradients() {
-  for (auto& [impl, held] : tensors_) held.requires_grad = held.tensor.requires_grad();
+  knows_gradients_ = true;
+  for (auto& [impl, held] : tensors_) {
+    held.requires_grad = held.tensor.requires_grad();
+    held.gradient = held.tensor.is_leaf() ? held.tensor.grad() : at::Tensor();
+  }
 }
 
 std::string State::changed_gradients() const {
@@ -404,8 +408,12 @@ bool State::restore() const {
   bool whole = true;
   for (const Node& n : nodes_)
     if (!same(const_cast<Node&>(n), false, nullptr) && !put_back(n)) whole = false;
-  for (const auto& [impl, held] : tensors_)
-    if (held.tensor.is_leaf() && held.tensor.requires_grad() != held.requires_grad) held.tensor.requires_grad_(held.requires_grad);
+  for (const auto& [impl, held] : tensors_) {
+    if (!held.tensor.is_leaf()) continue;
+    if (held.tensor.requires_grad() != held.requires_grad) held.tensor.requires_grad_(held.requires_grad);
+    if (knows_gradients_ && !held.tensor.grad().is_same(held.gradient))
+      held.tensor.mutable_grad() = held.gradient;  // its elements are the capture's to put back
+  }
   PyErr_Clear();
   PyErr_Restore(type, value, trace);
   return whole;
@@ -492,7 +500,8 @@ void State::add_words(Node& n) {
 }
 
 void State::stamp() {
-  for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor);
+  for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor), held.gradient.reset();
+  knows_gradients_ = false;
   words_.clear();
   every_call_.clear();
   for (size_t id = 0; id < nodes_.size(); ++id) {

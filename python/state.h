@@ -79,7 +79,7 @@ class State {
   std::vector<at::Tensor> tensors() const;
   // Tensors that were written since `stamp`, by name.
   std::vector<std::string> written() const;
-  // A run begins: what tensors' requires_grad is then is what `restore` puts back.
+  // A run begins: what tensors' requires_grad and gradients are then is what `restore` puts back.
   void note_gradients();
   // A tensor whose requires_grad was set since, by name; empty if there is none.
   std::string changed_gradients() const;
@@ -194,7 +194,8 @@ class State {
     at::Tensor tensor;
     std::string path;
     int64_t version;
-    bool requires_grad;  // when it was found, or a later run began
+    bool requires_grad;        // when it was found, or a later run began
+    at::Tensor gradient = {};  // a leaf's, the same, until the run is over
   };
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
   // Of a tensor of `tensors_`.
@@ -212,8 +213,9 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<Reason> problems_;
-  bool in_library_ = false;   // code of Python's own library is entered
-  std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
+  bool knows_gradients_ = false;  // of the run under way
+  bool in_library_ = false;       // code of Python's own library is entered
+  std::vector<int> touched_;      // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;
 };
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "ambient.h"
@@ -146,6 +147,12 @@ class WatchedRun {
 
 }  // namespace
 
+static bool is_within_itself(PyObject* list) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i)
+    if (PyList_GET_ITEM(list, i) == list) return true;
+  return false;
+}
+
 // What cannot be written back as a result is left to eager: Dynamo writes of it what it understands (no metaclass, no cache of a function).
 Verdict Subject::note_written(const State& state, const std::vector<State::Change>& changes) {
   auto left = [](const std::string& path, const char* what = "") {
@@ -155,6 +162,7 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
   for (const State::Change& c : changes) {
     auto place = state.place_of(c);
     if (!place) return left(c.path, state.is_deque(c) ? ", a deque" : "");
+    if (place->kind == StatePlace::Kind::whole && is_within_itself(place->owner.get())) return left(c.path, ", a list within itself");
     if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
   }
   auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
@@ -237,13 +245,33 @@ class Version::Given {
   Given(const Version& version, const Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats)
       : arguments(p.arguments), containers(p.leaves.containers), own(are_own(p, inputs, ints, floats)), places_(version.form.places()) {
     if (!own) make(version.form, inputs, ints, floats);
-    for (const StatePlace& place : places_) kept.push_back(Ref::borrow(place.value()));
+    for (const StatePlace& place : places_) {
+      kept.push_back(Ref::borrow(place.value()));
+      if (place.kind == StatePlace::Kind::item && Capture::current())
+        orders_.try_emplace(place.owner.get(), items_in_order(place.owner.get()));
+    }
   }
   ~Given() {  // what a run on stand-ins or copies wrote comes from its results
     if (before_) before_->swap_back();
   }
   Given(const Given&) = delete;
   Given& operator=(const Given&) = delete;
+
+  // Whether a dict of the places has an item behind others that it was in front of: setting it again would leave it where it is.
+  bool has_moved_items() const {
+    for (const auto& [dict, before] : orders_) {
+      const std::vector<Ref> now = items_in_order(dict);
+      size_t at = 0;
+      for (const Ref& key : now) {
+        const auto is_it = [&](const Ref& k) { return k.get() == key.get(); };
+        const auto was = static_cast<size_t>(std::ranges::find_if(before, is_it) - before.begin());
+        if (was == before.size()) continue;
+        if (was < at) return true;
+        at = was;
+      }
+    }
+    return false;
+  }
 
   Arguments arguments;
   std::vector<PyObject*> containers;
@@ -278,7 +306,15 @@ class Version::Given {
     }
   }
 
+  static std::vector<Ref> items_in_order(PyObject* dict) {
+    const Ref keys = checked(PySequence_List(dict));
+    std::vector<Ref> out;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys.get()); ++i) out.push_back(Ref::borrow(PyList_GET_ITEM(keys.get(), i)));
+    return out;
+  }
+
   const std::vector<StatePlace>& places_;
+  std::map<PyObject*, std::vector<Ref>> orders_;  // of the places' dicts: their keys
   std::vector<Ref> made_;
   std::vector<PyObject*> values_;
   std::optional<KeptPlaces> before_;
@@ -384,6 +420,7 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
   } else if (!made->writes.find(before, made->form, rules, leaves)) {
     p.reject(made->form.problem_beside_results().within("writes ", " into an argument"));
   }
+  if (given.has_moved_items()) p.reject({"moves an item to the end of a dict", Fallback::eager});
   for (size_t i = 0; i < given.kept.size(); ++i) {
     const StatePlace& place = form.places()[i];
     if (same_value(given.kept[i].get(), place.value())) continue;

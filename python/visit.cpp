@@ -158,9 +158,10 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
-  // What a class of the program's adds to one written in C.
+  // What a class of the program's adds to one written in C, and attributes of what is no class's but has some.
   auto seen = known_.find(o);
-  if (Py_TYPE(o) != native && seen != known_.end()) visit_instance(o, parent, label, seen->second < 0 ? -2 : seen->second);
+  const bool has_more = Py_TYPE(o) != native || std::string_view(native->tp_name) == "functools.partial";
+  if (has_more && seen != known_.end()) visit_instance(o, parent, label, seen->second < 0 ? -2 : seen->second);
 }
 
 // A bound method written in C. That of a container may change it without a trace; any other's calls are judged by their names.
@@ -326,7 +327,8 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
 // Its elements are the trace's business; attributes that Python code gave it are state.
 void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
   const at::Tensor& t = THPVariable_Unpack(o);
-  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad()});
+  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad(),
+                                                 t.is_leaf() ? t.grad() : at::Tensor()});
   int id = add(Kind::instance, o, parent, label);
   known_.emplace(o, id);
   Node& n = nodes_.back();

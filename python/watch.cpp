@@ -143,6 +143,7 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   else if (what == PyTrace_C_CALL) w->on_builtin(frame, argument, false);
   else if (what == PyTrace_C_EXCEPTION) w->on_builtin(frame, argument, true);
   PyErr_Restore(type, value, trace);
+  if (begins) w->end_if_in_vain();
   // A run on stand-ins ends before it has an effect.
   return w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr) ? w->end_program() : 0;
 }
@@ -162,6 +163,14 @@ bool Watch::is_leaving(PyFrameObject* frame, PyObject* function) {
     at = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(f)));
   }
   return false;
+}
+
+// What cannot be recorded with stand-ins will run once more without.
+void Watch::end_if_in_vain() {
+  const Capture* c = ends_on_effects_ && !gradients_ && !ends_ ? Capture::current() : nullptr;
+  if (!c || c->verdict().outcome != Outcome::unsupported) return;
+  effects_.push_back(c->verdict().reason);
+  ends_ = true;
 }
 
 // By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.

@@ -60,6 +60,7 @@ class Watch {
   void effect(PyFrameObject* frame, const Reason& what, bool first = false);
   void abandon(PyFrameObject* frame);
   bool is_leaving(PyFrameObject* frame, PyObject* function);
+  void end_if_in_vain();
   int end_program();
 
   State& state_;

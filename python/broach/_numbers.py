@@ -11,6 +11,7 @@ import contextvars
 import functools
 import inspect
 import math
+import operator
 import types
 from typing import Any, Callable
 
@@ -34,14 +35,19 @@ def _node(value: object, like: Any) -> Any:
 
 
 def _binary(name: str, reflected: bool = False) -> Callable[[Any, object], Any]:
-    def operator(self: Any, other: object) -> Any:
-        node = _node(other, self.node)
-        if node is None:
-            return NotImplemented
-        left, right = (node, self.node) if reflected else (self.node, node)
-        return _wrap(getattr(left, name)(right))
+    of_numbers = getattr(operator, name)
 
-    return operator
+    def method(self: Any, other: object) -> Any:
+        node = _node(other, self.node)
+        if node is not None:
+            left, right = (node, self.node) if reflected else (self.node, node)
+            return _wrap(getattr(left, name)(right))
+        if isinstance(other, torch.Tensor):
+            return NotImplemented
+        # What another kind of number, as numpy's or an enumeration's, makes of a number is what it makes of this one.
+        return of_numbers(other, self._plain()) if reflected else of_numbers(self._plain(), other)
+
+    return method
 
 
 class _Number:
@@ -287,6 +293,8 @@ class _Settled:
             self.put(list(o.items()), functools.partial(dict.__setitem__, o))
         elif isinstance(o, types.CellType):
             self.put([("cell_contents", o.cell_contents)], functools.partial(setattr, o))
+        elif isinstance(o, types.FunctionType):
+            self.put([(name, getattr(o, name)) for name in ("__dict__", "__defaults__", "__kwdefaults__")], functools.partial(setattr, o))
         elif isinstance(o, contextvars.ContextVar):
             self.put([("", o.get(None))], lambda _, value: o.set(value))
         elif isinstance(o, type) or type(o).__module__.partition(".")[0] not in ("torch", "numpy", "builtins"):

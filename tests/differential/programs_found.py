@@ -429,4 +429,77 @@ for compile in (C, D):
     c = compile(lambda x, v: torch.arange(0, 3, v).sum() * x)
     for v in (0.2, 0.5, 1.0, 0.1, 0.5): out.append(c(torch.ones(3), v))
 """,
+"first_calls_that_have_effects_of_all_kinds": """
+import contextvars, enum, functools
+var, var2 = contextvars.ContextVar("v", default=1), contextvars.ContextVar("w")
+class K: pass
+class A: pass
+class B: pass
+def g(a, b=1): return a + b
+ob, array, table, calls = A(), np.zeros(2), {}, []
+@functools.lru_cache(None)
+def cached(n): calls.append(n); return n
+def contextual(x): var.set(var.get() + x.shape[0]); return x * var.get()
+def contextual2(x): var2.set(x.shape[0]); return x * var2.get()
+def numbered(x): array[0] += x.shape[0]; return x * array[0]
+def of_class(x): K.n = getattr(K, "n", 0) + 1; return x * K.n
+def deleted(x):
+    if hasattr(K, "m"): del K.m
+    K.m = x.shape[0]; return x * K.m
+def of_function(x): g.n = getattr(g, "n", 0) + x.shape[0]; return x * g.n
+def of_defaults(x): g.__defaults__ = (x.shape[0],); return x * g(1)
+def of_object(x): ob.__class__ = B if type(ob) is A else A; return x * (2 if type(ob) is A else 3)
+def keyed(x): n = x.shape[0]; table[n] = table.get(n, 0) + 1; table["z"] = table.get("z", 0) + 1; return x * 2
+def remembered(x): cached(x.shape[0]); return x * len(calls)
+def precise(x):
+    torch.set_float32_matmul_precision("high" if torch.get_float32_matmul_precision() == "highest" else "highest")
+    return x * (2 if torch.get_float32_matmul_precision() == "high" else 3)
+out = []
+for program in (contextual, contextual2, numbered, of_class, deleted, of_function, of_defaults, of_object, keyed, remembered, precise):
+    c = D(program)
+    for n in (3, 5, 2, 5, 1): out.append((c(torch.ones(n, 2)), list(table.items()), list(calls), float(array[0]), torch.get_float32_matmul_precision()))
+torch.set_float32_matmul_precision("highest")
+""",
+"whole_steps_with_sizes_that_change": """
+w = nn.Parameter(torch.ones(4)); optimizer = torch.optim.SGD([w], 0.1)
+def f(x): (x * w).sum().backward(); optimizer.step(); optimizer.zero_grad(); return x * w.detach()
+c, out = D(f), []
+for n in (3, 5, 2, 5, 1): out.append((c(torch.ones(n, 4)), w.detach().clone()))
+""",
+"batches_from_outside": """
+it = iter(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(40.).reshape(10, 4)), batch_size=1))
+def f(x): return x + next(it)[0]
+c, out = D(f), []
+for n in (3, 5, 2, 5, 1): out.append((c(torch.ones(n, 4)), it._num_yielded))
+""",
+"sizes_beside_other_kinds_of_numbers": """
+import enum, fractions
+class I(enum.IntEnum): A = 3; B = 5
+class Odd(int):
+    def __radd__(self, other): return "odd"
+kinds = []
+def f(x):
+    n = x.shape[0]
+    kinds.append([I.A in x.shape, n == I.A, I.B == n, type(n + np.int64(3)).__name__, type(np.float32(2) * n).__name__, n + Odd(1), n * "ab",
+                  fractions.Fraction(1, 2) * n, n + 1j, n < np.int64(4), n + True])
+    return x * (I.A if n == I.A else I.B)
+c, out = D(f), []
+for n in (3, 5, 2, 5, 3): out.append((c(torch.ones(n, 4)), list(kinds)))
+""",
+"attributes_of_partial_objects": """
+import functools
+out = []
+for compile in (C, D):
+    p = functools.partial(int)
+    def f(x): p.n = getattr(p, "n", 0) + 1; return x * p.n
+    c = compile(f)
+    for n in (3, 5, 2): out.append((c(torch.ones(n)), p.n))
+    p.n = 7; out.append((c(torch.ones(2)), p.n))
+""",
+"lists_within_themselves": """
+a = []
+def f(x): a.append(a); a.append(x.shape[0]); return x * len(a)
+c, out = D(f), []
+for n in (3, 5, 2, 5): out.append((c(torch.ones(n)), [t is a for t in a[::2]], a[1::2]))
+""",
 }
