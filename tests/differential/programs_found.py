@@ -354,6 +354,7 @@ for program in (lambda t, k: t.repeat(k, 1).index_select(0, index), lambda t, k:
             except (IndexError, RuntimeError): out.append("raised")
 """,
 "sizes_of_others_without_gradients": """
+import torch.nn.functional as F
 programs = [lambda x, y: x.expand_as(y) * 2, lambda x, y: torch.broadcast_tensors(x, y)[0] + 1, lambda x, y: torch.meshgrid(x[0], y[0], indexing="ij")[1] * 2,
             lambda x, y: F.normalize(x.expand_as(y) + y, dim=0)]
 out = []
@@ -364,6 +365,8 @@ for program in programs:
             with torch.inference_mode(): out.append(c(torch.ones(1, 3), torch.ones(n, 3)).clone())
 """,
 "flipped_operands_of_libraries": """
+from torch import nn
+import torch.nn.functional as F
 torch.manual_seed(0)
 linear, lstm = nn.Linear(8, 4), nn.LSTM(8, 4)
 programs = [lambda x: linear(x.flip(1)), lambda x: x.flip(0) @ x.flip(1).transpose(1, 2), lambda x: torch.fft.rfft(x.flip(1), dim=-1).abs(),
@@ -377,6 +380,7 @@ for program in programs:
             x = torch.randn(b, n, 8, requires_grad=True); y = c(x); y.sum().backward(); out.append((y.detach(), x.grad))
 """,
 "rows_of_one_that_are_dense_all_the_same": """
+from torch import nn
 torch.manual_seed(0)
 lstm = nn.LSTM(8, 4)
 f = lambda x: lstm(x.transpose(1, 2).contiguous().transpose(1, 2))[0]
@@ -400,6 +404,7 @@ for program in (f, g, h):
         c(torch.ones(n, 4)); out.append(json.dumps([log, d, vars(o)]))
 """,
 "a_backward_that_keeps_beside_one_that_does_not": """
+from torch import nn
 m = nn.Linear(4, 4)
 torch.manual_seed(0); m.load_state_dict({k: torch.randn_like(v) for k, v in m.state_dict().items()})
 def f(x, y): return (m.weight * x).tanh().sum(), y.sigmoid().mean()
@@ -461,6 +466,7 @@ for program in (contextual, contextual2, numbered, of_class, deleted, of_functio
 torch.set_float32_matmul_precision("highest")
 """,
 "whole_steps_with_sizes_that_change": """
+from torch import nn
 w = nn.Parameter(torch.ones(4)); optimizer = torch.optim.SGD([w], 0.1)
 def f(x): (x * w).sum().backward(); optimizer.step(); optimizer.zero_grad(); return x * w.detach()
 c, out = D(f), []
