@@ -4,6 +4,7 @@
 #include <Python.h>
 
 #include <utility>
+#include <vector>
 
 namespace broach {
 
@@ -55,6 +56,14 @@ inline Ref ordered_keys(PyObject* dict) {
     PyTuple_SET_ITEM(keys.get(), i, key);
   }
   return each ? keys : Ref();
+}
+
+// The elements, in their order. False where it has none to give.
+inline bool read_elements(PyObject* o, std::vector<Ref>& out) {
+  Ref all = PyODict_Check(o) ? ordered_keys(o) : Ref::steal(PySequence_Tuple(o));
+  if (!all) return PyErr_Clear(), false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all.get()); ++i) out.push_back(Ref::borrow(PyTuple_GET_ITEM(all.get(), i)));
+  return true;
 }
 
 }  // namespace broach

@@ -170,10 +170,9 @@ std::vector<std::string> State::written() const {
 }
 
 void State::note_gradients() {
-  knows_gradients_ = true;
   for (auto& [impl, held] : tensors_) {
     held.requires_grad = held.tensor.requires_grad();
-    held.gradient = held.tensor.is_leaf() ? held.tensor.grad() : at::Tensor();
+    held.gradient = gradient_of(held.tensor);
   }
 }
 
@@ -219,14 +218,6 @@ static void read_all(PyObject* dict, std::vector<Ref>& keys, std::vector<Ref>& v
     keys.push_back(Ref::borrow(k));
     values.push_back(Ref::borrow(v));
   }
-}
-
-// The elements, in their order. False where it has none to give.
-static bool read_elements(PyObject* o, std::vector<Ref>& out) {
-  Ref all = PyODict_Check(o) ? ordered_keys(o) : Ref::steal(PySequence_Tuple(o));
-  if (!all) return PyErr_Clear(), false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all.get()); ++i) out.push_back(Ref::borrow(PyTuple_GET_ITEM(all.get(), i)));
-  return true;
 }
 
 // A value that was asked for.
@@ -322,10 +313,8 @@ namespace {
 // not.
 bool put_back_items(PyObject* dict, const std::vector<Ref>& now, const std::vector<Ref>& keys, const std::vector<Ref>& values) {
   const bool ordered = PyODict_Check(dict);
-  std::unordered_set<PyObject*> known;
-  for (const Ref& k : keys) known.insert(k.get());
   size_t met = 0;
-  for (const Ref& k : now) met += met < keys.size() && known.contains(k.get()) && k.get() == keys[met].get();
+  for (const Ref& k : now) met += met < keys.size() && k.get() == keys[met].get();
   for (size_t i = 0; i < keys.size(); ++i) {
     PyObject *k = keys[i].get(), *v = values[i].get(), *is = PyDict_GetItemWithError(dict, k);
     const bool stays = met == keys.size() && v;
@@ -411,8 +400,8 @@ bool State::restore() const {
   for (const auto& [impl, held] : tensors_) {
     if (!held.tensor.is_leaf()) continue;
     if (held.tensor.requires_grad() != held.requires_grad) held.tensor.requires_grad_(held.requires_grad);
-    if (knows_gradients_ && !held.tensor.grad().is_same(held.gradient))
-      held.tensor.mutable_grad() = held.gradient;  // its elements are the capture's to put back
+    if (held.gradient && !held.tensor.grad().is_same(*held.gradient))
+      held.tensor.mutable_grad() = *held.gradient;  // its elements are the capture's to put back
   }
   PyErr_Clear();
   PyErr_Restore(type, value, trace);
@@ -501,7 +490,6 @@ void State::add_words(Node& n) {
 
 void State::stamp() {
   for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor), held.gradient.reset();
-  knows_gradients_ = false;
   words_.clear();
   every_call_.clear();
   for (size_t id = 0; id < nodes_.size(); ++id) {

@@ -194,9 +194,10 @@ class State {
     at::Tensor tensor;
     std::string path;
     int64_t version;
-    bool requires_grad;        // when it was found, or a later run began
-    at::Tensor gradient = {};  // a leaf's, the same, until the run is over
+    bool requires_grad;                  // when it was found, or a later run began
+    std::optional<at::Tensor> gradient;  // the same, until the run is over
   };
+  static at::Tensor gradient_of(const at::Tensor& t) { return t.is_leaf() ? t.grad() : at::Tensor(); }
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;
   // Of a tensor of `tensors_`.
   struct TensorFacts {
@@ -213,9 +214,8 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<Reason> problems_;
-  bool knows_gradients_ = false;  // of the run under way
-  bool in_library_ = false;       // code of Python's own library is entered
-  std::vector<int> touched_;      // nodes of dicts that have changed since they were last compared
+  bool in_library_ = false;   // code of Python's own library is entered
+  std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;
 };
 

@@ -145,13 +145,13 @@ class WatchedRun {
   bool asked_ = false;
 };
 
-}  // namespace
-
-static bool is_within_itself(PyObject* list) {
+bool is_within_itself(PyObject* list) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i)
     if (PyList_GET_ITEM(list, i) == list) return true;
   return false;
 }
+
+}  // namespace
 
 // What cannot be written back as a result is left to eager: Dynamo writes of it what it understands (no metaclass, no cache of a function).
 Verdict Subject::note_written(const State& state, const std::vector<State::Change>& changes) {
@@ -247,8 +247,8 @@ class Version::Given {
     if (!own) make(version.form, inputs, ints, floats);
     for (const StatePlace& place : places_) {
       kept.push_back(Ref::borrow(place.value()));
-      if (place.kind == StatePlace::Kind::item && Capture::current())
-        orders_.try_emplace(place.owner.get(), items_in_order(place.owner.get()));
+      if (place.kind != StatePlace::Kind::item || !Capture::current()) continue;
+      if (auto [order, is_new] = orders_.try_emplace(place.owner.get()); is_new) read_elements(order->first, order->second);
     }
   }
   ~Given() {  // what a run on stand-ins or copies wrote comes from its results
@@ -260,7 +260,8 @@ class Version::Given {
   // Whether a dict of the places has an item behind others that it was in front of: setting it again would leave it where it is.
   bool has_moved_items() const {
     for (const auto& [dict, before] : orders_) {
-      const std::vector<Ref> now = items_in_order(dict);
+      std::vector<Ref> now;
+      read_elements(dict, now);
       size_t at = 0;
       for (const Ref& key : now) {
         const auto is_it = [&](const Ref& k) { return k.get() == key.get(); };
@@ -304,13 +305,6 @@ class Version::Given {
       if (!places_[i].set(made)) throw py::error_already_set();
       if (places_[i].kind == StatePlace::Kind::whole) std::replace(containers.begin(), containers.end(), made, places_[i].owner.get());
     }
-  }
-
-  static std::vector<Ref> items_in_order(PyObject* dict) {
-    const Ref keys = checked(PySequence_List(dict));
-    std::vector<Ref> out;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(keys.get()); ++i) out.push_back(Ref::borrow(PyList_GET_ITEM(keys.get(), i)));
-    return out;
   }
 
   const std::vector<StatePlace>& places_;

@@ -327,8 +327,8 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
 // Its elements are the trace's business; attributes that Python code gave it are state.
 void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
   const at::Tensor& t = THPVariable_Unpack(o);
-  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad(),
-                                                 t.is_leaf() ? t.grad() : at::Tensor()});
+  tensors_.emplace(t.unsafeGetTensorImpl(),
+                   Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad(), gradient_of(t)});
   int id = add(Kind::instance, o, parent, label);
   known_.emplace(o, id);
   Node& n = nodes_.back();

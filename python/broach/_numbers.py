@@ -34,6 +34,11 @@ def _node(value: object, like: Any) -> Any:
     return like.wrap_float(value) if type(value) is float else None
 
 
+def _plain(number: Any) -> Any:
+    node = number.node
+    return node.guard_int("", 0) if node.is_int() else node.guard_float("", 0) if node.is_float() else node.guard_bool("", 0)
+
+
 def _binary(name: str, reflected: bool = False) -> Callable[[Any, object], Any]:
     of_numbers = getattr(operator, name)
 
@@ -83,8 +88,7 @@ class _Number:
     def __divmod__(self, other: object) -> Any:
         return self // other, self % other  # type: ignore[operator]
 
-    def _plain(self) -> Any:
-        return self.node.guard_int("", 0) if self.node.is_int() else self.node.guard_float("", 0)
+    _plain = _plain
 
 
 for _method, _name in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "truediv", "floordiv": "floordiv", "mod": "mod", "pow": "pow"}.items():
@@ -280,8 +284,7 @@ class _Settled:
 
     def of(self, o: Any) -> Any:
         if isinstance(o, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            node = o.node
-            return node.guard_int("", 0) if node.is_int() else node.guard_float("", 0) if node.is_float() else node.guard_bool("", 0)
+            return _plain(o)
         if id(o) in self.seen or len(self.seen) >= self.MOST:
             return o
         self.seen[id(o)] = o

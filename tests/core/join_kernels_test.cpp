@@ -18,6 +18,16 @@ int kernels_of(const std::string& text, int64_t points) {
   return kernels_of(testing::scheduled(Graph::parse(text), {.launch_points = points}));
 }
 
+void check_results(const Graph& g, uint32_t seed, const ScheduleOptions& options) {
+  const auto inputs = testing::random_inputs(g, seed);
+  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, options);
+  REQUIRE(have.size() == want.size());
+  for (size_t i = 0; i < have.size(); ++i) {
+    INFO("seed ", seed, " output ", i, "\n", g.str());
+    CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+  }
+}
+
 // Two sums of different operands, each a kernel of its own: a reduction is not computed twice.
 const std::string kSums = R"(%0 = input(index=0) : f32[8, 64]
 %1 = input(index=1) : f32[8, 64]
@@ -84,10 +94,7 @@ return %2, %6, %11
 )";
   CHECK(kernels_of(chain, 0) > 1);
   CHECK(kernels_of(chain, kPoints) == 1);
-  const Graph g = Graph::parse(chain);
-  const auto inputs = testing::random_inputs(g, 1);
-  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, {.launch_points = kPoints});
-  for (size_t i = 0; i < want.size(); ++i) CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+  check_results(Graph::parse(chain), 1, {.launch_points = kPoints});
 }
 
 // The gradients of both factors of a product, as a program of eager's leaves them: each is made of the other factor and of what both
@@ -107,10 +114,7 @@ return %6, %7
   REQUIRE(kernels_of(s) == 1);
   CHECK(s.steps[0].writes.size() == 2);
   CHECK(s.steps[0].reads.size() == 3);
-  const Graph g = Graph::parse(gradients);
-  const auto inputs = testing::random_inputs(g, 3);
-  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs);
-  for (size_t i = 0; i < want.size(); ++i) CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+  check_results(Graph::parse(gradients), 3, {});
 }
 
 TEST_CASE("joined kernels: not large ones that read nothing of each other's, nor the same backwards, nor few elements") {
@@ -134,13 +138,7 @@ TEST_CASE("joined kernels: random graphs give what they gave") {
     const Graph g = testing::random_graph(seed, {.steps = 40, .low_precision = false, .max_elements = 64});
     apart += kernels_of(testing::scheduled(g));
     joined += kernels_of(testing::scheduled(g, {.launch_points = kPoints}));
-    const auto inputs = testing::random_inputs(g, seed);
-    const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, {.launch_points = kPoints});
-    REQUIRE(have.size() == want.size());
-    for (size_t i = 0; i < have.size(); ++i) {
-      INFO("seed ", seed, " output ", i, "\n", g.str());
-      CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
-    }
+    check_results(g, seed, {.launch_points = kPoints});
   }
   CHECK(joined < apart);
 }

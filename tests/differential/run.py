@@ -3,8 +3,8 @@
     python tests/differential/run.py [WORD,WORD] [--no-dynamo] [--differences]
 
 prints same, DIFF or CRASH for each program, or WRONG if eager itself raises, with the values of eager, of Broach and of Dynamo
-(`backend="eager"`). The programs are those of the modules `programs_<subject>.py` beside this file: `PROGRAMS`, a dict of sources. A source finds
-`C` (compiles), `D` (compiles with dynamic=True), `torch`, `np` and `x = torch.ones(2)`, and sets `out`.
+(`backend="eager"`). The programs are those of the modules `programs_<subject>.py` beside this file: `PROGRAMS`, a dict of sources.
+A source finds `C` (compiles), `D` (compiles with dynamic=True), `torch`, `np` and `x = torch.ones(2)`, and sets `out`.
 
 Compared are types, dtypes, shapes, requires_grad and values: floats within rounding, NaN equal to NaN. Strides, signs of zeros and exact
 floats are compared where a program puts them into `out`.
