@@ -338,22 +338,33 @@ Lowering max_unpool(size_t dims) {
   };
 }
 
+// Of few rows each is a sum over all positions, which fuses with what comes before.
+Value summed_by_comparing(GraphBuilder& b, const Value& source, const Value& index, const SymInt& rows) {
+  const SymInt count = source.shape()[0], width = source.shape()[1];
+  const Shape all{rows, count, width};
+  const Value row = b.expand(along(b, b.cast(positions(b, rows), index.dtype()), 0, 3), all);
+  const Value here = b.binary(Op::eq, b.expand(along(b, index, 1, 3), all), row);
+  return b.reduce(Op::reduce_sum, b.where(here, b.expand(b.reshape(source, {1, count, width}), all), b.full(all, 0.0, source.dtype())),
+                  {1});
+}
+
 Result embedding_backward(OpCall& c) {
   GraphBuilder& b = c.b;
   Value grad = c.tensor(0), i = c.tensor(1);
   const SymInt rows = c.integer(2), count = i.type().numel(), width = grad.shape().back();
   if (!is_index(i) || !is_floating(grad.dtype())) return std::nullopt;
   const DType wide = compute_dtype(grad.dtype());
-  Value index = b.reshape(i, {count}), source = b.cast(reshape_guarded(b, grad, {count, width}), wide);
+  Value index = b.reshape(i, {count}), source = reshape_guarded(b, grad, {count, width});
   if (c.flag(4)) {
     // Each row by how often it was used.
     Write uses{b.full({rows}, int64_t{0}, wide), 0, index, b.reshape(b.constant(int64_t{1}, wide), {1}), {count}, Update::add};
-    source = b.binary(Op::div, source, unsqueeze(b, take(b, written(c, uses), index, 0), 1));
+    source = b.binary(Op::div, b.cast(source, wide), unsqueeze(b, take(b, written(c, uses), index, 0), 1));
   }
-  Value padding = b.cast(size_value(b, c.integer(3)), index.dtype());
-  source = b.where(unsqueeze(b, b.binary(Op::eq, index, padding), 1), b.constant(0.0, wide), source);
-  Write w{b.full({rows, width}, int64_t{0}, wide), 0, unsqueeze(b, index, 1), source, {count, width}, Update::add};
-  return as_result(c, b.cast(written(c, w), grad.dtype()));
+  // Nothing is added for the index that stands for padding, which -1 does where none is given.
+  const Value none = b.constant(int64_t{-1}, index.dtype());
+  if (c.integer(3) != SymInt(-1)) index = b.where(b.binary(Op::eq, index, b.cast(size_value(b, c.integer(3)), index.dtype())), none, index);
+  if (few(rows)) return as_result(c, b.cast(summed_by_comparing(b, b.cast(source, wide), index, rows), grad.dtype()));
+  return as_result(c, b.cast(b.emit(Op::sum_rows, {source, index}, {{Attr::shape, Shape{rows, width}}}), grad.dtype()));
 }
 
 // ---- positions counted by a mask ----

@@ -15,6 +15,7 @@
 #include "target/cuda/libraries.h"
 #include "target/cuda/odd_product.h"
 #include "target/cuda/product_form.h"
+#include "target/cuda/routine.h"
 #include "target/target.h"
 
 namespace broach {
@@ -62,6 +63,11 @@ TEST_CASE("cuda: NVIDIA's compiler takes the kernels of random graphs") {
     all.insert(all.end(), some.begin(), some.end());
   }
   for (const cuda::Variant& v : {cuda::Variant{90}, cuda::Variant{75, false, true}}) compile(all, v);
+}
+
+TEST_CASE("cuda: NVIDIA's compiler takes the sums of rows") {
+  if (!has_compiler()) return;
+  for (int architecture : {75, 90}) CHECK(!cuda::Nvrtc::get().machine_code(cuda::sum_rows_source(), architecture, true).empty());
 }
 
 // A file with schedules, as BROACH_DUMP=schedule prints them, one behind the other.

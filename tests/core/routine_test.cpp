@@ -280,6 +280,35 @@ TEST_CASE("routines: elements are added to one number without a tensor of it") {
   }
 }
 
+TEST_CASE("routines: rows are summed by an index, and rounded once") {
+  auto index = [](DType t, int64_t n, int64_t rows) {
+    HostTensor at = zeros(t, Sizes{n});
+    for (int64_t i = 0; i < n; ++i) at.set(i, i % 5 == 3 ? int64_t{-1} : i * i % rows);
+    return at;
+  };
+  for (DType t : {DType::f32, DType::bf16, DType::f16, DType::f64})
+    for (DType i : {DType::i64, DType::i32})
+      for (const Sizes& s : {Sizes{20, 7, 33}, Sizes{300, 50, 1}, Sizes{0, 4, 8}, Sizes{9, 3, 2500}, Sizes{5, 2, 0}}) {
+        const Attrs attrs{{Attr::shape, Shape{s[1], s[2]}}};
+        for (const Sizes& order : {Sizes{}, Sizes{1, 0}}) {
+          if (!order.empty() && s[0] == 0) continue;
+          GraphBuilder b;
+          Value x = b.input({t, order.empty() ? Shape{s[0], s[2]} : Shape{s[2], s[0]}, {}}), at = b.input({i, {s[0]}, {}});
+          Graph g = b.finish({b.emit(Op::sum_rows, {order.empty() ? x : b.permute(x, {1, 0}), at}, attrs)});
+          const std::vector in{random_tensor(t, order.empty() ? Sizes{s[0], s[2]} : Sizes{s[2], s[0]}, 3), index(i, s[0], s[1])};
+          CHECK(first_difference(run_compiled(g, in)[0], interpret(g, in)[0], 1e-6, 1e-6) == "");
+        }
+      }
+  for (int64_t outside : {7, -2}) {
+    HostTensor at = index(DType::i64, 20, 7);
+    at.set(4, outside);
+    const std::vector in{random_tensor(DType::f32, {20, 40}, 3), at};
+    const Graph g = graph_of(Op::sum_rows, in, {{Attr::shape, Shape{7, 40}}});
+    CHECK_THROWS_AS(run_compiled(g, in), IndexError);
+    CHECK_THROWS(interpret(g, in));
+  }
+}
+
 TEST_CASE("routines: complex elements are moved, not computed") {
   Graph g = graph_of(Op::scatter, {zeros(DType::c64, Sizes{4}), zeros(DType::i64, Sizes{2}), zeros(DType::c64, Sizes{2})}, along(0));
   CHECK(cpu_target()->routine(operation_of(*g.outputs()[0].node)) != nullptr);

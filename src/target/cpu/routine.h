@@ -28,6 +28,7 @@ RoutineFunction make_order(const Operation& operation);  // sort, topk, kth, med
 RoutineFunction make_search(const Operation& operation);
 RoutineFunction make_scatter(const Operation& operation);
 RoutineFunction make_update(const Operation& operation);
+RoutineFunction make_sum_rows(const Operation& operation);
 RoutineFunction make_attention(const Operation& operation);  // and its gradient
 
 constexpr size_t kMostLines = 4;  // tensors that are walked together

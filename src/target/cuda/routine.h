@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "target/target.h"
 
@@ -9,6 +10,10 @@ namespace broach::cuda {
 
 bool has_routine(Op op, DType dtype);
 std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation);
+
+// sum_rows.cpp
+std::shared_ptr<const CompiledRoutine> make_sum_rows(const Operation& operation);
+std::string sum_rows_source();
 
 // Rows of elements of two bytes that lie side by side, from and to rows that begin so many elements apart.
 struct Rows {

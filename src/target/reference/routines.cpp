@@ -299,6 +299,24 @@ void scatter(const Node& n, const HostTensor& x, const HostTensor& index, const 
   });
 }
 
+void sum_rows(const HostTensor& source, const HostTensor& index, HostTensor& out) {
+  const int64_t width = out.sizes()[1], rows = out.sizes()[0];
+  with_element(out.type.dtype, [&](auto element) {
+    using E = decltype(element);
+    using T = typename E::Computed;
+    std::vector<T> sums(static_cast<size_t>(rows * width));
+    for (int64_t p = 0; p < index.numel(); ++p) {
+      const int64_t row = as_int(index.at(p));
+      check(row >= -1 && row < rows, "index ", row, " is outside ", rows, " rows");
+      for (int64_t j = 0; row >= 0 && j < width; ++j) {
+        const auto at = static_cast<size_t>(row * width + j);
+        sums[at] = binary<T>(Op::add, sums[at], load<E>(source.bytes.data(), p * width + j));
+      }
+    }
+    for (int64_t i = 0; i < rows * width; ++i) store<E>(out.bytes.data(), i, sums[static_cast<size_t>(i)]);
+  });
+}
+
 void update(const HostTensor& x, const HostTensor& source, const std::vector<int64_t>& starts, HostTensor& out) {
   out.bytes = x.bytes;
   const auto sizes = x.sizes(), part = source.sizes();
@@ -387,6 +405,7 @@ void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_
     case Op::median: return median(n, x, out);
     case Op::mode: return mode(n, x, out);
     case Op::update: return update(x, *in[1], starts, out[0]);
+    case Op::sum_rows: return sum_rows(x, *in[1], out[0]);
     case Op::attention: return attention(n, in, out[0], out[1]);
     case Op::attention_gradient: return attention_gradient(n, in, out);
     case Op::search: return search(n, x, *in[1], out[0]);
