@@ -31,7 +31,6 @@ NAMES = {
     "eager": "eager",
     "inductor": "Inductor",
     "freezing": "Inductor, freezing",
-    "max-autotune": "Inductor, max-autotune",
     "openvino": "OpenVINO",
     "onnxruntime": "ONNX Runtime",
     "reduce-overhead": "Inductor, reduce-overhead",
@@ -107,8 +106,6 @@ def variant(name: str, call: Callable, **settings) -> Callable:
         return device.Graphed(call)
     if name == "freezing":
         return torch.compile(call, options={"freezing": True}, **settings)
-    if name == "max-autotune":
-        return torch.compile(call, options={"freezing": True, "max_autotune": True}, **settings)
     if name == "dynamo":
         return torch.compile(call, backend=_empty_backend, **settings)
     if name == "dynamo-fresh":

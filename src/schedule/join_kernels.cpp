@@ -2,7 +2,8 @@
 //
 // Small ones, because a launch costs more than what each of them does. Of such are counters, running statistics and the gradients of many
 // small parameters. Large ones, if they are elementwise, because both read the same elements, or one reads what the other stores: the
-// gradients of a product's two factors. What only the second reads of the first is then not stored at all.
+// gradients of a product's two factors. What only the second reads of the first is then not stored at all. Where launches are dear, what
+// stores what a sum reads becomes part of it: a bias's gradient is summed while that of the product is made.
 //
 // One may need the other where it reads each element at the point that stores it: the sum of a channel's parts, the mean that follows from
 // it, and the variance around that. Only the first of two can move, behind what lies between them: a step that writes into an input stays
@@ -11,6 +12,7 @@
 #include <functional>
 #include <map>
 
+#include "schedule/same_points.h"
 #include "schedule/schedule.h"
 #include "support/error.h"
 
@@ -22,6 +24,7 @@ constexpr size_t kMostExprs = 256, kMostStores = 32, kMostBuffers = 64;
 constexpr size_t kMostTried = 8;   // kernels, of those before one
 constexpr size_t kMostApart = 16;  // steps between large ones: what the first reads has to be there until the second
 constexpr int64_t kFew = 4096;     // points, whose elements stay in a cache
+constexpr int64_t kMany = 8192;    // sums, as many as keep a machine busy
 
 // A step that may be joined to others.
 struct Candidate {
@@ -52,6 +55,13 @@ bool has_few_points(const Kernel& k) {
 bool is_elementwise(const Kernel& k) {
   return std::ranges::none_of(k.axes, &KernelAxis::reduced) &&
          std::ranges::none_of(k.exprs, [](const KernelExpr& e) { return e.kind == KernelExpr::Kind::reduction; });
+}
+
+bool sums_many(const Kernel& k) {
+  int64_t results = 1;
+  for (const KernelAxis& a : k.axes)
+    if (!a.reduced) results *= a.extent.maybe_constant().value_or(0);
+  return results >= kMany && std::ranges::any_of(k.axes, &KernelAxis::reduced);
 }
 
 bool fits(const Kernel& a, const Kernel& b) {
@@ -135,7 +145,10 @@ class Joiner {
 
   void run() {
     for (size_t i = 0; i < steps_.size(); ++i) {
-      if (const auto c = candidate(steps_[i], most_points_)) take_in(*c, i);
+      auto c = candidate(steps_[i], most_points_);
+      if (c && most_points_ > 0 && sums_many(*std::get<KernelStep>(steps_[i].work).kernel)) take_producers(i);
+      if (dead_[i]) continue;
+      if (c) take_in(*c, i);
       for (int b : steps_[i].reads) read_[memory_of(b)] = i;
       for (int b : steps_[i].writes) written_[memory_of(b)] = i;
     }
@@ -154,6 +167,7 @@ class Joiner {
     auto& before = open_[c.form];
     for (size_t n = before.size(), tried = 0; n-- > 0 && tried < kMostTried; ++tried) {
       const auto [first, is_small] = before[n];
+      if (dead_[first]) continue;
       if (!(is_small && c.is_small ? join(first, i, false) : i - first <= kMostApart && join(first, i, true))) continue;
       dead_[first] = true;
       before.erase(before.begin() + static_cast<int64_t>(n));
@@ -173,6 +187,61 @@ class Joiner {
     if (is_large && known->empty() && (has_few_points(*kb.kernel) || !reads_the_same(ka, kb))) return false;
     if (!same && (known->empty() || !(begins_with(*ka.kernel, *kb.kernel) || begins_with(*kb.kernel, *ka.kernel)))) return false;
     become_one(a, b, *known);
+    return true;
+  }
+
+  // Elementwise kernels that store what this one reduces, which is then done by the later or the earlier of the two.
+  void take_producers(size_t i) {
+    for (size_t first = i, tried = 0; first-- > 0 && tried < kMostApart; ++tried) {
+      if (dead_[first] || !candidate(steps_[first], most_points_)) continue;
+      const std::optional<Step> producer = over_points(steps_[first], steps_[i]);
+      if (!producer) continue;
+      const std::optional<Expressions> known = loads_of_stored(*producer, steps_[i]);
+      if (!known || known->empty()) continue;
+      Step both = steps_[i];
+      if (may_sink(first, both)) {
+        become_one(*producer, steps_[i], *known);
+        dead_[first] = true;
+      } else if (may_rise(first, i)) {
+        become_one(*producer, both, *known);
+        steps_[first] = std::move(both);
+        dead_[i] = true;
+        for (int b : steps_[first].reads) read_.emplace(memory_of(b), first);
+        for (int b : steps_[first].writes) written_.emplace(memory_of(b), first);
+        return;
+      }
+    }
+  }
+
+  std::optional<Step> over_points(const Step& a, const Step& b) const {
+    const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
+    if (a.device != b.device || ka.symbols != kb.symbols || !is_elementwise(*ka.kernel) || !fits(*ka.kernel, *kb.kernel))
+      return std::nullopt;
+    for (const KernelStore& s : ka.kernel->stores)
+      for (const KernelExpr& e : kb.kernel->exprs) {
+        const bool is_load = e.kind == KernelExpr::Kind::load && s.access.dynamic.empty() && e.access.dynamic.empty();
+        if (!is_load || buffer_of(ka, s.access) != buffer_of(kb, e.access)) continue;
+        auto moved =
+            over_points_of(*ka.kernel, start_of(ka, s.access) + s.access.index, *kb.kernel, start_of(kb, e.access) + e.access.index);
+        if (!moved) continue;
+        Step out = a;
+        std::get<KernelStep>(out.work).kernel = std::make_shared<const Kernel>(std::move(*moved));
+        return out;
+      }
+    return std::nullopt;
+  }
+
+  // Whether the second can be done where the first is: nothing between them writes what it reads, or touches what it writes.
+  bool may_rise(size_t first, size_t second) const {
+    const Step& b = steps_[second];
+    if (std::ranges::any_of(b.writes, [&](int w) { return buffers_[static_cast<size_t>(w)].kind == Buffer::Kind::input; })) return false;
+    for (size_t i = first + 1; i < second; ++i) {
+      if (dead_[i]) continue;
+      const Step& s = steps_[i];
+      auto touches = [&](int x) { return meets(s.writes, x); };
+      if (std::ranges::any_of(b.reads, touches) || std::ranges::any_of(b.writes, [&](int x) { return touches(x) || meets(s.reads, x); }))
+        return false;
+    }
     return true;
   }
 

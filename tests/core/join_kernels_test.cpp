@@ -142,3 +142,27 @@ TEST_CASE("joined kernels: random graphs give what they gave") {
   }
   CHECK(joined < apart);
 }
+
+// A bias's gradient beside the elementwise gradient that it sums, cut into parts, as GPUs have it.
+TEST_CASE("joined kernels: a sum takes along what stores its operand") {
+  // What else reads it is a kernel, behind which the first can go, or a routine, before which the second can.
+  for (const char* reader : {"exp(%6)", "scan_sum(%6, dim=1)"}) {
+    const Graph g = Graph::parse(cat(R"(%0 = input(index=0) : f32[64, 1024]
+%1 = input(index=1) : f32[64, 1024]
+%2 = input(index=2) : f32[1024]
+%3 = mul(%0, %1) : f32[64, 1024]
+%4 = reshape(%2, shape=[1, 1024]) : f32[1, 1024]
+%5 = expand(%4, shape=[64, 1024]) : f32[64, 1024]
+%6 = add(%3, %5) : f32[64, 1024]
+%7 = )",
+                                     reader, R"( : f32[64, 1024]
+%8 = reshape(%6, shape=[16, 4, 1024]) : f32[16, 4, 1024]
+%9 = reduce_sum(%8, dims=[1]) : f32[16, 1024]
+%10 = reduce_sum(%9, dims=[0]) : f32[1024]
+return %6, %7, %10
+)"));
+    CHECK(kernels_of(testing::scheduled(g, {})) == 3);
+    CHECK(kernels_of(testing::scheduled(g, {.launch_points = kPoints})) == 2);
+    for (uint32_t seed = 0; seed < 3; ++seed) check_results(g, seed, {.launch_points = kPoints});
+  }
+}

@@ -212,6 +212,38 @@ def test_views_and_movement():
     _agree(lambda x, i: (x.index_select(1, i) * 2, x[:, i], F.embedding(i, x[0])), x, index)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_embeddings(dtype):
+    backward = torch.ops.aten.embedding_dense_backward
+    for positions, rows, width in ((2000, 500, 768), (300, 2, 64), (40, 100, 33), (64, 30, 5000), (5, 30000, 8)):
+        index = torch.randint(0, rows, (positions,), device="cuda")
+        index[::3] = rows - 1  # often
+        gradient = _on_gpu(positions, width, dtype=DTYPES[dtype])
+        exact = torch.zeros(rows, width, device="cuda", dtype=torch.float64).index_add(0, index, gradient.double())
+        for padding in (-1, rows - 1):
+            compiled = _compiled(lambda g, i: backward(g, i, rows, padding, False))
+            want = exact.clone()
+            if padding >= 0:
+                want[padding] = 0
+            compiled(gradient, index)  # is eager's own result, which adds up in the low precision
+            for g, i in ((gradient, index), (gradient, index.int()), (gradient.t().contiguous().t(), index), (gradient, index)):
+                _close(compiled(g, i).double(), want, DTYPES[dtype])
+            assert not broach.explain(compiled, gradient, index).externs
+    expanded = _on_gpu(1, 64).expand(300, 64)
+    _agree(lambda g, i: backward(g, i, 50, -1, False), expanded, torch.randint(0, 50, (300,), device="cuda"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_beside_what_they_sum(dtype):
+    def program(g, x, w):
+        d = g * torch.sigmoid(x) + x
+        return d @ w, d, d.sum(0), g.sum(0)
+
+    for rows, columns in ((2048, 3072), (1024, 770), (4096, 64)):
+        args = [_on_gpu(rows, columns, dtype=DTYPES[dtype]) / 8 for _ in range(2)]
+        _agree(program, *args, _on_gpu(columns, 16, dtype=DTYPES[dtype]) / 16, dtype=DTYPES[dtype])
+
+
 def test_buffers_that_begin_between_pieces():
     x = _on_gpu(4 * 768 + 8)
     compiled = broach.compile(lambda x: (x * 2, torch.softmax(x, -1)))

@@ -137,6 +137,7 @@ class KernelEmitter : ExpressionEmitter {
         for (int r : stage)
           if (p_.shape == Shape::rows) accumulate(r, l, accumulator(r, 0));
           else if (l < results(r)) accumulate(r, l, accumulator(r, l));
+      if (p_.stores_inside() && p_.has_one_pass()) store_inside();
     });
     for (int r : stage) {
       collect_needed(k_, p_.expr(r).args[0], needed);
@@ -178,21 +179,24 @@ class KernelEmitter : ExpressionEmitter {
     }
   }
 
+  void store_those(bool inside) {
+    for (const KernelStore& s : k_.stores)
+      if (p_.is_inside(s) == inside) store(s);
+  }
+
+  void store_inside() {
+    open("if (is_unit)");
+    const auto values = values_;
+    store_those(true);
+    values_ = values;
+    close();
+  }
+
   void store_all() {
-    auto store_those = [&](bool inside) {
-      for (const KernelStore& s : k_.stores)
-        if (p_.is_inside(s) == inside) store(s);
-    };
     if (!p_.has_reductions()) return store_those(false);
-    if (p_.stores_inside()) {
+    if (p_.stores_inside() && !p_.has_one_pass()) {
       compute_ahead();
-      for_steps([&] {
-        open("if (is_unit)");
-        const auto values = values_;
-        store_those(true);
-        values_ = values;
-        close();
-      });
+      for_steps([&] { store_inside(); });
     }
     if (std::ranges::all_of(k_.stores, [&](const KernelStore& s) { return p_.is_inside(s); })) return;
     open(p_.shape == Shape::rows ? "if (is_unit && threadIdx.x == 0)" : "if (is_unit && threadIdx.y == 0)");

@@ -214,6 +214,17 @@ bool KernelPlan::stores_inside() const {
   return std::ranges::any_of(kernel.stores, [&](const KernelStore& s) { return is_inside(s); });
 }
 
+bool KernelPlan::has_one_pass() const {
+  if (stages.size() != 1) return false;
+  std::vector<bool> needed(kernel.exprs.size());
+  for (const KernelStore& s : kernel.stores) {
+    if (!is_inside(s)) continue;
+    collect_needed(kernel, s.expr, needed);
+    for (const auto& d : s.access.dynamic) collect_needed(kernel, d.first, needed);
+  }
+  return std::ranges::none_of(stages[0], [&](int r) { return needed[static_cast<size_t>(r)]; });
+}
+
 bool KernelPlan::is_packed(const Access& access) const {
   const int64_t bytes = size_of(kernel.buffers[static_cast<size_t>(access.buffer)]);
   return lanes > 1 && bytes <= 8 && fits_pack(*this, access, lanes);

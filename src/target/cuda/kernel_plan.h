@@ -41,6 +41,7 @@ struct KernelPlan : KernelFacts {
   bool varies(int e) const { return uses[static_cast<size_t>(e)][axis]; }  // among the lanes
   bool is_inside(const KernelStore& s) const;                              // at each point of the reduced axes
   bool stores_inside() const;
+  bool has_one_pass() const;  // over the reduced axes: what is stored at each point needs no result of a reduction
   // Whether the lanes of an access are one access of up to 16 bytes, if its buffer begins at such an address.
   bool is_packed(const Access& access) const;
   int block_threads() const { return team * width; }
