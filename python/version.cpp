@@ -176,7 +176,9 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
 Pending* Pending::current() { return pending; }
 
 void Pending::reject(Reason why) {
-  if (verdict.is_good()) verdict.reason = std::move(why);
+  // Of two reasons the one counts that leaves less to Dynamo.
+  const bool is_stricter = verdict.reason.fallback == Fallback::dynamo && why.fallback != Fallback::dynamo;
+  if (verdict.is_good() || is_stricter) verdict.reason = std::move(why);
   verdict.outcome = Outcome::rejected;
 }
 
@@ -409,17 +411,22 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
   rules.arguments = &given.containers;
   rules.given = inputs;
   Leaves leaves;
+  // The results of a run on stand-ins are made by their form, so what has none is computed anew, with numbers.
+  auto reject = [&p](Reason why) {
+    if (Function::is_capturing_symbols()) unsupported(why.text);
+    p.reject(std::move(why));
+  };
   if (!made->form.add(result, rules, leaves)) {
-    p.reject(made->form.problem().within("returns "));
+    reject(made->form.problem().within("returns "));
   } else if (!made->writes.find(before, made->form, rules, leaves)) {
-    p.reject(made->form.problem_beside_results().within("writes ", " into an argument"));
+    reject(made->form.problem_beside_results().within("writes ", " into an argument"));
   }
   if (given.has_moved_items()) p.reject({"moves an item to the end of a dict", Fallback::eager});
   for (size_t i = 0; i < given.kept.size(); ++i) {
     const StatePlace& place = form.places()[i];
     if (same_value(given.kept[i].get(), place.value())) continue;
     made->places.push_back(i);
-    if (!made->form.add(place.value(), rules, leaves)) p.reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
+    if (!made->form.add(place.value(), rules, leaves)) reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
   }
   out.tensors = std::move(leaves.tensors);
   out.ints = std::move(leaves.program_ints);
