@@ -81,6 +81,10 @@ class Form {
 
   // Says that a value cannot be described; false.
   bool refuse(PyObject* o) { return fail(o); }
+  bool refuse(Reason why) {
+    if (problem_.empty()) problem_ = std::move(why);
+    return false;
+  }
 
   const std::vector<Part>& parts() const { return parts_; }
   const Reason& problem() const { return problem_; }

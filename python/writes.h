@@ -11,6 +11,7 @@ struct Shallow {
   explicit Shallow(PyObject* o);
   PyObject* object;
   Ref items;       // of a list or dict: a copy
+  Ref order;       // of an OrderedDict: its keys, which the copy has in another order
   Ref attributes;  // a copy of the instance dict
   std::vector<Ref> slots;
 };
