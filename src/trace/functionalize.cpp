@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 
 #include "support/error.h"
 #include "trace/calls.h"
@@ -211,8 +212,25 @@ class Functionalizer {
       requests_.push_back(program_.speculative ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
       outputs.push_back(memory_.value(id));
     }
+    keep_what_may_fail(outputs);
     program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs), std::move(requests_)));
     return std::move(program_);
+  }
+
+  // An index outside is an error though nobody reads what it selects: that becomes one more output, which is no result. Not where the index
+  // is made of positions and constants alone, as lowerings make one.
+  void keep_what_may_fail(std::vector<Value>& outputs) const {
+    const std::deque<Node>& nodes = b_.graph().nodes();
+    std::vector<bool> is_read(nodes.size()), is_fixed(nodes.size());
+    for (const Value& v : outputs) is_read[v.node->id] = true;
+    for (const Node& n : nodes)
+      is_fixed[n.id] = n.op != Op::input && n.op != Op::extern_call &&
+                       std::ranges::all_of(n.inputs, [&](const Value& v) { return is_fixed[v.node->id]; });
+    for (const Node& n : std::views::reverse(nodes)) {
+      if (!is_read[n.id] && checks_index(n.op) && !is_fixed[n.inputs[1].node->id]) outputs.push_back({&n, 0}), is_read[n.id] = true;
+      if (is_read[n.id])
+        for (const Value& v : n.inputs) is_read[v.node->id] = true;
+    }
   }
 
   ResultSpec result(TensorId id, std::vector<Value>& outputs) {

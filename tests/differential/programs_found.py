@@ -508,4 +508,59 @@ def f(x): a.append(a); a.append(x.shape[0]); return x * len(a)
 c, out = D(f), []
 for n in (3, 5, 2, 5): out.append((c(torch.ones(n)), [t is a for t in a[::2]], a[1::2]))
 """,
+"results_that_no_version_makes": """
+import collections
+class Slotted: __slots__ = ("a",)
+def generate(x):
+    for i in range(3): yield x * i
+calls, out = [], []
+programs = (lambda x: generate(x), lambda x: [x + 1, generate(x)], lambda x: iter([x, x]), lambda x: map(torch.sin, [x, x]),
+            lambda x: (x * 2, zip([x], [x])), lambda x: collections.deque([x]), lambda x: Slotted(), lambda x: {"a": enumerate([x])})
+for program in programs:
+    for compile in (C, D):
+        def f(x): calls.append(1); return program(x)
+        c = compile(f)
+        for n in (2, 3, 4, 5):
+            r = c(torch.ones(n))
+            out.append((type(r).__name__, len(calls), [list(t) for t in r if hasattr(t, "__next__")] if type(r) in (list, tuple) else
+                        list(r) if hasattr(r, "__next__") else None))
+""",
+"items_of_arguments_in_another_order": """
+from collections import OrderedDict
+def to_end(d, x): d.move_to_end("a"); return x + 1
+def to_front(d, x): d.move_to_end("c", last=False); return x + 1
+def again(d, x): d["a"] = d.pop("a"); return x + 1
+def more(d, x): d["p"] = x; d["q"] = 2; return x + 1
+def moved_more(d, x): d["p"] = x; d["q"] = 2; d["p"] = d.pop("p"); return x + 1
+def taken(d, x): del d["b"]; return x + len(d)
+out = []
+for kind in (dict, OrderedDict):
+    for program in (to_end, to_front, again, more, moved_more, taken):
+        if kind is dict and program in (to_end, to_front): continue
+        for compile in (C, D):
+            c = compile(program)
+            for n in (2, 2, 3, 4):
+                d = kind(a=1, b=2, c=3)
+                out.append((c(d, torch.ones(n)), list(d.items())))
+""",
+"errors_of_what_nobody_reads": """
+def selected(x, i): x.index_select(0, i); return x + 1
+def indexed(x, i): x[i]; return x + 1
+def gathered(x, i): return torch.zeros_like(torch.gather(x, 0, i)) + x[:1]
+def embedded(x, i): torch.nn.functional.embedding(i, x[:, None]); return x * 2
+def put(x, i): x.index_put((i,), torch.ones(1)); return x + 1
+def scattered(x, i): y = x.clone(); y.scatter_(0, i, 5.); y.zero_(); return y
+def filled(x, i): torch.index_fill(x, 0, i, 1.); return x + 1
+def copied(x, i): torch.index_copy(x, 0, i, torch.ones(1)); return x + 1
+def taken(x, i): torch.take(x, i); return x + 1
+def reduced(x, i): x.scatter_reduce(0, i, torch.ones(1), "sum"); return x + 1
+out = []
+for program in (selected, indexed, gathered, embedded, put, scattered, filled, copied, taken, reduced):
+    for compile in (C, D):
+        c = compile(program)
+        for i in (0, 1, 2, 9, 1, -9, 0):
+            y = torch.arange(3.)
+            try: out.append((program.__name__, i, c(y, torch.tensor([i])), y))
+            except (IndexError, RuntimeError): out.append((program.__name__, i, "error", y))
+""",
 }
