@@ -124,6 +124,9 @@ void add_numbers(py::module_& m) {
   m.def("is_number",
         [](const py::object& node) { return py::isinstance<c10::SymNodeImpl>(node) && is_program_number(node.cast<c10::SymNode>()); });
   m.def("value_of_number", [](const c10::SymNode& node) { return recorded_value(node); });
+  m.def("refuse_number", [](std::string why) {
+    if (Capture* capture = Capture::current()) capture->reject({Outcome::unsupported, std::move(why)});
+  });
   m.def("set_in_class", &set_in_class);
   m.def("functions_of_numbers", [] {
     std::vector<std::string> names;

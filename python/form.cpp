@@ -204,6 +204,7 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (PyDict_Check(o)) {
     PyTypeObject* layout = native_base(Py_TYPE(o));
     if (layout != &PyDict_Type && layout != &PyODict_Type) return fail(o);  // defaultdict, Counter: with state of their own
+    if (Py_TYPE(o) == &PyODict_Type && attributes_of(o)) return refuse({"an OrderedDict with attributes", Fallback::eager});
     return add_keyed(o, Kind::dict, rules, leaves);
   }
   if (!by_identity(o) && native_base(Py_TYPE(o)) == &PyBaseObject_Type) return add_keyed(o, Kind::object, rules, leaves);

@@ -176,6 +176,15 @@ void State::note_gradients() {
   }
 }
 
+const Reason* State::strictest_problem() const {
+  const auto strict = std::ranges::find_if(problems_, [](const Reason& r) { return r.fallback != Fallback::dynamo; });
+  return strict != problems_.end() ? &*strict : problems_.empty() ? nullptr : &problems_.front();
+}
+
+void State::forget_gradients() {
+  for (auto& [impl, held] : tensors_) held.gradient.reset();
+}
+
 std::string State::changed_gradients() const {
   auto changed = std::ranges::find_if(tensors_, [](const auto& t) { return t.second.tensor.requires_grad() != t.second.requires_grad; });
   return changed == tensors_.end() ? "" : changed->second.path;
@@ -489,7 +498,7 @@ void State::add_words(Node& n) {
 }
 
 void State::stamp() {
-  for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor), held.gradient.reset();
+  for (auto& [impl, held] : tensors_) held.version = version_of(held.tensor);
   words_.clear();
   every_call_.clear();
   for (size_t id = 0; id < nodes_.size(); ++id) {

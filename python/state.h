@@ -73,6 +73,8 @@ class State {
   void find_weakly_held();
   // What was met that cannot be watched; empty if the snapshot is complete.
   const std::vector<Reason>& problems() const { return problems_; }
+  // The first of those that leave least to Dynamo; null if there are none.
+  const Reason* strictest_problem() const;
   std::vector<std::string> describe() const;
   bool knows(PyObject* o) const { return known_.contains(o); }
   bool holds_tensor(const c10::TensorImpl* t) const { return tensors_.contains(t); }
@@ -81,6 +83,7 @@ class State {
   std::vector<std::string> written() const;
   // A run begins: what tensors' requires_grad and gradients are then is what `restore` puts back.
   void note_gradients();
+  void forget_gradients();  // once no run can be taken back
   // A tensor whose requires_grad was set since, by name; empty if there is none.
   std::string changed_gradients() const;
   // From now on `holds` looks at what Python code may read of a tensor without an operation. `is_guarded`: whether the recording keeps the

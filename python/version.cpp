@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <utility>
 
@@ -65,7 +66,10 @@ void watch_torch(State& state) {
 // While it lives, a run is watched; afterwards `verdict` says whether a recording of it may be used.
 // Numpy's functions are of a kind that the interpreter does not tell about.
 Ref numpy_random_state() {
-  static PyObject* ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
+  // Importing lets other threads run, which must not wait for it with Python's lock, as they would for the making of a static.
+  static std::atomic<PyObject*> known{nullptr};
+  PyObject* ask = known.load();
+  if (!ask) known = ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
   return checked(PyObject_CallNoArgs(ask));
 }
 
@@ -91,7 +95,7 @@ class WatchedRun {
 
   Verdict verdict() {
     state_.find_weakly_held();
-    if (!state_.problems().empty()) return {Outcome::rejected, state_.problems().front()};
+    if (const Reason* problem = state_.strictest_problem()) return {Outcome::rejected, *problem};
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
     if (auto changed = state_.changes(); !changed.empty()) {
       if (Function::is_capturing_symbols()) state_.settle_numbers(changed);
@@ -342,12 +346,18 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
   TensorAttributes attributes(inputs);
   Ref result = state ? run_watched(p, given.arguments) : checked(call(p.subject->program.get(), given.arguments));
+  // While what the program holds can still be put back.
+  if (Function::is_capturing_symbols()) Capture::current()->must_not_give_gradients();
   // In the place of one that the program also reaches by itself it was given another, or a copy.
   if (state && !given.own && std::ranges::any_of(p.leaves.containers, [this](PyObject* o) { return is_of_state(o); })) {
     if (Function::is_capturing_symbols()) unsupported(kReadByItself);
     p.reject(kReadByItself);
   }
-  if (state && attributes.changed()) p.reject("writes an attribute of a tensor that it is given");
+  if (state && attributes.changed()) {
+    constexpr const char* kWritten = "writes an attribute of a tensor that it is given";
+    if (Function::is_capturing_symbols()) unsupported(kWritten);
+    p.reject(kWritten);
+  }
   Function::Results out = described(result.get(), inputs, before, given, p);
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
   if (state && p.verdict.is_good()) {
@@ -492,6 +502,7 @@ PyObject* Version::run(Pending& p) {
     throw;
   }
   pending = before;
+  if (state && p.runs > 0) state->forget_gradients();
   return p.result ? p.result.release() : made_of(std::move(results), p).release();
   END_HANDLE_TH_ERRORS
 }

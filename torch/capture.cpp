@@ -253,6 +253,11 @@ at::Tensor Capture::seen_by_program(const at::Tensor& real) {
   return stand_in;
 }
 
+void Capture::must_not_give_gradients() const {
+  if (std::ranges::any_of(inputs_, [](const at::Tensor& t) { return t.defined() && t.is_leaf() && t.grad().defined(); }))
+    unsupported("a tensor that the program is given gets a gradient");
+}
+
 bool Capture::has_escaped() {
   inputs_.clear();
   made_for_.clear();
@@ -574,8 +579,10 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
   bool is_view = view && !view->schema().returns().empty() && view->schema().returns()[0].alias_info() &&
                  !view->schema().returns()[0].alias_info()->isWrite();
   auto* self = out.args.empty() ? nullptr : std::get_if<Arg::Tensor>(&out.args[0].value);
-  if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end())
-    return fail_with(cat(out.schema, " changes the sizes of a tensor in place", at_line()));
+  if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end()) {
+    const std::string why = cat(out.schema, " changes the sizes of a tensor in place", at_line());
+    return symbolic_ ? unsupported(why) : fail_with(why);  // the first before it is done, as it could not be taken back
+  }
   out.schema = full_name(*view);
   out.is_view = true;
   out.mutated.clear();
@@ -728,7 +735,19 @@ std::vector<c10::IValue> Capture::add_arguments(const c10::FunctionSchema& schem
   return numbers;
 }
 
+// An error may be caught by the program, so that it is never heard of again.
 void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  try {
+    record_call(op, stack);
+  } catch (...) {
+    // If anything is replayed at all. Dynamo raises errors of operations instead of letting the program catch them.
+    std::lock_guard lock(mutex_);
+    fail_with({cat("an error in ", full_name(op), " is caught"), Fallback::eager});
+    throw;
+  }
+}
+
+void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
   // those that composites.cpp sends here whole.
@@ -768,14 +787,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   torch::jit::Stack given;
   if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());
-  try {
-    op.callBoxed(stack);
-  } catch (...) {
-    std::lock_guard lock(mutex_);
-    // By the program, if anything is replayed at all. Dynamo raises errors of operations instead of letting the program catch them.
-    fail_with({cat("an error in ", name, " is caught"), Fallback::eager});
-    throw;
-  }
+  op.callBoxed(stack);
   std::lock_guard lock(mutex_);
   if (out.effect) random_.renew();
   if (!out.is_view) check_sizes(written, name);

@@ -70,6 +70,8 @@ class Capture {
   void finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers = {});
 
   // ---- sizes as symbols ----
+  // With symbols: throws Unsupported where what stands for a tensor was given a gradient, which the tensor itself lacks.
+  void must_not_give_gradients() const;
   const std::vector<at::Tensor>& inputs() const { return inputs_; }
   bool is_symbolic() const { return symbolic_; }
   // Whether anything that existed before the program, or that the capture does not understand, was written so far.
@@ -198,6 +200,7 @@ class Capture {
   void guard_range(const c10::IValue& number, DType t);
   void guard_number(const c10::IValue& number, const TraceOp& op);
   void fix_number(HostFloats::Id id);
+  void record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   std::vector<c10::IValue> add_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack, TraceOp& out,
                                          std::vector<std::pair<at::Tensor, TensorId>>& written);
   Arg arg_of(c10::IValue& v);

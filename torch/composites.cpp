@@ -95,7 +95,10 @@ MaskKind kind_of_mask(const at::Tensor& mask, const at::Tensor& q, const at::Ten
   c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
   const at::NoGradGuard no_grad;
   const int64_t rows = q.size(-2), keys = k.size(-2);
-  if (mask.numel() == 0 || mask.numel() > kMost) return MaskKind::other;
+  auto fits = [&](int64_t d, int64_t size) { return mask.size(d) == 1 || mask.size(d) == size; };
+  bool is_of_scores = mask.dim() <= q.dim() && fits(-2, rows) && fits(-1, keys);  // or an error
+  for (int64_t d = -3; is_of_scores && d >= -mask.dim(); --d) is_of_scores = fits(d, q.size(d));
+  if (!is_of_scores || mask.numel() == 0 || mask.numel() > kMost) return MaskKind::other;
   at::Tensor is_open = mask;
   if (mask.is_floating_point()) {
     is_open = mask.eq(0);

@@ -212,6 +212,23 @@ static bool share_memory(at::TensorList these, at::TensorList those) {
   });
 }
 
+// Those that tensors have as a run begins.
+class GradientsBefore {
+ public:
+  explicit GradientsBefore(at::TensorList tensors) {
+    for (const at::Tensor& t : tensors)
+      if (t.defined() && t.is_leaf()) had_.emplace_back(t, t.grad());
+  }
+  // Their elements are the capture's to put back.
+  void put_back() const {
+    for (const auto& [t, gradient] : had_)
+      if (!t.grad().is_same(gradient)) t.mutable_grad() = gradient;
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> had_;
+};
+
 void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
   std::vector<at::Tensor> tensors = call.tensors.vec();
   std::vector<InputWithHistory> with_history;
@@ -233,9 +250,11 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     out.floats.push_back(constant ? std::optional(value) : std::nullopt);
     floats.push_back(constant ? c10::SymFloat(value) : program_float(sizes->symbols->floats.given(k, value), sizes->symbols));
   }
+  const GradientsBefore gradients(call.tensors);
   try {
     capture.run([&] {
       out.results = eager_(capture.inputs(), given, floats);
+      if (sizes) capture.must_not_give_gradients();
       // What stands for a tensor has its own, also where only a part of the program runs under enable_grad.
       out.has_history = (at::GradMode::is_enabled() || sizes) && need_gradients(out.results.tensors);
       if (out.has_history && at::GradMode::is_enabled()) capture.differentiate(out.results.tensors);
@@ -244,14 +263,13 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
   } catch (...) {
     const bool is_own = !capture.is_replaced() && with_history.empty();  // the run on the caller's tensors
-    if (sizes || !is_own) capture.roll_back();
+    if (sizes || !is_own) capture.roll_back(), gradients.put_back();
     if (sizes || is_own) throw;
     out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
     out.must_run_eagerly = true;
     return;
   }
-  auto is_written = [](const InputWithHistory& input) { return input.is_written(); };
-  if (!sizes && std::any_of(with_history.begin(), with_history.end(), is_written)) {  // the caller's tensor must get that history
+  if (!sizes && std::ranges::any_of(with_history, &InputWithHistory::is_written)) {  // the caller's tensor must get that history
     capture.roll_back();
     out.attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is written", Fallback::eager}};
     out.must_run_eagerly = true;

@@ -12,6 +12,7 @@ import functools
 import inspect
 import math
 import operator
+import sys
 import types
 from typing import Any, Callable
 
@@ -55,6 +56,10 @@ def _binary(name: str, reflected: bool = False) -> Callable[[Any, object], Any]:
     return method
 
 
+# Functions that go on alike where there is no hash, without what they cached.
+_ASK_IN_VAIN = {("einops.einops", "_apply_recipe")}
+
+
 class _Number:
     node: Any
 
@@ -68,6 +73,9 @@ class _Number:
         return self if self >= 0 else -self  # type: ignore[operator]
 
     def __hash__(self) -> int:
+        caller = sys._getframe(2)  # behind _method
+        if (caller.f_globals.get("__name__"), caller.f_code.co_name) not in _ASK_IN_VAIN:
+            _C.refuse_number("the program asks a number that is a symbol for its hash")  # whoever catches the error
         raise TypeError("a number that is a symbol has no hash")
 
     def __bool__(self) -> bool:
@@ -179,7 +187,7 @@ def _attributes(own: type, stand_in: type, kind: type) -> dict[str, Any]:
     """What torch's class is given, whose numbers the library itself makes: that it is the number's class, and the stand-in's methods,
     since torch's own ask for that class."""
     methods = {**vars(_Number), **vars(stand_in)}
-    mine = {n: f for n, f in methods.items() if inspect.isfunction(f) and n != "__hash__"}
+    mine = {n: f for n, f in methods.items() if inspect.isfunction(f)}
     return {"__class__": _says_it_is(kind, own), **{n: _method(f, getattr(own, n, None)) for n, f in mine.items()}}
 
 

@@ -330,15 +330,19 @@ Value GraphBuilder::expand(Value x, const Shape& shape) {
     x = reshape(x, std::move(padded));
   }
   if (x.shape() == shape) return x;
-  if (x.node->op == Op::expand) x = x.node->inputs[0];
   // A size that a guard makes equal is spelled otherwise: a slice of everything gives it the result's spelling.
-  Shape spelled = x.shape();
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (spelled[i] == shape[i] || spelled[i] == SymInt(1)) continue;
-    check(symbols().equal(spelled[i], shape[i]) || symbols().equal(spelled[i], 1), "expand: ", x.type().str(), " cannot become ",
-          Type{x.dtype(), shape, x.type().device}.str());
-    spelled[i] = symbols().equal(spelled[i], shape[i]) ? shape[i] : SymInt(1);
-  }
+  auto spell = [&] {
+    Shape spelled = x.shape();
+    for (size_t i = 0; i < shape.size(); ++i) {
+      if (spelled[i] == shape[i] || spelled[i] == SymInt(1)) continue;
+      check(symbols().equal(spelled[i], shape[i]) || symbols().equal(spelled[i], 1), "expand: ", x.type().str(), " cannot become ",
+            Type{x.dtype(), shape, x.type().device}.str());
+      spelled[i] = symbols().equal(spelled[i], shape[i]) ? shape[i] : SymInt(1);
+    }
+    return spelled;
+  };
+  Shape spelled = spell();
+  if (x.node->op == Op::expand) x = x.node->inputs[0], spelled = spell();
   x = slice(x, Shape(shape.size(), 0), std::vector<int64_t>(shape.size(), 1), spelled);
   return x.shape() == shape ? x : emit(Op::expand, {x}, {{Attr::shape, shape}});
 }

@@ -188,7 +188,9 @@ Results glu(OpCall& c) {
   DType t = compute_dtype(c.result().dtype);
   Value x = c.tensor(0);
   int64_t dim = c.is_none(1) ? x.rank() - 1 : c.dim(1, x.rank());
-  SymInt half = floordiv(x.shape().at(static_cast<size_t>(dim)), 2);
+  const SymInt& size = x.shape().at(static_cast<size_t>(dim));
+  if (!c.b.symbols().equal(mod(size, 2), 0)) unsupported("halves of ", size);
+  SymInt half = floordiv(size, 2);
   auto part = [&](SymInt start) { return Expr{c.b, c.b.cast(narrow(c.b, x, dim, start, half), t)}; };
   return in_result_type(c, part(0) * sigmoid(part(half)));
 }

@@ -204,6 +204,7 @@ Results split_sizes(OpCall& c) {
     parts.push_back(narrow(c.b, c.tensor(0), d, start, size));
     start = start + size;
   }
+  if (const SymInt& all = size_of(c.tensor(0), d); !c.b.symbols().equal(start, all)) unsupported("parts of ", start, " in all of ", all);
   return parts;
 }
 

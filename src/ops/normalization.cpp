@@ -108,13 +108,21 @@ Results gradients(OpCall& c, const Expr& dx, const Shape& x, const Expr& dweight
 
 // ---- layer and RMS norm: the last dimensions ----
 
-Axes last_axes(OpCall& c, int rank) { return Axes::from(rank - static_cast<int>(c.ints(1).size()), rank); }
+// Those of the normalized shape, which is that of x there: by a guard, as whoever calls the operation need not have asked.
+Axes last_axes(OpCall& c, const Value& x) {
+  const Shape& wanted = c.ints(1);
+  const auto first = static_cast<size_t>(x.rank()) - wanted.size();
+  for (size_t i = 0; i < wanted.size(); ++i)
+    if (const SymInt& size = x.shape()[first + i]; !c.b.symbols().equal(size, wanted[i]))
+      unsupported("a dimension of ", size, ", not ", wanted[i]);
+  return Axes::from(static_cast<int>(first), x.rank());
+}
 
 // Arguments: input, normalized shape, weight, bias, eps.
 Results layer_norm(OpCall& c) {
   Value x = c.tensor(0);
   DType t = compute_dtype(x.dtype());
-  Normalized n = normalize(argument(c, 0, t), last_axes(c, x.rank()), c.number_or(4, 1e-5));
+  Normalized n = normalize(argument(c, 0, t), last_axes(c, x), c.number_or(4, 1e-5));
   Expr y = scaled(n.y, maybe(c, 2, t), maybe(c, 3, t));
   std::vector<Value> results{y.to(x.dtype()).value()};
   if (c.results().size() == 3) {
@@ -140,7 +148,7 @@ Results rms_norm(OpCall& c) {
   DType t = compute_dtype(x.dtype());
   if (!is_floating(t) || (c.maybe_tensor(2) && compute_dtype(c.tensor(2).dtype()) != t)) return std::nullopt;
   double eps = t == DType::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
-  Expr wide = argument(c, 0, t), rstd = inverse_deviation(mean(wide * wide, last_axes(c, x.rank())), c.number_or(3, eps));
+  Expr wide = argument(c, 0, t), rstd = inverse_deviation(mean(wide * wide, last_axes(c, x)), c.number_or(3, eps));
   std::vector<Value> results{scaled(wide * rstd, maybe(c, 2, t), {}).to(c.result().dtype).value()};
   if (c.results().size() == 2) results.push_back(rstd.to(c.result(1).dtype).value());
   return results;

@@ -157,7 +157,10 @@ Value write_part(GraphBuilder& b, Value x, Value src, int64_t dim, const Part& p
 Value slice_scatter(OpCall& c) {
   Value x = c.tensor(0);
   int64_t d = c.dim(2, x.rank());
-  return write_part(c.b, x, c.tensor(1), d, part(c, 3, size_of(x, d)));
+  const Part p = part(c, 3, size_of(x, d));
+  Shape written = x.shape();
+  written[static_cast<size_t>(d)] = p.length;
+  return write_part(c.b, x, with_sizes(c.b, c.tensor(1), written), d, p);
 }
 
 Value select_scatter(OpCall& c) {

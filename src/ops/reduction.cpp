@@ -367,7 +367,7 @@ Results nll_loss(OpCall& c, Value x) {
   DType t = compute_dtype(x.dtype());
   Expr weight = select(ignored, 0.0, Expr(c.b, c.b.full(k.target.shape(), 1.0, t)));
   if (a.weight) {
-    Expr own(c.b, take(c.b, *a.weight, select(ignored, 0.0, target).value(), 0));
+    Expr own(c.b, take(c.b, with_sizes(c.b, *a.weight, {k.classes}), select(ignored, 0.0, target).value(), 0));
     weight = select(ignored, 0.0, own.to(t));
   }
   Expr terms = select(ignored, 0.0, -(picked(c, k, target, ignored).to(t) * weight));

@@ -206,9 +206,12 @@ std::optional<Write> scatter_write(OpCall& c) {
       w.shape[d] = x.shape()[d];
   w.index = with_sizes(b, i, w.shape);
   if (auto source = c.maybe_tensor(3); source && !c.is_number(3)) {
-    if (at_least_1d(b, *source).rank() != x.rank()) return std::nullopt;
+    const Value given = at_least_1d(b, *source);
+    if (given.rank() != x.rank()) return std::nullopt;
     // The source may be larger than the index.
-    w.source = b.slice(at_least_1d(b, *source), Shape(w.shape.size(), SymInt(0)), std::vector<int64_t>(w.shape.size(), 1), w.shape);
+    for (size_t d = 0; d < w.shape.size(); ++d)
+      if (b.symbols().ask(given.shape()[d], Relation::lt, w.shape[d])) unsupported("an index of ", w.shape[d], " for ", given.shape()[d]);
+    w.source = b.slice(given, Shape(w.shape.size(), SymInt(0)), std::vector<int64_t>(w.shape.size(), 1), w.shape);
   } else {
     const Scalar number = c.scalar(3);
     if (is_complex(number)) return std::nullopt;

@@ -563,4 +563,94 @@ for program in (selected, indexed, gathered, embedded, put, scattered, filled, c
             try: out.append((program.__name__, i, c(y, torch.tensor([i])), y))
             except (IndexError, RuntimeError): out.append((program.__name__, i, "error", y))
 """,
+"gradients_of_arguments_within": """
+w = torch.ones(2, requires_grad=True)
+def simple(x): x.sum().backward(); return x * 2
+def both(x): (x * w).sum().backward(); return x * 2
+def held(x): (w * 2).sum().backward(); return x * 2
+def reads(x):
+    (x * w).sum().backward()
+    if x.sum().item() > 0: x = x * 1
+    return x * 2
+def given(x): return x * (x.grad if x.grad is not None else 3)
+def cleared(x): x.grad = None; (x * x).sum().backward(); return x.grad * 1
+out = []
+for program in (simple, both, held, reads, given, cleared):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (3, 3, 4, 2, 3):
+            for has in (False, True):
+                w.grad = None; v = torch.arange(2. * n).reshape(n, 2).requires_grad_()
+                if has: v.grad = torch.ones(n, 2)
+                out.append((program.__name__, c(v).detach(), v.grad, w.grad))
+""",
+"sizes_as_keys_in_try": """
+import contextlib
+table = {3: 1., 4: 2.}
+def looked_up(x):
+    try: return x * table[x.shape[0]]
+    except Exception as e: return type(e).__name__
+def got(x):
+    try: return x * table.get(x.shape[0], 7.)
+    except TypeError: return x * 0
+def among(x):
+    try: return x * (2 if x.shape[0] in {2, 3} else 3)
+    except TypeError: return x * 0
+def suppressed(x):
+    with contextlib.suppress(Exception): return x * table[x.shape[0]]
+    return x * 5
+def unique(x):
+    try: x.unique(dim=2)
+    except Exception as e: return type(e).__name__
+out = []
+for program in (looked_up, got, among, suppressed, unique):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (3, 3, 4, 5, 2, 3): out.append((program.__name__, n, c(torch.ones(n, 2))))
+""",
+"data_of_arguments_assigned": """
+def doubled(x): x.data = x.data * 2; return x + 1
+def written(x): x.mul_(2); x.data = x.data * 1; return x * 2
+def sinned(x): x[0].mul_(2); x.data = x + 1; return x
+def through_set(x):
+    with torch.no_grad(): x.set_(x * 2)
+    return x + 1
+out = []
+for program in (doubled, written, sinned, through_set):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (2, 2, 3, 4, 2, 5):
+            v = torch.ones(n, 2); alias = v.detach()
+            out.append((program.__name__, n, c(v), v, alias))
+""",
+"errors_of_sizes_that_change": """
+import torch.nn.functional as F
+programs = (lambda x: x.split([1, 2]), lambda x: F.layer_norm(x.t(), (3,)), lambda x: F.rms_norm(x.t(), (3,)), lambda x: F.glu(torch.cat([x, x[:1]])),
+            lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], attn_mask=torch.ones(3, 3) > 0),
+            lambda x: torch.zeros(5, 4).scatter(0, torch.zeros(3, 4, dtype=torch.long), x), lambda x: torch.slice_scatter(torch.zeros(4, 4), x, 0, 0, 3),
+            lambda x: F.cross_entropy(x.t(), torch.zeros(4, dtype=torch.long), weight=torch.ones(3)), lambda x: x.expand(3, 4), lambda x: x.view(3, -1),
+            lambda x: x.unflatten(0, (3, 1)), lambda x: torch.cat([x, torch.ones(3, 1)], 1), lambda x: x.gather(1, torch.zeros(3, 2, dtype=torch.long)))
+out = []
+for i, program in enumerate(programs):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (3, 3, 4, 5, 2, 6, 1, 3):
+            try: out.append((i, n, c(torch.arange(4. * n).reshape(n, 4))))
+            except (RuntimeError, IndexError, ValueError): out.append((i, n, "error"))
+""",
+"attributes_that_results_have": """
+import collections, random
+from types import SimpleNamespace
+def noted(x): d = collections.OrderedDict(a=x); d.note = 7; return d
+def marked(x): x.bar = 3; return x + 1
+out = []
+for compile in (C, D):
+    c = compile(noted)
+    for n in (3, 3, 4): out.append(getattr(c(torch.ones(n)), "note", None))
+    c = compile(marked)
+    for n in (3, 3, 4): v = torch.ones(n); out.append((c(v), getattr(v, "bar", None)))
+    s = SimpleNamespace(numbers=iter(range(100)), rd=random.Random(0))
+    c = compile(lambda x: x * s.rd.random())
+    for n in (3, 3, 4, 5): out.append(c(torch.ones(n)))
+""",
 }
