@@ -177,8 +177,7 @@ void State::note_gradients() {
 }
 
 const Reason* State::strictest_problem() const {
-  const auto strict = std::ranges::find_if(problems_, [](const Reason& r) { return r.fallback != Fallback::dynamo; });
-  return strict != problems_.end() ? &*strict : problems_.empty() ? nullptr : &problems_.front();
+  return problems_.empty() ? nullptr : &*std::ranges::max_element(problems_, {}, &Reason::fallback);
 }
 
 void State::forget_gradients() {

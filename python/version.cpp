@@ -186,6 +186,11 @@ void Pending::reject(Reason why) {
   verdict.outcome = Outcome::rejected;
 }
 
+void Pending::take_back_or_reject(Reason why) {
+  if (Function::is_capturing_symbols()) unsupported(why.text);
+  reject(std::move(why));
+}
+
 void Version::watch(const Subject& subject) {
   ambient = ambient_settings();
   modes = Function::Modes::now();
@@ -265,19 +270,7 @@ class Version::Given {
 
   // Whether a dict of the places has an item behind others that it was in front of: setting it again would leave it where it is.
   bool has_moved_items() const {
-    for (const auto& [dict, before] : orders_) {
-      std::vector<Ref> now;
-      read_elements(dict, now);
-      size_t at = 0;
-      for (const Ref& key : now) {
-        const auto is_it = [&](const Ref& k) { return k.get() == key.get(); };
-        const auto was = static_cast<size_t>(std::ranges::find_if(before, is_it) - before.begin());
-        if (was == before.size()) continue;
-        if (was < at) return true;
-        at = was;
-      }
-    }
-    return false;
+    return std::ranges::any_of(orders_, [](const auto& o) { return !keeps_order(o.first, o.second); });
   }
 
   Arguments arguments;
@@ -349,15 +342,9 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   // While what the program holds can still be put back.
   if (Function::is_capturing_symbols()) Capture::current()->must_not_give_gradients();
   // In the place of one that the program also reaches by itself it was given another, or a copy.
-  if (state && !given.own && std::ranges::any_of(p.leaves.containers, [this](PyObject* o) { return is_of_state(o); })) {
-    if (Function::is_capturing_symbols()) unsupported(kReadByItself);
-    p.reject(kReadByItself);
-  }
-  if (state && attributes.changed()) {
-    constexpr const char* kWritten = "writes an attribute of a tensor that it is given";
-    if (Function::is_capturing_symbols()) unsupported(kWritten);
-    p.reject(kWritten);
-  }
+  if (state && !given.own && std::ranges::any_of(p.leaves.containers, [this](PyObject* o) { return is_of_state(o); }))
+    p.take_back_or_reject(kReadByItself);
+  if (state && attributes.changed()) p.take_back_or_reject("writes an attribute of a tensor that it is given");
   Function::Results out = described(result.get(), inputs, before, given, p);
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
   if (state && p.verdict.is_good()) {
@@ -421,22 +408,18 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
   rules.arguments = &given.containers;
   rules.given = inputs;
   Leaves leaves;
-  // The results of a run on stand-ins are made by their form, so what has none is computed anew, with numbers.
-  auto reject = [&p](Reason why) {
-    if (Function::is_capturing_symbols()) unsupported(why.text);
-    p.reject(std::move(why));
-  };
   if (!made->form.add(result, rules, leaves)) {
-    reject(made->form.problem().within("returns "));
+    p.take_back_or_reject(made->form.problem().within("returns "));
   } else if (!made->writes.find(before, made->form, rules, leaves)) {
-    reject(made->form.problem_beside_results().within("writes ", " into an argument"));
+    p.take_back_or_reject(made->form.problem_beside_results().within("writes ", " into an argument"));
   }
   if (given.has_moved_items()) p.reject({"moves an item to the end of a dict", Fallback::eager});
   for (size_t i = 0; i < given.kept.size(); ++i) {
     const StatePlace& place = form.places()[i];
     if (same_value(given.kept[i].get(), place.value())) continue;
     made->places.push_back(i);
-    if (!made->form.add(place.value(), rules, leaves)) reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
+    if (!made->form.add(place.value(), rules, leaves))
+      p.take_back_or_reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
   }
   out.tensors = std::move(leaves.tensors);
   out.ints = std::move(leaves.program_ints);

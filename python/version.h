@@ -52,6 +52,8 @@ struct Pending {
 
   // No other attempt will fare better.
   void reject(Reason why);
+  // A run on stand-ins, whose results and writes nobody can make of what they are, is taken back; another one is rejected.
+  void take_back_or_reject(Reason why);
 };
 
 class Version : public std::enable_shared_from_this<Version> {

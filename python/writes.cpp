@@ -17,26 +17,6 @@ PyObject* instance_dict(PyObject* o) {
 
 PyObject*& slot_at(PyObject* o, Py_ssize_t offset) { return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset); }
 
-std::vector<PyObject*> keys_of(PyObject* dict, PyObject* order) {
-  std::vector<PyObject*> out;
-  PyObject *k, *v;
-  if (order)
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(order); ++i) out.push_back(PyTuple_GET_ITEM(order, i));
-  else
-    for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &k, &v);) out.push_back(k);
-  return out;
-}
-
-// Whether the keys are those of before in their order, and then new ones: setting and removing items gives no other order.
-bool keeps_order(PyObject* now, const Shallow& before) {
-  const Ref now_order = PyODict_Check(now) ? ordered_keys(now) : Ref();
-  std::vector<PyObject*> was = keys_of(before.items.get(), before.order.get()), is = keys_of(now, now_order.get());
-  std::erase_if(was, [&](PyObject* k) { return PyDict_Contains(now, k) != 1; });
-  return was.size() <= is.size() && std::equal(was.begin(), was.end(), is.begin(), [](PyObject* a, PyObject* b) {
-           return a == b || PyObject_RichCompareBool(a, b, Py_EQ) == 1;
-         });
-}
-
 bool is_object(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && !PyTuple_Check(o); }
 
 }  // namespace
@@ -44,11 +24,20 @@ bool is_object(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HE
 Shallow::Shallow(PyObject* o) : object(o) {
   if (PyList_Check(o)) items = Ref::steal(PyList_GetSlice(o, 0, PyList_GET_SIZE(o)));
   if (PyDict_Check(o)) items = Ref::steal(PyDict_Copy(o));
-  if (PyODict_Check(o)) order = ordered_keys(o);
+  if (PyDict_Check(o)) read_elements(o, order);
   if (PySet_Check(o)) items = Ref::steal(PyFrozenSet_New(o));
   if (PyObject* dict = instance_dict(o)) attributes = Ref::steal(PyDict_Copy(dict));
   if (is_object(o))
     for (Py_ssize_t offset : cpython::slots_of(Py_TYPE(o))) slots.push_back(Ref::borrow(slot_at(o, offset)));
+}
+
+bool keeps_order(PyObject* dict, std::vector<Ref> before) {
+  std::vector<Ref> now;
+  read_elements(dict, now);
+  std::erase_if(before, [&](const Ref& k) { return PyDict_Contains(dict, k.get()) != 1; });
+  return before.size() <= now.size() && std::equal(before.begin(), before.end(), now.begin(), [](const Ref& a, const Ref& b) {
+           return a.get() == b.get() || PyObject_RichCompareBool(a.get(), b.get(), Py_EQ) == 1;
+         });
 }
 
 bool Writes::find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form,
@@ -56,9 +45,10 @@ bool Writes::find_in_dict(PyObject* now, PyObject* before, int container, Write:
   PyObject *k, *v;
   for (Py_ssize_t at = 0; PyDict_Next(before, &at, &k, &v);)
     if (!PyDict_Contains(now, k)) writes_.push_back({remove, container, Ref::borrow(k)});
-  const Ref order = PyODict_Check(now) ? ordered_keys(now) : Ref();
-  for (PyObject* k : keys_of(now, order.get())) {
-    v = PyDict_GetItemWithError(now, k);
+  std::vector<Ref> keys;
+  read_elements(now, keys);
+  for (const Ref& key : keys) {
+    k = key.get(), v = PyDict_GetItemWithError(now, k);
     PyObject* old = PyDict_GetItemWithError(before, k);
     if (old && same_value(old, v)) continue;
     writes_.push_back({set, container, Ref::borrow(k)});
@@ -82,7 +72,7 @@ bool Writes::find(const std::vector<Shallow>& before, Form& form, const Form::Ru
       continue;
     }
     if (PySet_Check(b.object) && PyObject_RichCompareBool(b.object, b.items.get(), Py_EQ) != 1) return form.refuse(b.object);
-    if (PyDict_Check(b.object) && !keeps_order(b.object, b)) return form.refuse({"items in another order", Fallback::eager});
+    if (PyDict_Check(b.object) && !keeps_order(b.object, b.order)) return form.refuse({"items in another order", Fallback::eager});
     if (PyDict_Check(b.object) &&
         !find_in_dict(b.object, b.items.get(), container, Write::Kind::item, Write::Kind::no_item, form, rules, leaves))
       return false;

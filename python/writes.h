@@ -11,10 +11,13 @@ struct Shallow {
   explicit Shallow(PyObject* o);
   PyObject* object;
   Ref items;       // of a list or dict: a copy
-  Ref order;       // of an OrderedDict: its keys, which the copy has in another order
   Ref attributes;  // a copy of the instance dict
   std::vector<Ref> slots;
+  std::vector<Ref> order;  // of a dict: its keys, which the copy of an OrderedDict has in another order
 };
+
+// Whether a dict's keys are those of before that are left, in their order, and then new ones: setting and removing items gives no other order.
+bool keeps_order(PyObject* dict, std::vector<Ref> before);
 
 struct Write {
   enum class Kind : uint8_t { elements, item, attribute, slot, no_item, no_attribute };

@@ -22,7 +22,7 @@ constexpr DType kElementTypes[] = {
 bool is_left_out(const Node& n) {
   if (n.op == Op::kth) return !n.get<SymInt>(Attr::k).is_constant();
   if (n.op == Op::update) return n.inputs[0].rank() == 0;
-  return (writes_elements(n.op) || n.op == Op::sum_rows) && n.inputs[1].dtype() != DType::i64 && n.inputs[1].dtype() != DType::i32;
+  return checks_index(n.op) && n.inputs[1].dtype() != DType::i64 && n.inputs[1].dtype() != DType::i32;
 }
 
 ContractionAbility usual_ability(Op op, DType dtype) {

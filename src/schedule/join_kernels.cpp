@@ -6,8 +6,8 @@
 // stores what a sum reads becomes part of it: a bias's gradient is summed while that of the product is made.
 //
 // One may need the other where it reads each element at the point that stores it: the sum of a channel's parts, the mean that follows from
-// it, and the variance around that. Only the first of two can move, behind what lies between them: a step that writes into an input stays
-// behind those that may fail.
+// it, and the variance around that. The first of two moves behind what lies between them, or, of a sum and what stores its operand, the
+// second before that, unless it writes into an input, as such a step stays behind those that may fail.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -198,16 +198,16 @@ class Joiner {
       if (!producer) continue;
       const std::optional<Expressions> known = loads_of_stored(*producer, steps_[i]);
       if (!known || known->empty()) continue;
-      Step both = steps_[i];
-      if (may_sink(first, both)) {
+      if (may_sink(first, steps_[i])) {
         become_one(*producer, steps_[i], *known);
         dead_[first] = true;
       } else if (may_rise(first, i)) {
-        become_one(*producer, both, *known);
-        steps_[first] = std::move(both);
+        become_one(*producer, steps_[i], *known);
+        steps_[first] = std::move(steps_[i]);
         dead_[i] = true;
-        for (int b : steps_[first].reads) read_.emplace(memory_of(b), first);
-        for (int b : steps_[first].writes) written_.emplace(memory_of(b), first);
+        auto note = [&](size_t& last) { last = std::max(last, first); };
+        for (int b : steps_[first].reads) note(read_[memory_of(b)]);
+        for (int b : steps_[first].writes) note(written_[memory_of(b)]);
         return;
       }
     }

@@ -3,7 +3,7 @@
 //
 // A target is written for machines whose memory the host cannot address and whose work is done later: a call puts work into the run's
 // queue and returns, an address is only ever given back to the target that owns it, and an index out of bounds may be reported once
-// the call is over. Adding a target takes its folder, a row in targets.cpp and a line in CMakeLists.txt.
+// the call is over. Adding a target takes its folder, a row in targets.def and a line in CMakeLists.txt.
 #pragma once
 
 #include <atomic>

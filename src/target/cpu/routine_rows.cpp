@@ -1,7 +1,6 @@
 // Sums of rows by an index: the gradient of an embedding. Positions are sorted by their row, so that each row is made by one thread, in the
 // order of its positions, and rounded once, without a copy of all rows in a wider type.
 #include <algorithm>
-#include <atomic>
 #include <numeric>
 
 #include "target/cpu/routine.h"

@@ -1,7 +1,9 @@
 // Machine code that the driver has.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "target/cuda/libraries.h"
@@ -29,6 +31,27 @@ class Code {
  private:
   std::string image_;
   Library library_ = nullptr;
+};
+
+inline std::shared_ptr<const Code> compile_source(const std::string& source, int architecture, bool contract) {
+  return std::make_shared<const Code>(Nvrtc::get().machine_code(source, architecture, contract));
+}
+
+// What is not generated: compiled for each architecture as it is first asked for. For the life of the process.
+class WrittenCode {
+ public:
+  explicit WrittenCode(std::string source) : source_(std::move(source)) {}
+  Function function(const std::string& name, int architecture) {
+    std::lock_guard lock(mutex_);
+    auto& code = known_[architecture];
+    if (!code) code = compile_source(source_, architecture, true);
+    return code->function(name);
+  }
+
+ private:
+  std::string source_;
+  std::mutex mutex_;
+  std::map<int, std::shared_ptr<const Code>> known_;
 };
 
 }  // namespace broach::cuda

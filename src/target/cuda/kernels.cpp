@@ -64,10 +64,6 @@ struct Built {
   }
 };
 
-std::shared_ptr<const Code> compile_source(const std::string& source, int architecture, bool contract) {
-  return std::make_shared<const Code>(Nvrtc::get().machine_code(source, architecture, contract));
-}
-
 class CudaKernel : public CompiledKernel {
  public:
   CudaKernel(std::shared_ptr<const Built> built) : first_(std::move(built)) {

@@ -1,8 +1,6 @@
 #include "target/cuda/routine.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 
 #include "support/error.h"
 #include "target/cuda/code.h"
@@ -73,13 +71,9 @@ extern "C" __global__ void copy_rows(long long columns, long long to_stride, lon
 COPY(unsigned char, 1) COPY(unsigned short, 2) COPY(unsigned, 4) COPY(unsigned long long, 8) COPY(Bits16, 16)
 )";
 
-std::shared_ptr<const Code> copying_code(int architecture) {
-  static std::mutex mutex;
-  static std::map<int, std::shared_ptr<const Code>> known;
-  std::lock_guard lock(mutex);
-  auto& code = known[architecture];
-  if (!code) code = std::make_shared<const Code>(Nvrtc::get().machine_code(kSource, architecture, true));
-  return code;
+Function copying_function(const std::string& name, int device) {
+  static auto* code = new WrittenCode(kSource);
+  return code->function(name, architecture_of(device));
 }
 
 // Dimensions of one element are left out, and those that lie one behind the other on both sides are one.
@@ -116,7 +110,7 @@ class Update : public CompiledRoutine {
   }
 
  private:
-  Function function_for(int device) const { return copying_code(architecture_of(device))->function(name_); }
+  Function function_for(int device) const { return copying_function(name_, device); }
 
   void copy(void* from, std::span<const int64_t> from_strides, void* to, std::span<const int64_t> to_strides,
             std::span<const int64_t> sizes, const RunContext& run) const {
@@ -137,7 +131,7 @@ class Update : public CompiledRoutine {
 
 void copy_rows(void* to, const void* from, const Rows& r, const RunContext& run) {
   constexpr int64_t kColumns = 4096, kMostRows = 65535, kBytes = 2;  // of a block, of a launch, of an element
-  const Function function = copying_code(architecture_of(run.device.index))->function("copy_rows");
+  const Function function = copying_function("copy_rows", run.device.index);
   const Driver& driver = Driver::get();
   for (int64_t first = 0; first < r.rows; first += kMostRows) {
     int64_t columns = r.columns, to_stride = r.to_stride, from_stride = r.from_stride;

@@ -2,8 +2,6 @@
 // and where first each row is named. Then a block makes each row: of zeros, or from the positions behind the first, until it has met all.
 #include <algorithm>
 #include <bit>
-#include <map>
-#include <mutex>
 
 #include "support/error.h"
 #include "target/cuda/code.h"
@@ -87,20 +85,16 @@ FN void make_rows(int n, int rows, i64 width, Strides to, Strides by, typename E
 ROWS(BF16, 8) ROWS(BF16, 1) ROWS(F16, 8) ROWS(F16, 1) ROWS(F32, 4) ROWS(F32, 1) ROWS(F64, 2) ROWS(F64, 1)
 )";
 
-std::shared_ptr<const Code> code_for(int architecture) {
-  static std::mutex mutex;
-  static std::map<int, std::shared_ptr<const Code>> known;
-  std::lock_guard lock(mutex);
-  auto& code = known[architecture];
-  if (!code) code = std::make_shared<const Code>(Nvrtc::get().machine_code(sum_rows_source(), architecture, true));
-  return code;
+Function function_for(const std::string& name, int device) {
+  static auto* code = new WrittenCode(sum_rows_source());
+  return code->function(name, architecture_of(device));
 }
 
 class SumRows : public CompiledRoutine {
  public:
   explicit SumRows(DType dtype) : bytes_(size_of(dtype)) {
     name_ = dtype == DType::bf16 ? "BF16" : dtype == DType::f16 ? "F16" : dtype == DType::f32 ? "F32" : "F64";
-    code_for(architecture_of(current_device()));
+    function_for("begin_rows", current_device());
   }
 
   void run(const RoutineArgs& args, const RunContext& run) const override {
@@ -138,10 +132,9 @@ class SumRows : public CompiledRoutine {
 
   static void launch(const std::string& name, int64_t points, unsigned threads, void** parameters, const RunContext& run) {
     const Driver& driver = Driver::get();
-    driver.check(
-        driver.launch(code_for(architecture_of(run.device.index))->function(name), static_cast<unsigned>((points + threads - 1) / threads),
-                      1, 1, threads, 1, 1, 0, static_cast<Stream>(run.queue), parameters, nullptr),
-        "launching sums of rows");
+    driver.check(driver.launch(function_for(name, run.device.index), static_cast<unsigned>((points + threads - 1) / threads), 1, 1, threads,
+                               1, 1, 0, static_cast<Stream>(run.queue), parameters, nullptr),
+                 "launching sums of rows");
   }
 
   int64_t bytes_;
