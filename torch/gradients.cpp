@@ -19,6 +19,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "externs.h"
+#include "leaf_gradients.h"
 #include "passes/passes.h"
 #include "support/error.h"
 
@@ -69,6 +70,7 @@ class LaterGradients : public ag::Node {
   std::string name() const override { return "BroachBackward"; }
   ag::variable_list apply(ag::variable_list&&) override {
     ag::variable_list out = runs_->next();
+    give_to_leaves(*this, out);
     out.resize(num_outputs());
     return out;
   }
@@ -157,9 +159,10 @@ class CompiledCall : public ag::Node {
     return out;
   }
 
-  ag::variable_list give(BackwardRun run) const {
+  ag::variable_list give(BackwardRun run) {
     ag::variable_list out = run.next();
     if (runs_ && !run.is_over()) runs_->begin(std::move(run));
+    give_to_leaves(*this, out);
     out.resize(num_outputs());
     return out;
   }

@@ -281,16 +281,25 @@ def test_reference_counts_and_memory_stay_flat(name):
         call(compiled)
     gc.collect()
     watched = [None, True, 3, torch.float32, compiled, type(compiled), torch.Tensor, getattr(compiled, "_orig_mod", plain)]
-    before = [sys.getrefcount(o) for o in watched], len(gc.get_objects()), _kilobytes()
     n = 10000 if ALL or name not in FEWER else FEWER[name]
-    for _ in range(n):
-        call(compiled)
-    gc.collect()
-    after = [sys.getrefcount(o) for o in watched], len(gc.get_objects()), _kilobytes()
-    for o, a, b in zip(watched, before[0], after[0]):  # of None some come and go with what other tests left
-        assert abs(a - b) < max(200, n // 10), f"{b - a} references to {o!r} in {n} calls"
-    assert after[1] - before[1] < 200, f"{after[1] - before[1]} objects in {n} calls"  # what other tests left may go meanwhile
-    assert after[2] - before[2] < 6000, f"{after[2] - before[2]} KiB in {n} calls"
+
+    def counted():
+        gc.collect()
+        return [sys.getrefcount(o) for o in watched], len(gc.get_objects()), _kilobytes()
+
+    def grown():
+        before = counted()
+        for _ in range(n):
+            call(compiled)
+        after = counted()
+        return [b - a for a, b in zip(before[0], after[0])], after[1] - before[1], after[2] - before[2]
+
+    # What a call leaks shows in both rounds; what other tests left, of None most of all, comes and goes.
+    rounds = grown(), grown()
+    for o, *differences in zip(watched, *(references for references, _, _ in rounds)):
+        assert min(map(abs, differences)) < max(200, n // 10), f"{differences} references to {o!r} in {n} calls"
+    assert min(objects for _, objects, _ in rounds) < 200, f"{rounds} objects in {n} calls"
+    assert min(memory for _, _, memory in rounds) < 6000, f"{rounds} KiB in {n} calls"
 
 
 def test_captures_leak_nothing():

@@ -1,0 +1,85 @@
+#include "leaf_gradients.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "devices.h"
+
+namespace broach {
+
+namespace {
+
+namespace ag = torch::autograd;
+
+// The engine's own lock for a leaf's gradient.
+struct Lock : ag::AccumulateGrad {
+  static std::mutex& of(ag::AccumulateGrad& n) { return n.*(&Lock::mutex_); }
+};
+
+bool has_hooks(ag::Node& n) {
+  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.post_hooks().empty() || !n.retains_grad_hooks().empty() ||
+         n.tensor_post_acc_grad_hooks();
+}
+
+// Whether the engine would keep the tensor as it is (torch/csrc/autograd/functions/accumulate_grad.h, case 1.1).
+bool may_keep(const at::Tensor& gradient, const ag::AccumulateGrad& accumulates) {
+  const at::Tensor& leaf = accumulates.variable;
+  const ag::InputMetadata& expected = accumulates.input_metadata(0);
+  return leaf.defined() && leaf.is_leaf() && leaf.requires_grad() && is_plain(gradient) && gradient.use_count() == 1 &&
+         !gradient.requires_grad() && gradient.layout() == at::kStrided && leaf.layout() == at::kStrided &&
+         gradient.scalar_type() == leaf.scalar_type() && gradient.dtype() == expected.dtype() && gradient.device() == leaf.device() &&
+         gradient.sizes() == leaf.sizes() && expected.is_same_shape(gradient) && !gradient.is_conj() && !gradient.is_neg() &&
+         !expected.is_tensor_subclass() && ag::utils::obeys_layout_contract(gradient, leaf);
+}
+
+}  // namespace
+
+void give_to_leaves(ag::Node& node, ag::variable_list& gradients) {
+  // Leaves get nothing from a node that is called by hand, nor from a run for some tensors only. Anomaly detection and hooks look at what a
+  // node returns. Another run, perhaps of another thread's, may come through a graph that is kept.
+  const auto* asked = ag::get_current_graph_task_exec_info();
+  if (!asked || !asked->empty() || ag::get_current_graph_task_keep_graph() || c10::GradMode::is_enabled() ||
+      ag::AnomalyMode::is_enabled() || !node.post_hooks().empty())
+    return;
+  std::vector<at::Device> left;
+  std::vector<std::pair<size_t, ag::Edge>> taken;
+  for (size_t g = 0; g < gradients.size(); ++g) {
+    at::Tensor& gradient = gradients[g];
+    ag::Edge& edge = node.next_edges()[g];
+    auto* accumulates = gradient.defined() ? dynamic_cast<ag::AccumulateGrad*>(edge.function.get()) : nullptr;
+    if (!accumulates || edge.function.use_count() != 1 || has_hooks(*accumulates) || !may_keep(gradient, *accumulates)) continue;
+    if (!gradient.is_cpu()) {
+      // The engine makes the caller's stream wait for those of the leaves that it gave a gradient itself.
+      if (accumulates->stream() != node.stream()) continue;
+      if (std::ranges::find(left, gradient.device()) == left.end()) {
+        left.push_back(gradient.device());
+        continue;
+      }
+    }
+    {
+      std::lock_guard lock(Lock::of(*accumulates));
+      at::Tensor& own = accumulates->variable.mutable_grad();
+      if (own.defined())
+        ag::AccumulateGrad::accumulateGrad(accumulates->variable, own, gradient, 1, [&](at::Tensor&& sum) { own = std::move(sum); });
+      else own = std::move(gradient);
+    }
+    gradient.reset();
+    taken.emplace_back(g, std::exchange(edge, {}));
+  }
+  if (taken.empty()) return;
+  ag::Engine::get_default_engine().queue_callback([self = node.getptr(), taken = std::move(taken)] {
+    for (const auto& [g, edge] : taken) self->next_edges()[g] = edge;
+  });
+}
+
+}  // namespace broach

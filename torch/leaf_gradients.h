@@ -1,0 +1,13 @@
+// Gradients of leaves, given to them without a step of the engine's for each.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+namespace broach {
+
+// To be called while the engine runs `node`, whose `gradients`, by edge, nobody else holds yet. Leaves of which only this node and no hook
+// knows get theirs here; these are undefined afterwards, and the node is without the edges to those leaves until the engine's run is over.
+// The others are left to the engine, which takes more than a microsecond for each.
+void give_to_leaves(torch::autograd::Node& node, torch::autograd::variable_list& gradients);
+
+}  // namespace broach
