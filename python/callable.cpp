@@ -62,9 +62,21 @@ bool give_up(Callable& c, const Reason& why) {
   return true;
 }
 
+// The containers that a call is given; nothing where that cannot be told.
+std::optional<std::vector<PyObject*>> containers_of(const Arguments& a) {
+  Form::Rules rules;
+  rules.numbers = true;
+  Leaves leaves;
+  if (ArgumentsForm().make(a, rules, leaves)) return std::move(leaves.containers);
+  return std::nullopt;
+}
+
 PyObject* call_plainly(Callable& c, const Arguments& a) {
-  ++c.data->plain_calls;
-  return call(c.data->subject.program.get(), a);
+  auto& d = *c.data;
+  ++d.plain_calls;
+  const bool is_alone = !d.guarded || (!d.busy && d.versions.empty());
+  const Turns::OwnCode turn(d.subject.turns, {true, is_alone ? std::nullopt : containers_of(a)});
+  return call(d.subject.program.get(), a);
 }
 
 // Whether a version that ran eagerly may be tried again, or else something runs from now on. False with a Python error.
@@ -119,10 +131,24 @@ void find_changed_numbers(Callable::Data& d, const Arguments& a) {
   }
 }
 
-// A call that fits no version.
-PyObject* call_anew(Callable& c, const Arguments& a) {
+// A call that fits no version. `waited`: for another thread, and nothing was done.
+PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   auto& d = *c.data;
   if (d.busy) return call_plainly(c, a);
+  // Before anything is looked at.
+  const Turns::Objects objects{true, d.guarded ? containers_of(a) : std::nullopt};
+  std::optional<Turns::OwnCode> own;
+  std::optional<Turns::Compiled> alone;
+  if (!d.subject.written.empty() && !d.subject.reaches_lock) {
+    const Turns::May may = d.subject.turns.ask(objects);
+    waited = may == Turns::May::waited;
+    if (waited) return nullptr;
+    if (may == Turns::May::not_now) return call_plainly(c, a);
+    alone.emplace(d.subject.turns, objects, true);
+  } else {
+    own.emplace(d.subject.turns, objects);
+    if (d.busy) return call_plainly(c, a);
+  }
   if (d.guarded) find_changed_numbers(d, a);
   auto v = std::make_shared<Version>(d.subject, d.constant, d.options);
   Pending p;
@@ -132,6 +158,7 @@ PyObject* call_anew(Callable& c, const Arguments& a) {
   Form::Rules rules;
   rules.numbers = true;
   rules.any_tensor = !d.guarded;
+  p.since = own ? &*own : nullptr;
   if (d.guarded) v->form.set_places(d.subject.places);
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
@@ -182,6 +209,7 @@ void give_up_differing(Callable::Data& d, Version& v, const std::string& why, co
 PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   HANDLE_TH_ERRORS
   auto& d = *c.data;
+  const Turns::OwnCode turn(d.subject.turns, {true, p.leaves.containers});
   py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
   Leaves given;
   given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
@@ -235,15 +263,9 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
-  auto& c = *reinterpret_cast<Callable*>(self);
+// `waited`: for another thread, and nothing was done.
+PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
   auto& d = *c.data;
-  Arguments a{args, static_cast<size_t>(PyVectorcall_NARGS(flags)), names};
-  if (must_run_plainly()) return call_plainly(c, a);
-  if (d.fallback) {
-    ++d.fallback_calls;
-    return call(d.fallback.get(), a);
-  }
   uint64_t ambient = d.guarded ? ambient_settings() : 0;
   Pending p;
   p.subject = &d.subject;
@@ -252,18 +274,53 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
     std::shared_ptr<Version> v = d.versions[i];
     p.leaves.clear();
     if (!v->fits(a, ambient, p.leaves)) continue;
-    if (v->state && !v->state->holds(nullptr)) continue;
+    if (auto writes = v->writes(p.leaves)) {
+      const Turns::May may = d.subject.turns.ask(*writes);
+      waited = may == Turns::May::waited;
+      if (waited) return nullptr;
+      if (may == Turns::May::not_now) return call_plainly(c, a);
+      p.turn.emplace(d.subject.turns, std::move(*writes));  // before the state is compared
+    }
+    if (v->state && !v->state->holds(nullptr)) {
+      p.turn.reset();
+      continue;
+    }
     if (i > 0 && i < d.versions.size())
       std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i),
                   d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
-    if (v->state && must_verify(d)) return run_verified(c, p, v);
+    if (v->state && must_verify(d)) {
+      p.turn.reset();
+      return run_verified(c, p, v);
+    }
     Ref result = Ref::steal(v->run(p));
+    p.turn.reset();
     if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
     if (result && p.ran == Pending::Ran::eagerly && d.guarded && !d.fallback && !goes_on(c, *v)) return nullptr;
     return result.release();
   }
-  return call_anew(c, a);
+  return call_anew(c, a, waited);
+}
+
+PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  auto& c = *reinterpret_cast<Callable*>(self);
+  auto& d = *c.data;
+  Arguments a{args, static_cast<size_t>(PyVectorcall_NARGS(flags)), names};
+  for (;;) {
+    if (must_run_plainly()) {  // within a recording, perhaps on a thread of the engine's that the recording's turn waits for
+      ++d.plain_calls;
+      return call(d.subject.program.get(), a);
+    }
+    d.subject.turns.wait_for_stand_ins();
+    if (d.fallback) {
+      ++d.fallback_calls;
+      const Turns::OwnCode turn(d.subject.turns, {true, std::nullopt});  // a compiled call may be under way
+      return call(d.fallback.get(), a);
+    }
+    bool waited = false;
+    PyObject* result = call_compiled(c, a, waited);
+    if (!waited) return result;
+  }
 }
 
 // ---- the type ----

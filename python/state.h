@@ -89,6 +89,8 @@ class State {
   // From now on `holds` looks at what Python code may read of a tensor without an operation. `is_guarded`: whether the recording keeps the
   // sizes of one, so that only its requires_grad is left.
   void watch_tensors(const std::function<bool(const at::Tensor&)>& is_guarded);
+  // Whether a lock is within the program's reach.
+  bool holds_lock() const { return holds_lock_; }
   size_t size() const { return nodes_.size(); }
   bool has_entered(PyCodeObject* code) const { return entered_.contains(code); }
   const std::unordered_set<PyCodeObject*>& entered() const { return entered_; }
@@ -217,6 +219,7 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<Reason> problems_;
+  bool holds_lock_ = false;
   bool in_library_ = false;   // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_;

@@ -20,16 +20,17 @@ namespace py = pybind11;
 
 namespace broach {
 
-namespace {
-
-thread_local Pending* pending = nullptr;
-
 // How results are made of tensors and integers: kept by Function with each compiled version.
 struct ResultForm {
   Form form;
   Writes writes;
   std::vector<size_t> places;  // numbers of those written, whose values come last in `form`
 };
+
+namespace {
+
+thread_local Pending* pending = nullptr;
+
 std::shared_ptr<ResultForm> new_result_form() {
   return std::shared_ptr<ResultForm>(new ResultForm, [](ResultForm* f) {
     py::gil_scoped_acquire gil;  // the last version may be dropped on any thread
@@ -119,6 +120,8 @@ class WatchedRun {
 
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
   bool has_only_asked() const { return asked_ && effects_.empty(); }
+  // A `with` is no call that the interpreter tells about.
+  bool may_have_taken_lock() const { return state_.holds_lock() && !in_code("enters_block", Owner::user).empty(); }
 
   void finish() {
     effects_ = watch_->effects();
@@ -318,6 +321,8 @@ static constexpr const char* kReadByItself = "is given a tensor or container tha
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
+  std::optional<Turns::OwnCode> turn;
+  take_turn(p, turn);
   if (p.runs++ > 0 && state) {
     if (!state->restore()) throw Error("broach: what the program changed in a run that did not bear symbols for sizes cannot be put back");
     if (p.numpy_random.get() != Py_None) checked(PyObject_CallMethod(p.numpy_random.get(), "put_back", nullptr));
@@ -346,6 +351,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     p.take_back_or_reject(kReadByItself);
   if (state && attributes.changed()) p.take_back_or_reject("writes an attribute of a tensor that it is given");
   Function::Results out = described(result.get(), inputs, before, given, p);
+  note_writes(*static_cast<const ResultForm*>(out.form.get()), given, p.since ? p.since->met() : turn ? turn->met() : Turns::Met(), p);
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
   if (state && p.verdict.is_good()) {
     state->stamp();
@@ -361,6 +367,44 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   if (!p.verdict.is_good()) Function::reject_capture(p.verdict);
   if (given.own) p.result = std::move(result);
   return out;
+}
+
+std::optional<Turns::Objects> Version::writes(const Leaves& leaves) const {
+  if (!writes_state_ && !writes_arguments_) return std::nullopt;
+  return Turns::Objects{writes_state_, writes_arguments_ ? leaves.containers : std::vector<PyObject*>()};
+}
+
+static constexpr const char* kOthersRunIt = "writes objects of Python's while another thread runs it";
+
+// For a run of the program. A recording of what is known to write goes alone: all others wait, also those that would look at places with
+// stand-ins in them. It ends, as it waits for nobody.
+void Version::take_turn(Pending& p, std::optional<Turns::OwnCode>& own) {
+  p.turn.reset();
+  Subject& subject = *p.subject;
+  Turns::Objects objects{true, p.leaves.containers};
+  const bool stands_in = Function::is_capturing_symbols() && !form.places().empty();
+  const bool may_write = !subject.written.empty() || writes(p.leaves) || stands_in;
+  if (Capture::current() && may_write && !subject.reaches_lock && subject.turns.ask(objects) == Turns::May::go)
+    return void(p.turn.emplace(subject.turns, std::move(objects), true));
+  if (stands_in) unsupported(kOthersRunIt);
+  own.emplace(subject.turns, std::move(objects));
+  p.waited = p.waited || own->has_waited();
+}
+
+// What a recording writes must be its own, and nothing that others wait for. `met`: what others may have written meanwhile.
+void Version::note_writes(const ResultForm& made, const Given& given, Turns::Met met, Pending& p) {
+  const bool to_state = !made.places.empty(), to_arguments = !made.writes.empty();
+  if (p.waited && p.verdict.is_good())
+    p.verdict = {Outcome::spoilt, {"other threads wrote objects of Python's meanwhile", Fallback::eager}};
+  if (!to_state && !to_arguments) return;
+  writes_state_ = writes_state_ || to_state;
+  writes_arguments_ = writes_arguments_ || to_arguments;
+  const bool beside_others = (to_state && met.state) || (to_arguments && met.given);
+  if (p.may_have_lock) p.reject({"writes objects of Python's and may hold a lock while it does so", Fallback::eager});
+  else if (beside_others && Function::is_capturing_symbols()) unsupported(kOthersRunIt);
+  else if (beside_others && p.verdict.is_good()) p.verdict = {Outcome::spoilt, {kOthersRunIt, Fallback::eager}};
+  // Of a run on others than its own, which is written back at the end of the call.
+  if (!given.own && !p.turn) p.turn.emplace(p.subject->turns, *writes(p.leaves));
 }
 
 // Here, where what the program was given is still in its place.
@@ -385,6 +429,8 @@ Ref Version::run_watched(Pending& p, const Arguments& arguments) {
   Ref result = Ref::steal(call(p.subject->program.get(), arguments));
   held.emplace();
   run.finish();
+  p.may_have_lock = run.may_have_taken_lock();
+  p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
   if (!result) return run_again(p, arguments, run.has_only_asked());
   p.verdict = run.verdict();
@@ -458,6 +504,8 @@ std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRe
   p.version = this;
   p.arguments = {nullptr, form.positional(), form.names()};
   p.copies = true;
+  std::optional<Turns::OwnCode> turn;
+  if (!Capture::current()) turn.emplace(subject_->turns, Turns::Objects{true, std::vector<PyObject*>()});
   std::vector<c10::SymFloat> numbers(floats.begin(), floats.end());
   Given given(*this, p, inputs, c10::fromIntArrayRefSlow(ints), numbers);
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());

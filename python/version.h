@@ -6,6 +6,7 @@
 #include "form.h"
 #include "function.h"
 #include "state.h"
+#include "turns.h"
 #include "writes.h"
 
 #include <memory>
@@ -24,12 +25,15 @@ struct Subject {
   bool says_compiling = true;    // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
   std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
   std::shared_ptr<AttemptLog> log = std::make_shared<AttemptLog>();
+  Turns turns;
+  bool reaches_lock = false;  // and may wait for other threads
 
   // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.
   Verdict note_written(const State& state, const std::vector<State::Change>& changes);
 };
 
 class Version;
+struct ResultForm;
 
 // A call under way on this thread.
 struct Pending {
@@ -39,12 +43,16 @@ struct Pending {
   Leaves leaves;
   Ref result;  // of a run of the program itself on the caller's own arguments
   enum class Ran : uint8_t { compiled, eagerly, captured } ran = Ran::compiled;
-  Verdict verdict;              // of a capture
-  bool copies = false;          // the arguments are copies: the program's own places are not to be touched
-  int runs = 0;                 // of the program, for this call
-  Ref numpy_random;             // before the first of them, where the program is watched
-  Reason written_again;         // what eager would write once more for gradients
-  bool met_checkpoint = false;  // that ran as without a capture
+  Verdict verdict;                        // of a capture
+  bool copies = false;                    // the arguments are copies: the program's own places are not to be touched
+  int runs = 0;                           // of the program, for this call
+  Ref numpy_random;                       // before the first of them, where the program is watched
+  Reason written_again;                   // what eager would write once more for gradients
+  bool met_checkpoint = false;            // that ran as without a capture
+  bool may_have_lock = false;             // held one while its run was watched
+  bool waited = false;                    // for other threads' writes, before its own run: what it was matched with may have changed
+  const Turns::OwnCode* since = nullptr;  // its arguments were looked at; null where it was matched in a turn of its own
+  std::optional<Turns::Compiled> turn;    // of a version that writes
   static constexpr const char* kMetCheckpoint = "it has checkpoints, which the next attempt runs once";
 
   // The one on this thread whose program runs; null if there is none.
@@ -69,6 +77,8 @@ class Version : public std::enable_shared_from_this<Version> {
   bool fits(const Arguments& a, uint64_t settings, Leaves& leaves) const {
     return ambient == settings && form.match(a, leaves) && holds_the_same(leaves);
   }
+  // What its calls write, of which these are the containers; nothing if they write none.
+  std::optional<Turns::Objects> writes(const Leaves& leaves) const;
   // Runs it; afterwards `p` says what happened.
   PyObject* run(Pending& p);
   // The program itself with other tensors and numbers for those of a call, for its results: where gradients are differentiated.
@@ -93,7 +103,10 @@ class Version : public std::enable_shared_from_this<Version> {
   void note_own(const Leaves& leaves);
 
   bool only_gradients_read_what_changed() const;
+  void take_turn(Pending& p, std::optional<Turns::OwnCode>& own);
+  void note_writes(const ResultForm& made, const Given& given, Turns::Met met, Pending& p);
 
+  bool writes_state_ = false, writes_arguments_ = false;  // in any recording
   std::shared_ptr<const ProgramAgain> again_;
   int differentiated_ = 0;              // recordings
   size_t first_node_of_gradients_ = 0;  // of the state: what only code of gradients read, where there was one recording

@@ -245,7 +245,10 @@ void State::visit_native(PyObject* o, PyTypeObject* native, int parent, const st
     return visit_referents(o, parent, label);
   }
   has_seen(o);
-  if (is_stateless_type(native)) return;
+  if (is_stateless_type(native)) {
+    holds_lock_ = holds_lock_ || std::string_view(native->tp_name).starts_with("_thread.");
+    return;
+  }
   if (is_c_iterator(o)) return problem(o, parent, label, " is an iterator from outside the program");
   problem(o, parent, label, {cat(" is an object of the type ", type, ", whose state cannot be watched"), Fallback::eager});
 }

@@ -173,6 +173,19 @@ def _a_gradient_of_other_layout(model, loss):
     return weight.grad.stride(), _grads(model)
 
 
+def _gradients_of_another_type(model, loss):
+    weight = model[2].weight
+    if not hasattr(weight, "grad_dtype"):
+        return None
+    out = []
+    for dtype in (torch.float64, torch.bfloat16, torch.float32):
+        model.zero_grad(set_to_none=True)
+        weight.grad_dtype = dtype
+        loss(_x()).backward()
+        out.append(weight.grad)
+    return out
+
+
 def _create_graph(model, loss):
     loss(_x()).backward(create_graph=True)
     penalty = sum(p.grad.square().sum() for p in model.parameters())
@@ -246,6 +259,7 @@ SCENARIOS = _by_name(
         _gradients_held_by_others,
         _zeroed_in_place,
         _a_gradient_of_other_layout,
+        _gradients_of_another_type,
         _create_graph,
         _callbacks_at_the_end,
         _inside_another_backward,

@@ -31,13 +31,20 @@ bool has_hooks(ag::Node& n) {
          n.tensor_post_acc_grad_hooks();
 }
 
+// The type that a leaf's gradients are to have may be set, and is then another than the leaf's.
+template <class Metadata>
+bool is_of_type(const at::Tensor& gradient, const Metadata& expected) {
+  if constexpr (requires { expected.grad_dtype(); }) return expected.grad_dtype() == gradient.scalar_type();
+  else return gradient.dtype() == expected.dtype();
+}
+
 // Whether the engine would keep the tensor as it is (torch/csrc/autograd/functions/accumulate_grad.h, case 1.1).
 bool may_keep(const at::Tensor& gradient, const ag::AccumulateGrad& accumulates) {
   const at::Tensor& leaf = accumulates.variable;
   const ag::InputMetadata& expected = accumulates.input_metadata(0);
   return leaf.defined() && leaf.is_leaf() && leaf.requires_grad() && is_plain(gradient) && gradient.use_count() == 1 &&
          !gradient.requires_grad() && gradient.layout() == at::kStrided && leaf.layout() == at::kStrided &&
-         gradient.scalar_type() == leaf.scalar_type() && gradient.dtype() == expected.dtype() && gradient.device() == leaf.device() &&
+         gradient.scalar_type() == leaf.scalar_type() && is_of_type(gradient, expected) && gradient.device() == leaf.device() &&
          gradient.sizes() == leaf.sizes() && expected.is_same_shape(gradient) && !gradient.is_conj() && !gradient.is_neg() &&
          !expected.is_tensor_subclass() && ag::utils::obeys_layout_contract(gradient, leaf);
 }

@@ -65,6 +65,25 @@ def _stand_in_for_generator(original: Callable) -> Callable:
     return generator
 
 
+def _stand_in_for_generator_of_settings(original: Callable) -> Callable:
+    """The same from torch 2.15 on, where the function's own arguments come in a tuple and a dict."""
+
+    @functools.wraps(original)
+    def generator(fn: Callable, args: tuple, kwargs: dict, **settings: Any) -> Iterator[None]:
+        keeps_random = settings.get("preserve_rng_state", True)
+        context_fn, check = settings.get("context_fn", checkpoints.noop_context_fn), settings.get("determinism_check", "default")
+        is_plain = settings.keys() <= _SETTINGS and _is_plain(context_fn, check, settings.get("debug", False))
+        if not _C.is_capturing() or not is_plain or settings.get("respect_saved_tensors_hooks") is not None:
+            return original(fn, args, kwargs, **settings)
+        if not torch.is_grad_enabled():
+            return _runs_plainly()
+        if not _C.meets_checkpoint():
+            return original(fn, args, kwargs, **settings)
+        return _runs_once(fn, args, kwargs, keeps_random)
+
+    return generator
+
+
 def _stand_in_for_reentrant(original: Any) -> Callable:
     def apply(function: Callable, preserve: bool, *args: Any) -> Any:
         needs_gradients = torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
@@ -87,8 +106,10 @@ def _stand_in_for_reentrant(original: Any) -> Callable:
 
 
 _GENERATOR, _REENTRANT = "_checkpoint_without_reentrant_generator", "CheckpointFunction"
-_ORIGINAL = {name: getattr(checkpoints, name, None) for name in (_GENERATOR, _REENTRANT)}
-_MAKE = {_GENERATOR: _stand_in_for_generator, _REENTRANT: _stand_in_for_reentrant}
+_OF_SETTINGS = "_checkpoint_without_reentrant_generator_impl"
+_SETTINGS = {"preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop", "respect_saved_tensors_hooks"}
+_MAKE = {_GENERATOR: _stand_in_for_generator, _OF_SETTINGS: _stand_in_for_generator_of_settings, _REENTRANT: _stand_in_for_reentrant}
+_ORIGINAL = {name: getattr(checkpoints, name, None) for name in _MAKE}
 _REPLACED = {name: _MAKE[name](original) for name, original in _ORIGINAL.items() if original is not None}
 _NAMED = ("fn", "preserve_rng_state", "context_fn", "determinism_check", "debug")
 if _GENERATOR in _REPLACED and _ORIGINAL[_GENERATOR].__code__.co_varnames[: len(_NAMED)] != _NAMED:

@@ -81,6 +81,13 @@ def invisible_in_torch(code: types.CodeType) -> str:
 
 
 @_once
+def enters_block(code: types.CodeType) -> str:
+    """Whether the code has a `with` statement, by which it may hold a lock; empty if not."""
+    enters = any(step.opname in ("BEFORE_WITH", "SETUP_WITH", "LOAD_SPECIAL") for step in dis.get_instructions(code))
+    return f"enters a block in {getattr(code, 'co_qualname', code.co_name)}" if enters else ""
+
+
+@_once
 def asks_for_type_of_number(code: types.CodeType) -> str:
     """Where the code may tell a number from what stands for it by asking `type`; empty if it cannot.
 

@@ -1,0 +1,140 @@
+"""Several threads call one compiled function whose program writes objects of Python's: nothing that they write is lost or written twice."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import broach
+
+THREADS, CALLS = 4, 400
+X = torch.ones(4, 4)
+
+
+class Counting(nn.Module):
+    def __init__(self, lock=None):
+        super().__init__()
+        self.calls, self.lock, self.layer = 0, lock, nn.Linear(4, 4)
+
+    def forward(self, x):
+        if self.lock is None:
+            self.calls += 1
+            return self.layer(x)
+        with self.lock:
+            self.calls += 1
+        return self.layer(x)
+
+
+def _counts(x, totals, seen):
+    totals["calls"] = totals.get("calls", 0) + 1
+    seen.append(x.shape[0])
+    return x * 2
+
+
+def _in_threads(call, calls=CALLS):
+    start = threading.Barrier(THREADS)
+    errors = []
+
+    def work():
+        try:
+            start.wait()
+            with torch.no_grad():
+                for _ in range(calls):
+                    call()
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not errors, errors
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 2, 8])
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_counter_of_a_module(calls_before, locked):
+    for _ in range(3):
+        model = Counting(threading.Lock() if locked else None).eval()
+        compiled = broach.compile(model)
+        for _ in range(calls_before):
+            compiled(X)
+        _in_threads(lambda: compiled(X))
+        assert model.calls == calls_before + THREADS * CALLS
+    stats = compiled._compiled_call.stats()
+    if calls_before > 1 and not locked:
+        assert stats["compiled_calls"] >= THREADS * CALLS / 2, stats["reasons"]
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 2, 8])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_dict_that_threads_share(calls_before, dynamic):
+    for _ in range(3):
+        totals = {}
+        compiled = broach.compile(_counts, dynamic=dynamic or None)
+        for _ in range(calls_before):
+            compiled(X, totals, [])
+        _in_threads(lambda: compiled(X, totals, []))
+        assert totals["calls"] == calls_before + THREADS * CALLS
+
+
+def test_a_list_that_threads_share():
+    """Its length differs from call to call, so that most calls run the program itself."""
+    seen = []
+    compiled = broach.compile(_counts)
+    for _ in range(4):
+        compiled(X, {}, seen)
+    _in_threads(lambda: compiled(X, {}, seen), 20)
+    assert len(seen) == 4 + THREADS * 20
+
+
+def test_containers_of_each_thread_run_side_by_side():
+    compiled, own, all_totals = broach.compile(_counts), threading.local(), []
+
+    def call():
+        if not hasattr(own, "totals"):
+            own.totals = {"calls": 0}
+            all_totals.append(own.totals)
+        compiled(X, own.totals, [])
+
+    for _ in range(8):
+        call()
+    before = compiled.stats()["compiled_calls"]
+    _in_threads(call)
+    assert sorted(t["calls"] for t in all_totals) == [8] + [CALLS] * THREADS
+    assert compiled.stats()["compiled_calls"] - before >= THREADS * CALLS / 2  # some come while another thread still records
+
+
+def test_a_lock_that_others_take():
+    """What holds the program's own lock elsewhere may count on it."""
+    model = Counting(threading.RLock()).eval()
+    compiled = broach.compile(model)
+    for _ in range(8):
+        compiled(X)
+
+    def beside():
+        with model.lock:
+            before = model.calls
+            torch.ones(64, 64) @ torch.ones(64, 64)
+            model.calls = before + 1
+
+    turn = iter(range(10**9))
+    _in_threads(lambda: compiled(X) if next(turn) % 2 else beside(), 200)
+    assert model.calls == 8 + THREADS * 200
+
+
+def test_sizes_change_while_threads_count():
+    model = Counting().eval()
+    compiled = broach.compile(model)
+    for _ in range(4):
+        compiled(X)
+    sizes = threading.local()
+
+    def call():
+        sizes.next = getattr(sizes, "next", 0) + 1
+        compiled(torch.ones(1 + sizes.next % 7, 4))
+
+    _in_threads(call, 200)
+    assert model.calls == 4 + THREADS * 200
+    stats = compiled._compiled_call.stats()
+    assert stats["compiled_calls"] >= THREADS * 100, stats["reasons"]
