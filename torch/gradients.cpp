@@ -390,8 +390,8 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
   auto is_seen = [&](size_t g) {
     const at::Tensor& t = *inputs.tensors[differentiable_.inputs[g]];
     if (!t.is_leaf()) return true;
-    const ag::Node& n = *ag::impl::gradient_edge(t).function;
-    return !ag::impl::hooks(t).empty() || !n.pre_hooks().empty() || !n.post_hooks().empty();
+    const ag::Edge edge = ag::impl::gradient_edge(t);  // which alone may hold the node
+    return !ag::impl::hooks(t).empty() || !edge.function->pre_hooks().empty() || is_awaited(*edge.function);
   };
   const bool apart = std::ranges::any_of(reached_by_some_, is_seen);
   std::map<std::vector<bool>, std::vector<size_t>> groups;

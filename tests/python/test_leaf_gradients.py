@@ -60,3 +60,25 @@ def test_several_threads_give_one_leaf_its_gradients():
         [t.join() for t in threads]
         for p, want in zip(model.parameters(), once, strict=True):
             torch.testing.assert_close(p.grad, want * 20, rtol=1e-4, atol=1e-6)
+
+
+def test_no_hook_runs_for_a_leaf_without_a_gradient():
+    """Where only one of the results is differentiated, which does not depend on the leaf."""
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+
+    def program(x):
+        inner = model[0](x)
+        return model[1](inner), inner
+
+    seen = []
+    run = broach.compile(program)
+    for call in range(6):
+        if call == 3:
+            handle = model[1].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+        model.zero_grad()
+        run(torch.ones(2, 3))[1].sum().backward()
+        assert model[1].weight.grad is None and model[0].weight.grad is not None
+    assert not seen
+    sum(r.sum() for r in run(torch.ones(2, 3))).backward()
+    assert len(seen) == 1 and seen[0] is not None
+    handle.remove()
