@@ -452,6 +452,14 @@ std::pair<Value, Value> pointwise_gradients(GraphBuilder& b, Value x, Value w, V
   return {by_x, b.reshape(dot(b, b.permute(rows, {1, 0}), channel_rows(b, x)), w.shape())};
 }
 
+// Windows of a transposed convolution's result behind that of its last input, by dimension: its output padding may have room for some.
+Shape windows_beyond(OpCall& c, std::span<const int64_t> stride, size_t n) {
+  Shape out(n + 2, SymInt(0));
+  const Shape padding = for_each_dim(c.ints(8), n, 0);
+  for (size_t i = 0; c.flag(7) && i < n; ++i) out[i + 2] = c.b.symbols().specialize(padding[i]) / stride[i];
+  return out;
+}
+
 // Arguments: gradient, input, weight, sizes of the bias, stride, padding, dilation, transposed, output padding, groups, mask. The
 // input's gradient is a convolution with what was transposed and what was not exchanged, and so are the roles in the weight's.
 Result convolution_backward(OpCall& c) {
@@ -473,12 +481,13 @@ Result convolution_backward(OpCall& c) {
   sizes[1] = in_channels, given[0] = sizes[0], given[1] = transposed ? w.shape()[1] * SymInt(groups) : w.shape()[0];
   x = with_sizes(b, x, sizes);
   const Shape &large = transposed ? y.shape() : x.shape(), &kernel = w.shape();
+  const Shape beyond = windows_beyond(c, stride, n);
   Shape left;  // of the larger side, what the last window does not reach
   for (size_t i = 0; i < n; ++i) {
     const SymInt reach = SymInt(dilation[i]) * (kernel[i + 2] - 1) + 1,
                  windows = floordiv(large[i + 2] + padding[i] * SymInt(2) - reach, stride[i]) + 1;
     left.push_back(large[i + 2] - ((windows - 1) * SymInt(stride[i]) - padding[i] * SymInt(2) + reach));
-    (transposed ? sizes : given)[i + 2] = windows;
+    (transposed ? sizes : given)[i + 2] = windows - beyond[i + 2];
   }
   (transposed ? x : y) = with_sizes(b, transposed ? x : y, transposed ? sizes : given);
   auto wanted = [&](size_t i) { return c.result(i).dtype != DType::opaque; };
@@ -496,9 +505,11 @@ Result convolution_backward(OpCall& c) {
                          {Attr::transposed, int64_t{!transposed}},
                          {Attr::output_padding, transposed ? Shape(n, SymInt(0)) : left},
                          {Attr::groups, groups}});
+  for (size_t i = 2; results[0] && i < n + 2; ++i)
+    if (beyond[i] != SymInt(0)) results[0] = narrow(b, results[0], static_cast<int64_t>(i), 0, sizes[i]);
   if (wanted(1) && !results[1])
     results[1] = b.emit(
-        Op::conv_weight_gradient, transposed ? std::vector{y, x} : std::vector{x, y},
+        Op::conv_weight_gradient, transposed ? std::vector{y, pad(b, x, Shape(beyond.size(), SymInt(0)), beyond, 0.0)} : std::vector{x, y},
         {{Attr::stride, stride}, {Attr::padding, padding}, {Attr::dilation, dilation}, {Attr::groups, groups}, {Attr::shape, kernel}});
   if (wanted(2)) {
     std::vector<int64_t> dims{0};

@@ -23,6 +23,9 @@ CONVOLUTIONS = {
     "transposed": (F.conv_transpose2d, (2, 6, 7, 7), (6, 8, 3, 3), {"stride": 2, "padding": 1, "output_padding": 1}),
     "transposed groups": (F.conv_transpose2d, (2, 6, 7, 7), (6, 3, 2, 2), {"stride": 2, "groups": 2}),
     "transposed, one dimension": (F.conv_transpose1d, (2, 6, 7), (6, 4, 4), {"stride": 3}),
+    "transposed, with more than a stride of padding": (
+        F.conv_transpose2d, (2, 6, 4, 5), (6, 8, 2, 3), {"stride": (3, 2), "padding": (1, 2), "output_padding": (2, 3), "dilation": 4},
+    ),
     "larger": (F.conv2d, (4, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),
 }
 
