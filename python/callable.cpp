@@ -55,6 +55,7 @@ void note(Callable::Data& d, const std::string& why) {
 bool give_up(Callable& c, const Reason& why) {
   auto& d = *c.data;
   note(d, why.text);
+  d.subject.is_known = true;
   PyObject* fallback = PyObject_CallMethod(d.policy.get(), "give_up", "ss", why.text.c_str(), name_of(why.fallback));
   if (!fallback) return false;
   d.fallback = Ref::steal(fallback);
@@ -75,7 +76,7 @@ PyObject* call_plainly(Callable& c, const Arguments& a) {
   auto& d = *c.data;
   ++d.plain_calls;
   const bool is_alone = !d.guarded || (!d.busy && d.versions.empty());
-  const Turns::OwnCode turn(d.subject.turns, {true, is_alone ? std::nullopt : containers_of(a)});
+  const Turns::OwnCode turn(d.subject.objects(is_alone ? std::nullopt : containers_of(a)));
   return call(d.subject.program.get(), a);
 }
 
@@ -96,6 +97,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
     verdict.outcome = Outcome::unsupported;
   }
   if (verdict.is_good()) {
+    d.subject.is_known = true;
     d.spoilt = 0;
     return true;
   }
@@ -135,23 +137,23 @@ void find_changed_numbers(Callable::Data& d, const Arguments& a) {
 PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   auto& d = *c.data;
   if (d.busy) return call_plainly(c, a);
+  Pending p;  // what it keeps alive goes after the turns
   // Before anything is looked at.
-  const Turns::Objects objects{true, d.guarded ? containers_of(a) : std::nullopt};
+  const Turns::Objects objects = d.subject.objects(d.guarded ? containers_of(a) : std::nullopt);
   std::optional<Turns::OwnCode> own;
   std::optional<Turns::Compiled> alone;
   if (!d.subject.written.empty() && !d.subject.reaches_lock) {
-    const Turns::May may = d.subject.turns.ask(objects);
+    const Turns::May may = Turns::get().ask(objects);
     waited = may == Turns::May::waited;
     if (waited) return nullptr;
     if (may == Turns::May::not_now) return call_plainly(c, a);
-    alone.emplace(d.subject.turns, objects, true);
+    alone.emplace(objects, true);
   } else {
-    own.emplace(d.subject.turns, objects);
+    own.emplace(objects);
     if (d.busy) return call_plainly(c, a);
   }
   if (d.guarded) find_changed_numbers(d, a);
   auto v = std::make_shared<Version>(d.subject, d.constant, d.options);
-  Pending p;
   p.subject = &d.subject;
   p.version = v.get();
   p.arguments = a;
@@ -163,7 +165,8 @@ PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
   if (!described || (d.guarded && d.captures >= kMostCaptures)) {
-    Reason why = described ? cat("more than ", kMostCaptures, " captures would be needed")
+    // Dynamo would compile again and again, too, and each time for seconds.
+    Reason why = described ? Reason(cat("more than ", kMostCaptures, " captures would be needed"), Fallback::eager)
                            : v->form.form().problem_beside_results().within("is given ");
     return give_up(c, why) ? call(d.fallback.get(), a) : nullptr;
   }
@@ -209,7 +212,7 @@ void give_up_differing(Callable::Data& d, Version& v, const std::string& why, co
 PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   HANDLE_TH_ERRORS
   auto& d = *c.data;
-  const Turns::OwnCode turn(d.subject.turns, {true, p.leaves.containers});
+  const Turns::OwnCode turn(d.subject.objects(p.leaves.containers));
   py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
   Leaves given;
   given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
@@ -275,11 +278,11 @@ PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
     p.leaves.clear();
     if (!v->fits(a, ambient, p.leaves)) continue;
     if (auto writes = v->writes(p.leaves)) {
-      const Turns::May may = d.subject.turns.ask(*writes);
+      const Turns::May may = Turns::get().ask(*writes);
       waited = may == Turns::May::waited;
       if (waited) return nullptr;
       if (may == Turns::May::not_now) return call_plainly(c, a);
-      p.turn.emplace(d.subject.turns, std::move(*writes));  // before the state is compared
+      p.turn.emplace(std::move(*writes));  // before the state is compared
     }
     if (v->state && !v->state->holds(nullptr)) {
       p.turn.reset();
@@ -311,10 +314,10 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
       ++d.plain_calls;
       return call(d.subject.program.get(), a);
     }
-    d.subject.turns.wait_for_stand_ins();
+    Turns::get().wait_for_stand_ins([&] { return d.subject.objects(std::nullopt); });
     if (d.fallback) {
       ++d.fallback_calls;
-      const Turns::OwnCode turn(d.subject.turns, {true, std::nullopt});  // a compiled call may be under way
+      const Turns::OwnCode turn(d.subject.objects(std::nullopt));  // a compiled call may be under way
       return call(d.fallback.get(), a);
     }
     bool waited = false;
@@ -435,7 +438,7 @@ PyObject* reset(PyObject* self, PyObject*) {
   Ref fallback = std::exchange(d.fallback, Ref());
   d.captures = d.spoilt = 0;
   d.subject.says_compiling = true;
-  d.subject.has_checkpoints = false;
+  d.subject.has_checkpoints = d.subject.is_known = false;
   d.subject.written.clear();
   d.subject.places.clear();
   d.subject.log->clear();

@@ -180,6 +180,15 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
   return {Outcome::learnt, cat("writes ", changes.front().path)};
 }
 
+Turns::Objects Subject::objects(std::optional<std::vector<PyObject*>> given, bool state) const {
+  Turns::Objects out{this, state, std::nullopt, std::move(given)};
+  if (written.empty() && !is_known) return out;
+  out.owners.emplace();
+  for (const auto* each : {&written, &places})
+    for (const StatePlace& place : *each) out.owners->push_back(place.owner.get());
+  return out;
+}
+
 Pending* Pending::current() { return pending; }
 
 void Pending::reject(Reason why) {
@@ -371,7 +380,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
 
 std::optional<Turns::Objects> Version::writes(const Leaves& leaves) const {
   if (!writes_state_ && !writes_arguments_) return std::nullopt;
-  return Turns::Objects{writes_state_, writes_arguments_ ? leaves.containers : std::vector<PyObject*>()};
+  return subject_->objects(writes_arguments_ ? leaves.containers : std::vector<PyObject*>(), writes_state_);
 }
 
 static constexpr const char* kOthersRunIt = "writes objects of Python's while another thread runs it";
@@ -381,13 +390,13 @@ static constexpr const char* kOthersRunIt = "writes objects of Python's while an
 void Version::take_turn(Pending& p, std::optional<Turns::OwnCode>& own) {
   p.turn.reset();
   Subject& subject = *p.subject;
-  Turns::Objects objects{true, p.leaves.containers};
+  Turns::Objects objects = subject.objects(p.leaves.containers);
   const bool stands_in = Function::is_capturing_symbols() && !form.places().empty();
   const bool may_write = !subject.written.empty() || writes(p.leaves) || stands_in;
-  if (Capture::current() && may_write && !subject.reaches_lock && subject.turns.ask(objects) == Turns::May::go)
-    return void(p.turn.emplace(subject.turns, std::move(objects), true));
+  if (Capture::current() && may_write && !subject.reaches_lock && Turns::get().ask(objects) == Turns::May::go)
+    return void(p.turn.emplace(std::move(objects), true));
   if (stands_in) unsupported(kOthersRunIt);
-  own.emplace(subject.turns, std::move(objects));
+  own.emplace(std::move(objects));
   p.waited = p.waited || own->has_waited();
 }
 
@@ -399,12 +408,12 @@ void Version::note_writes(const ResultForm& made, const Given& given, Turns::Met
   if (!to_state && !to_arguments) return;
   writes_state_ = writes_state_ || to_state;
   writes_arguments_ = writes_arguments_ || to_arguments;
-  const bool beside_others = (to_state && met.state) || (to_arguments && met.given);
+  const bool beside_others = (to_state && met.state) || (to_arguments && met.given) || (p.turn && p.turn->is_passed());
   if (p.may_have_lock) p.reject({"writes objects of Python's and may hold a lock while it does so", Fallback::eager});
   else if (beside_others && Function::is_capturing_symbols()) unsupported(kOthersRunIt);
   else if (beside_others && p.verdict.is_good()) p.verdict = {Outcome::spoilt, {kOthersRunIt, Fallback::eager}};
   // Of a run on others than its own, which is written back at the end of the call.
-  if (!given.own && !p.turn) p.turn.emplace(p.subject->turns, *writes(p.leaves));
+  if (!given.own && !p.turn) p.turn.emplace(*writes(p.leaves));
 }
 
 // Here, where what the program was given is still in its place.
@@ -505,7 +514,7 @@ std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRe
   p.arguments = {nullptr, form.positional(), form.names()};
   p.copies = true;
   std::optional<Turns::OwnCode> turn;
-  if (!Capture::current()) turn.emplace(subject_->turns, Turns::Objects{true, std::vector<PyObject*>()});
+  if (!Capture::current()) turn.emplace(subject_->objects(std::vector<PyObject*>()));
   std::vector<c10::SymFloat> numbers(floats.begin(), floats.end());
   Given given(*this, p, inputs, c10::fromIntArrayRefSlow(ints), numbers);
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
@@ -545,14 +554,20 @@ Ref Version::made_of(Function::Results results, Pending& p) const {
   leaves.program_ints = std::move(results.ints);
   leaves.program_floats = std::move(results.floats);
   leaves.containers = std::move(p.leaves.containers);
-  std::vector<Ref> alive;  // one that is written into another place may be held by none between two writes
+  // One that is written into another place may be held by none between two writes; and what goes may run code that waits for other threads.
+  std::vector<Ref>& alive = p.alive;
   for (PyObject* o : leaves.containers) alive.push_back(Ref::borrow(o));
   size_t at = 0;
   const auto& made = *static_cast<const ResultForm*>(results.form.get());
   Ref result = Ref::steal(made.form.build(at, leaves));
+  if (!made.writes.empty() && p.turn)
+    for (PyObject* o : leaves.containers)
+      if (Ref before = PyList_Check(o) ? Ref::steal(PySequence_List(o)) : PyDict_Check(o) ? Ref::steal(PyDict_Copy(o)) : Ref())
+        alive.push_back(std::move(before));
   if (!result || !made.writes.apply(made.form, at, leaves, leaves.containers)) return {};
   for (size_t i : made.places) {
     Ref value = Ref::steal(made.form.build(at, leaves));
+    alive.push_back(Ref::borrow(form.places()[i].value()));
     if (!value || !form.places()[i].set(value.get())) return {};
   }
   return result;

@@ -25,8 +25,10 @@ struct Subject {
   bool says_compiling = true;    // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
   std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
   std::shared_ptr<AttemptLog> log = std::make_shared<AttemptLog>();
-  Turns turns;
+  // What its runs may write, of which these are the containers.
+  Turns::Objects objects(std::optional<std::vector<PyObject*>> given, bool state = true) const;
   bool reaches_lock = false;  // and may wait for other threads
+  bool is_known = false;      // what it writes: a recording has come to something
 
   // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.
   Verdict note_written(const State& state, const std::vector<State::Change>& changes);
@@ -52,6 +54,7 @@ struct Pending {
   bool may_have_lock = false;             // held one while its run was watched
   bool waited = false;                    // for other threads' writes, before its own run: what it was matched with may have changed
   const Turns::OwnCode* since = nullptr;  // its arguments were looked at; null where it was matched in a turn of its own
+  std::vector<Ref> alive;                 // that goes after the turn
   std::optional<Turns::Compiled> turn;    // of a version that writes
   static constexpr const char* kMetCheckpoint = "it has checkpoints, which the next attempt runs once";
 

@@ -1,5 +1,6 @@
 #include "watch.h"
 
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -282,6 +283,9 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
   keep_.push_back(Ref::borrow(function));
   PyObject* self = cpython::self_of(function);
   std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
+  // Up to torch 2.14 this is written in Python.
+  if (self && PyType_Check(self) && std::string_view(method->ml_name) == "apply" && PyObject_IsSubclass(self, THPFunctionClass) == 1)
+    module = "torch._C._FunctionBase", qualified = method->ml_name;
   // A class method says where it is from by its class.
   if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch)
     module = attribute(self, "__module__");

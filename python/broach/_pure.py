@@ -75,6 +75,7 @@ PURE = frozenset(
     | _names("get set reset", "ContextVar.")  # whose value is compared afterwards
     | _names("get set reset", "_contextvars.ContextVar.")
     | _names("send throw close __next__", "generator.")
+    | _names("apply", "torch._C._FunctionBase.")  # of which the program's own code is watched
     | _names("getter setter deleter", "property.")
     | _names("get keys values items copy", "mappingproxy.")
     | _names("mapping", "dict_keys.")

@@ -463,10 +463,29 @@ std::optional<DType> common_dtype(OpCall& c) {
   return is_complex(p.result()) ? std::nullopt : std::optional(p.result());
 }
 
+bool is_computed(const Value& x) {
+  const Node* made = x.node;
+  while (is_view(made->op)) made = made->inputs[0].node;
+  return kind_of(made->op) != OpKind::source;
+}
+
+// With the bits that it has in memory: kernels otherwise leave out the rounding of what is computed in bf16 or f16 and goes on in f32.
+Value as_in_memory(GraphBuilder& b, Value x) {
+  const DType bits = size_of(x.dtype()) == 2 ? DType::i16 : DType::i8;
+  return b.emit(Op::bitcast, {b.emit(Op::bitcast, {x}, {{Attr::dtype, bits}})}, {{Attr::dtype, x.dtype()}});
+}
+
+// Operands are as eager has them, rounded: of some numbers that are larger than others the largest is stored, and found again by comparing.
+// What is compared with zero need not be.
 Results compare(OpCall& c, Op op) {
   auto t = common_dtype(c);
   if (!t) return std::nullopt;
-  return {{binary(c, op, *t)}};
+  const bool with_zero = !c.is_tensor(1) && c.integer(1).is_constant() && as_double(c.scalar(1)) == 0;
+  if (!is_low_precision(*t) || with_zero) return {{binary(c, op, *t)}};
+  Value x = operand(c, 0, *t), y = operand(c, 1, *t);
+  for (Value* v : {&x, &y})
+    if (is_computed(*v)) *v = as_in_memory(c.b, *v);
+  return {{broadcast(c.b, op, x, y)}};
 }
 
 constexpr Row kLogical[] = {{Op::bit_and, "logical_and"}, {Op::bit_or, "logical_or"}, {Op::bit_xor, "logical_xor"}};
@@ -555,15 +574,14 @@ void add_ternary(OpTable& t) {
 
 // ---- casts ----
 
-// Kernels leave out the rounding of what is computed in bf16 or f16 and goes on in f32, but not where the program asks for just that: the
-// difference to `x.bfloat16().float()` is what was rounded. The bits of a number are those of the rounded one.
+// Rounding stays where the program asks for just that: the difference to `x.bfloat16().float()` is what was rounded.
 Value as_rounded(OpCall& c, Value x) {
   const bool is_low = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
   const bool widens = is_low && is_floating(c.result().dtype) && size_of(c.result().dtype) > size_of(x.dtype());
   const Node* made = x.node;
   while (is_view(made->op)) made = made->inputs[0].node;
   if (!widens || made->op != Op::cast || !is_floating(made->inputs[0].dtype())) return x;
-  return c.b.emit(Op::bitcast, {c.b.emit(Op::bitcast, {x}, {{Attr::dtype, DType::i16}})}, {{Attr::dtype, x.dtype()}});
+  return as_in_memory(c.b, x);
 }
 
 // A copy to another device is no cast, and stays with the host.

@@ -1,6 +1,8 @@
 """Several threads call one compiled function whose program writes objects of Python's: nothing that they write is lost or written twice."""
 
+import os
 import threading
+import time
 
 import pytest
 import torch
@@ -138,3 +140,96 @@ def test_sizes_change_while_threads_count():
     assert model.calls == 4 + THREADS * 200
     stats = compiled._compiled_call.stats()
     assert stats["compiled_calls"] >= THREADS * 100, stats["reasons"]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_two_compiled_functions_write_the_same(twice):
+    class Total:
+        n = 0
+
+    total = Total()
+    total.n = 0
+
+    def double(x):
+        total.n += 1
+        return x * 2
+
+    def triple(x):
+        total.n += 1
+        return x * 3
+
+    for _ in range(3):
+        total.n = 0
+        functions = [broach.compile(double), broach.compile(double if twice else triple)]
+        for _ in range(8):
+            [f(X) for f in functions]
+        turn = iter(range(10**9))
+        _in_threads(lambda: functions[next(turn) % 2](X))
+        assert total.n == 16 + THREADS * CALLS
+        assert all(f.stats()["compiled_calls"] > 100 for f in functions)
+
+
+def test_what_is_replaced_may_wait_for_other_threads():
+    """Its destructor runs once the turn is over: it takes a lock that another thread holds around its own call."""
+    lock = threading.RLock()
+
+    class Replaced:
+        def __del__(self):
+            with lock:
+                pass
+
+    class Holder:
+        kept = None
+
+    holder, made = Holder(), []
+
+    def program(x):
+        holder.kept = Replaced()
+        return x + 1
+
+    compiled = broach.compile(program)
+    for _ in range(8):
+        compiled(X)
+
+    def work():
+        for _ in range(100):
+            with lock:
+                compiled(X)
+            compiled(X)
+            made.append(1)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(THREADS)]
+    [t.start() for t in threads]
+    [t.join(60) for t in threads]
+    assert len(made) == 100 * THREADS
+
+
+def test_a_fork_while_other_threads_are_in_calls():
+    model = Counting().eval()
+    compiled = broach.compile(model)
+    for _ in range(8):
+        compiled(X)
+    over = threading.Event()
+
+    def work():
+        with torch.no_grad():
+            while not over.is_set():
+                compiled(X)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    [t.start() for t in threads]
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                compiled(X)
+                os._exit(0)
+            deadline = time.monotonic() + 30
+            while (state := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if state == (0, 0):
+                os.kill(child, 9), os.waitpid(child, 0)
+            assert state == (child, 0)
+    finally:
+        over.set()
+        [t.join() for t in threads]
