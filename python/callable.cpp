@@ -168,6 +168,7 @@ PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
     // Dynamo would compile again and again, too, and each time for seconds.
     Reason why = described ? Reason(cat("more than ", kMostCaptures, " captures would be needed"), Fallback::eager)
                            : v->form.form().problem_beside_results().within("is given ");
+    alone.reset();  // what runs now may wait for others
     return give_up(c, why) ? call(d.fallback.get(), a) : nullptr;
   }
   if (d.guarded) v->watch(d.subject);
