@@ -386,7 +386,7 @@ std::optional<Turns::Objects> Version::writes(const Leaves& leaves) const {
 static constexpr const char* kOthersRunIt = "writes objects of Python's while another thread runs it";
 
 // For a run of the program. A recording of what is known to write goes alone: all others wait, also those that would look at places with
-// stand-ins in them. It ends, as it waits for nobody.
+// stand-ins in them. It ends, as it is not known to wait for anybody.
 void Version::take_turn(Pending& p, std::optional<Turns::OwnCode>& own) {
   p.turn.reset();
   Subject& subject = *p.subject;
@@ -560,10 +560,7 @@ Ref Version::made_of(Function::Results results, Pending& p) const {
   size_t at = 0;
   const auto& made = *static_cast<const ResultForm*>(results.form.get());
   Ref result = Ref::steal(made.form.build(at, leaves));
-  if (!made.writes.empty() && p.turn)
-    for (PyObject* o : leaves.containers)
-      if (Ref before = PyList_Check(o) ? Ref::steal(PySequence_List(o)) : PyDict_Check(o) ? Ref::steal(PyDict_Copy(o)) : Ref())
-        alive.push_back(std::move(before));
+  if (!made.writes.empty() && p.turn) p.replaced = std::vector<Shallow>(leaves.containers.begin(), leaves.containers.end());
   if (!result || !made.writes.apply(made.form, at, leaves, leaves.containers)) return {};
   for (size_t i : made.places) {
     Ref value = Ref::steal(made.form.build(at, leaves));

@@ -55,6 +55,7 @@ struct Pending {
   bool waited = false;                    // for other threads' writes, before its own run: what it was matched with may have changed
   const Turns::OwnCode* since = nullptr;  // its arguments were looked at; null where it was matched in a turn of its own
   std::vector<Ref> alive;                 // that goes after the turn
+  std::vector<Shallow> replaced;          // likewise
   std::optional<Turns::Compiled> turn;    // of a version that writes
   static constexpr const char* kMetCheckpoint = "it has checkpoints, which the next attempt runs once";
 

@@ -284,6 +284,6 @@ def compare_scenario(name, device):
         own.zero_grad(set_to_none=True)
         before = run.stats()["compiled_calls"] if compile_it else 0
         seen.append(SCENARIOS[name](own, run))
-        if compile_it:
+        if compile_it:  # the same leaf twice: new parameters, which calls record first
             assert run.stats()["compiled_calls"] > before or name == "the_same_leaf_twice", run.stats()["eager_reasons"]
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)

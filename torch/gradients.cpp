@@ -391,7 +391,7 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
     const at::Tensor& t = *inputs.tensors[differentiable_.inputs[g]];
     if (!t.is_leaf()) return true;
     const ag::Edge edge = ag::impl::gradient_edge(t);  // which alone may hold the node
-    return !ag::impl::hooks(t).empty() || !edge.function->pre_hooks().empty() || is_awaited(*edge.function);
+    return has_hooks(*edge.function);
   };
   const bool apart = std::ranges::any_of(reached_by_some_, is_seen);
   std::map<std::vector<bool>, std::vector<size_t>> groups;

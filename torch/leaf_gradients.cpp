@@ -26,11 +26,6 @@ struct Lock : ag::AccumulateGrad {
   static std::mutex& of(ag::AccumulateGrad& n) { return n.*(&Lock::mutex_); }
 };
 
-bool has_hooks(ag::Node& n) {
-  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.post_hooks().empty() || !n.retains_grad_hooks().empty() ||
-         n.tensor_post_acc_grad_hooks();
-}
-
 // The type that a leaf's gradients are to have may be set, and is then another than the leaf's.
 template <class Metadata>
 bool is_of_type(const at::Tensor& gradient, const Metadata& expected) {
@@ -50,6 +45,11 @@ bool may_keep(const at::Tensor& gradient, const ag::AccumulateGrad& accumulates)
 }
 
 }  // namespace
+
+bool has_hooks(ag::Node& n) {
+  return !n.pre_hooks().empty() || !n.tensor_pre_hooks().empty() || !n.post_hooks().empty() || !n.retains_grad_hooks().empty() ||
+         n.tensor_post_acc_grad_hooks();
+}
 
 void give_to_leaves(ag::Node& node, ag::variable_list& gradients) {
   // Leaves get nothing from a node that is called by hand, nor from a run for some tensors only. Anomaly detection and hooks look at what a

@@ -43,6 +43,15 @@ def _runs_plainly() -> Iterator[None]:
     yield
 
 
+def _runs(fn: Callable, args: tuple, kwargs: dict, keeps_random: bool, is_plain: bool) -> Iterator[None] | None:
+    """What a capture does instead of torch's own checkpoint; None where it does not."""
+    if not _C.is_capturing() or not is_plain:
+        return None
+    if not torch.is_grad_enabled():
+        return _runs_plainly()
+    return _runs_once(fn, args, kwargs, keeps_random) if _C.meets_checkpoint() else None
+
+
 def _stand_in_for_generator(original: Callable) -> Callable:
     @functools.wraps(original)
     def generator(
@@ -54,13 +63,8 @@ def _stand_in_for_generator(original: Callable) -> Callable:
         *more: Any,
         **kwargs: Any,
     ) -> Iterator[None]:
-        if not _C.is_capturing() or not _is_plain(context_fn, determinism_check, debug):
-            return original(fn, preserve_rng_state, context_fn, determinism_check, debug, *more, **kwargs)
-        if not torch.is_grad_enabled():
-            return _runs_plainly()
-        if not _C.meets_checkpoint():
-            return original(fn, preserve_rng_state, context_fn, determinism_check, debug, *more, **kwargs)
-        return _runs_once(fn, more[_MORE_SETTINGS:], kwargs, preserve_rng_state)
+        own = _runs(fn, more[_MORE_SETTINGS:], kwargs, preserve_rng_state, _is_plain(context_fn, determinism_check, debug))
+        return own or original(fn, preserve_rng_state, context_fn, determinism_check, debug, *more, **kwargs)
 
     return generator
 
@@ -70,16 +74,11 @@ def _stand_in_for_generator_of_settings(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def generator(fn: Callable, args: tuple, kwargs: dict, **settings: Any) -> Iterator[None]:
-        keeps_random = settings.get("preserve_rng_state", True)
         context_fn, check = settings.get("context_fn", checkpoints.noop_context_fn), settings.get("determinism_check", "default")
-        is_plain = settings.keys() <= _SETTINGS and _is_plain(context_fn, check, settings.get("debug", False))
-        if not _C.is_capturing() or not is_plain or settings.get("respect_saved_tensors_hooks") is not None:
-            return original(fn, args, kwargs, **settings)
-        if not torch.is_grad_enabled():
-            return _runs_plainly()
-        if not _C.meets_checkpoint():
-            return original(fn, args, kwargs, **settings)
-        return _runs_once(fn, args, kwargs, keeps_random)
+        is_known = settings.keys() <= _SETTINGS and settings.get("respect_saved_tensors_hooks") is None
+        is_plain = is_known and _is_plain(context_fn, check, settings.get("debug", False))
+        own = _runs(fn, args, kwargs, settings.get("preserve_rng_state", True), is_plain)
+        return own or original(fn, args, kwargs, **settings)
 
     return generator
 

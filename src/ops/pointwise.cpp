@@ -463,10 +463,11 @@ std::optional<DType> common_dtype(OpCall& c) {
   return is_complex(p.result()) ? std::nullopt : std::optional(p.result());
 }
 
-bool is_computed(const Value& x) {
+// What made the value, behind what only shows it.
+const Node& made_by(const Value& x) {
   const Node* made = x.node;
   while (is_view(made->op)) made = made->inputs[0].node;
-  return kind_of(made->op) != OpKind::source;
+  return *made;
 }
 
 // With the bits that it has in memory: kernels otherwise leave out the rounding of what is computed in bf16 or f16 and goes on in f32.
@@ -484,7 +485,7 @@ Results compare(OpCall& c, Op op) {
   if (!is_low_precision(*t) || with_zero) return {{binary(c, op, *t)}};
   Value x = operand(c, 0, *t), y = operand(c, 1, *t);
   for (Value* v : {&x, &y})
-    if (is_computed(*v)) *v = as_in_memory(c.b, *v);
+    if (kind_of(made_by(*v).op) != OpKind::source) *v = as_in_memory(c.b, *v);
   return {{broadcast(c.b, op, x, y)}};
 }
 
@@ -578,9 +579,8 @@ void add_ternary(OpTable& t) {
 Value as_rounded(OpCall& c, Value x) {
   const bool is_low = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
   const bool widens = is_low && is_floating(c.result().dtype) && size_of(c.result().dtype) > size_of(x.dtype());
-  const Node* made = x.node;
-  while (is_view(made->op)) made = made->inputs[0].node;
-  if (!widens || made->op != Op::cast || !is_floating(made->inputs[0].dtype())) return x;
+  const Node& made = made_by(x);
+  if (!widens || made.op != Op::cast || !is_floating(made.inputs[0].dtype())) return x;
   return as_in_memory(c.b, x);
 }
 
