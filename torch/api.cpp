@@ -17,6 +17,7 @@
 #include "modules.h"
 #include "support/error.h"
 #include "support/log.h"
+#include "support/published.h"
 #include "target/target.h"
 #include "verify.h"
 #include "ways_out.h"
@@ -149,7 +150,7 @@ class Compiled::State {
       : modules_(std::move(modules)), is_function_(function), target_(std::move(target)), options_(options) {
     find_onednn();
     for (const auto& m : modules_) check(m.get(), "broach::compile: an empty module holder or pointer");
-    if (!modules_.empty()) view_ = view_of(modules_);
+    if (!modules_.empty()) view_.publish(view_of(modules_));
     if (std::string why = why_not_replayed(view_.load().get()); !why.empty() && !options_.falls_back())
       throw Error("broach::compile: " + why);
   }
@@ -197,9 +198,9 @@ class Compiled::State {
 
   void reset() {
     std::lock_guard lock(mutex_);
-    last_.store(nullptr);
+    last_.publish(nullptr);
     variants_.clear();
-    if (!modules_.empty()) view_.store(view_of(modules_));
+    if (!modules_.empty()) view_.publish(view_of(modules_));
   }
 
  private:
@@ -216,16 +217,17 @@ class Compiled::State {
 
   std::shared_ptr<const ModuleView> current_view() {
     if (modules_.empty()) return nullptr;
-    auto view = view_.load(std::memory_order_acquire);
+    auto view = view_.load();
     if (view->tree.current()) return view;
     view = view_of(modules_);
-    view_.store(view, std::memory_order_release);
+    std::lock_guard lock(mutex_);
+    view_.publish(view);
     return view;
   }
 
   // Null if the program has to run eagerly.
   std::shared_ptr<const Variant> variant_for(Program program, const CallForm& form, const std::shared_ptr<const ModuleView>& view) {
-    auto last = last_.load(std::memory_order_acquire);
+    auto last = last_.load();
     if (last && last->fits(form, view.get())) return last;
     std::lock_guard lock(mutex_);
     auto it = std::find_if(variants_.begin(), variants_.end(), [&](const auto& v) { return v->fits(form, view.get()); });
@@ -239,7 +241,7 @@ class Compiled::State {
       variants_.push_back(new_variant(program, form, view));
       it = variants_.end() - 1;
     }
-    last_.store(*it, std::memory_order_release);
+    last_.publish(*it);
     return *it;
   }
 
@@ -346,8 +348,8 @@ class Compiled::State {
   bool is_function_;
   std::shared_ptr<void> target_;
   Options options_;
-  std::atomic<std::shared_ptr<const ModuleView>> view_;
-  std::atomic<std::shared_ptr<const Variant>> last_;
+  Published<std::shared_ptr<const ModuleView>> view_;  // replaced under mutex_, as is the next
+  Published<std::shared_ptr<const Variant>> last_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const Variant>> variants_;
   std::mutex verify_mutex_;

@@ -40,7 +40,6 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
       options_(std::move(options)),
       limit_(limit),
       rules_(rules),
-      entries_(std::make_shared<const Entries>()),
       log_(std::move(log)) {}
 
 Function::Results Function::operator()(const CallInputs& call, const Modes& modes) {
@@ -52,8 +51,7 @@ Function::Results Function::operator()(const CallInputs& call, const Modes& mode
   if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");
   if (modes.grad && saves_through_hooks()) return run_eager(call, "what is saved for gradients goes through hooks", false);
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
-  auto entries = entries_.load(std::memory_order_acquire);
-  if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
+  if (auto results = run_compiled(*entries_.read(), call, modes)) return std::move(*results);
   if (closed == Closed::yes) return run_eager(call, "");
   return capture_and_compile(call, modes);
 }
@@ -80,7 +78,7 @@ std::optional<Function::Results> Function::run_compiled(const CallInputs& call) 
   const Closed closed = closed_;
   if (closed == Closed::yes || Capture::current() || (modes.grad && (closed == Closed::with_gradients || saves_through_hooks())))
     return std::nullopt;
-  auto results = run_compiled(*entries_.load(std::memory_order_acquire), call, modes);
+  auto results = run_compiled(*entries_.read(), call, modes);
   if (results) ++calls_;
   return results;
 }
@@ -88,7 +86,7 @@ std::optional<Function::Results> Function::run_compiled(const CallInputs& call) 
 void Function::stop(const std::string& why) {
   std::lock_guard lock(compile_mutex_);
   closed_ = Closed::yes;
-  entries_.store(std::make_shared<const Entries>());
+  entries_.publish({});
   std::lock_guard guard(stats_mutex_);
   failure_ = why;
   stats_.eager_reasons.push_back(why);
@@ -186,13 +184,14 @@ Reason Function::failure() const {
 
 std::vector<std::shared_ptr<const CompiledProgram>> Function::programs() const {
   std::vector<std::shared_ptr<const CompiledProgram>> out;
-  for (const Entry& e : *entries_.load()) out.push_back(e.program);
+  const auto entries = entries_.read();
+  for (const Entry& e : *entries) out.push_back(e.program);
   return out;
 }
 
 void Function::reset() {
   std::lock_guard lock(compile_mutex_);
-  entries_.store(std::make_shared<const Entries>());
+  entries_.publish({});
   seen_.clear();
   plan_ = {};
   host_state_ = {};

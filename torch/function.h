@@ -16,6 +16,7 @@
 #include "devices.h"
 #include "host_state.h"
 #include "program.h"
+#include "support/published.h"
 
 namespace broach {
 
@@ -175,7 +176,7 @@ class Function {
   ProgramOptions options_;
   size_t limit_;
   Rules rules_;
-  std::atomic<std::shared_ptr<const Entries>> entries_;
+  Published<Entries> entries_;  // replaced under compile_mutex_
   std::mutex compile_mutex_;
   std::vector<Seen> seen_;  // under compile_mutex_
   Plan plan_;               // likewise, as are the two behind it

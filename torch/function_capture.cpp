@@ -102,13 +102,13 @@ class Stopwatch {
 Function::Results Function::capture_and_compile(const CallInputs& call, const Modes& modes) {
   std::unique_lock lock(compile_mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return run_eager(call, "another thread is compiling", false);
-  auto entries = entries_.load();
-  if (auto results = run_compiled(*entries, call, modes)) return std::move(*results);
-  if (std::string why = why_uncaptured(call, *entries); !why.empty()) return run_eager(call, why);
-  note_recompilation(*entries, call, modes);
+  const Entries entries = *entries_.read();
+  if (auto results = run_compiled(entries, call, modes)) return std::move(*results);
+  if (std::string why = why_uncaptured(call, entries); !why.empty()) return run_eager(call, why);
+  note_recompilation(entries, call, modes);
   seen_.push_back({modes, dtypes_of(call.tensors), sizes_of(call)});
   Plan plan = plan_;  // an error of the program's says nothing of it
-  if (std::any_of(entries->begin(), entries->end(), [](const Entry& e) { return e.program->reads_numbers(); }))
+  if (std::any_of(entries.begin(), entries.end(), [](const Entry& e) { return e.program->reads_numbers(); }))
     plan.follow(Outcome::wants_stand_ins, kPlain);
   for (;;) {
     Recorded recorded = attempt(call, modes, plan);
@@ -357,10 +357,10 @@ void Function::settle(const Modes& modes, Recorded& recorded, bool goes_on) {
 }
 
 void Function::add_version(const Modes& modes, Recorded& recorded) {
-  auto next = std::make_shared<Entries>(*entries_.load());
-  next->push_back({modes, recorded.int_results, recorded.float_results, recorded.results.form, std::move(recorded.program),
-                   (recorded.attempt.with & kStandIns) != 0});
-  entries_.store(std::move(next), std::memory_order_release);
+  Entries next = *entries_.read();
+  next.push_back({modes, recorded.int_results, recorded.float_results, recorded.results.form, std::move(recorded.program),
+                  (recorded.attempt.with & kStandIns) != 0});
+  entries_.publish(std::move(next));
   profit_.note_capture(compiled_calls_);
 }
 

@@ -63,7 +63,7 @@ Weights::Weights(std::shared_ptr<const Runner> main, std::shared_ptr<const Runne
 
 Weights::StatePointer Weights::current(const RunInputs& inputs, const std::vector<int64_t>& symbols) {
   if (packables_.empty() && !once_) return nullptr;
-  StatePointer state = state_.load(std::memory_order_acquire);
+  StatePointer state = state_.load();
   std::unique_lock lock(mutex_, std::defer_lock);
   if (state && is_fresh(*state, inputs)) {
     if (is_complete(*state, inputs, symbols) || !lock.try_lock()) return state;  // another thread is packing more
@@ -145,7 +145,7 @@ Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vecto
     if (!same) {
       note_change(idle);
       kept = packs_that_hold(*state, now);
-      state_.store(nullptr);  // gives back what the other copies hold
+      state_.publish(nullptr);  // gives back what the other copies hold
       state = nullptr;
       goes_on = false;
       may_build = upkeep_.affords(building_);
@@ -156,7 +156,7 @@ Weights::StatePointer Weights::renewed(const RunInputs& inputs, const std::vecto
   StatePointer next;
   double took = upkeep_.spend([&] { next = build(inputs, symbols, goes_on ? state.get() : nullptr); });
   building_ = goes_on ? building_ + took : took;
-  state_.store(next, std::memory_order_release);
+  state_.publish(next);
   return next;
 }
 

@@ -17,6 +17,7 @@
 
 #include "kept_weights.h"
 #include "runner.h"
+#include "support/published.h"
 #include "watched.h"
 
 namespace broach {
@@ -117,7 +118,7 @@ class Weights {
   size_t first_frozen_;
   std::vector<int> sources_, weights_;           // what is computed once is computed from; the same, and what is packed
   std::vector<Executable::Packable> packables_;  // with their slots
-  std::atomic<StatePointer> state_;
+  Published<StatePointer> state_;                // replaced under mutex_
   std::mutex mutex_;
   bool by_rule_;
   Upkeep upkeep_;
