@@ -12,6 +12,7 @@
 #include "ambient.h"
 #include "capture.h"
 #include "gradient_code.h"
+#include "rerun.h"
 #include "support/error.h"
 #include "watch.h"
 #include "while_capturing.h"

@@ -15,6 +15,7 @@
 #include "broach/broach.h"
 #include "function.h"
 #include "modules.h"
+#include "rerun.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "support/published.h"

@@ -138,9 +138,10 @@ class CompiledCall : public ag::Node {
 
   // For gradients of gradients, which run the program again. `reached`, by input: what no result depends on comes without its history, which
   // leads back to all calls before where the program keeps a result from call to call.
-  void keep(const CallInputs& call, const std::vector<bool>& reached) {
+  void keep(const CallInputs& call, const std::vector<bool>& reached, std::shared_ptr<const FoundByCall> found) {
     if (!call.again) return;
     again_ = *call.again;
+    found_ = std::move(found);
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       const at::Tensor& t = call.tensors[i];
       given_.emplace_back(t.defined() && t.grad_fn() && !reached[i] ? t.detach().requires_grad_() : t, version_of(t));
@@ -175,14 +176,17 @@ class CompiledCall : public ag::Node {
   // `what`: why it is.
   BackwardRun run_eagerly(const std::string& what, const ag::variable_list& tangents) {
     TORCH_CHECK(again_, what, ", and it is not at hand. Call it without compiling it where they are needed.");
-    TORCH_CHECK(backward_->why_not_again().empty(), what, ", but ", backward_->why_not_again(),
-                ". Call it without compiling it where they are needed.");
+    const Rerun& rerun = backward_->rerun();
+    TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
+    for (auto& [variable, own] : saved_)
+      if (!own.defined()) variable.unpack(getptr());  // eager's error where it was written since
     std::vector<at::Tensor> tensors;
     for (const auto& [t, version] : given_) {
-      TORCH_CHECK(version_of(t) == version, what, ", but one of the tensors that it was given has been modified by an inplace operation.");
+      TORCH_CHECK(version_of(t) == version || rerun.writes(tensors.size()), what,
+                  ", but one of the tensors that it was given has been modified by an inplace operation.");
       tensors.push_back(t);
     }
-    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, tangents, wanted(), runs_ != nullptr);
+    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, found_.get(), tangents, wanted(), runs_ != nullptr);
   }
 
   std::shared_ptr<const Backward> backward_;
@@ -192,6 +196,7 @@ class CompiledCall : public ag::Node {
   size_t tangents_;
   std::vector<std::pair<ag::SavedVariable, at::Tensor>> saved_;
   std::shared_ptr<const ProgramAgain> again_;
+  std::shared_ptr<const FoundByCall> found_;
   std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
   std::vector<int64_t> ints_;
   std::vector<double> floats_;
@@ -362,10 +367,11 @@ bool BackwardRun::is_over() const {
 
 // ---- compiled calls ----
 
-Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, std::vector<at::Tensor> lifted,
-                   Targets targets, PipelineOptions options)
+Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, Rerun rerun,
+                   std::vector<at::Tensor> lifted, Targets targets, PipelineOptions options)
     : compiled_(std::move(compiled)),
       differentiable_(std::move(differentiable)),
+      rerun_(std::move(rerun)),
       lifted_(std::move(lifted)),
       targets_(std::move(targets)),
       options_(std::move(options)) {
@@ -402,13 +408,15 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
 }
 
 void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
-                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
-  for (const std::vector<size_t>& own : nodes(inputs)) connect(own, call, results, inputs, made, symbols);
+                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
+                       const std::shared_ptr<const FoundByCall>& found) const {
+  for (const std::vector<size_t>& own : nodes(inputs)) connect(own, call, results, inputs, made, symbols, found);
   make_windows(results);
 }
 
 void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
-                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const {
+                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
+                       const std::shared_ptr<const FoundByCall>& found) const {
   ag::edge_list edges;
   std::vector<bool> reached(inputs.tensors.size());
   bool awaited = false;
@@ -431,7 +439,7 @@ void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, s
     ag::set_history(result, node);
     compiled.add_result(result);
   }
-  compiled.keep(call, reached);
+  compiled.keep(call, reached, found);
   const size_t given = compiled_->module.inputs;
   for (size_t i = 0; i + compiled_->tangents < stage().takes.size(); ++i) {
     const size_t slot = stage().takes[i];
@@ -487,19 +495,15 @@ void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector
   }
 }
 
-BackwardRun Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
-                                  std::vector<bool> wanted, bool in_parts) const {
+BackwardRun Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
+                                  const std::vector<at::Tensor>& tangents, std::vector<bool> wanted, bool in_parts) const {
   keep_reached(tangents, wanted);
   std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
   std::vector<InputWithHistory> with_history;
   for (at::Tensor& t : inputs)
     if (t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
   const bool create_graph = c10::GradMode::is_enabled();
-  std::vector<at::Tensor> results;
-  {
-    at::AutoGradMode on(true);
-    results = program.run(inputs, call.ints, call.floats);
-  }
+  const std::vector<at::Tensor> results = rerun_.run(program, {inputs, call.ints, call.floats}, lifted_, found);
   ag::edge_list roots, leaves;
   for (size_t t = 0; t < tangents.size(); ++t) {
     const size_t r = differentiable_.results[t];

@@ -18,6 +18,7 @@
 #include "compile.h"
 #include "differentiable.h"
 #include "program.h"
+#include "rerun.h"
 #include "runner.h"
 
 namespace broach {
@@ -93,24 +94,24 @@ class BackwardRun {
 class Backward : public std::enable_shared_from_this<Backward> {
  public:
   // `lifted`: the program's inputs behind those that it is given.
-  Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, std::vector<at::Tensor> lifted, Targets targets,
-           PipelineOptions options);
+  Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable differentiable, Rerun rerun, std::vector<at::Tensor> lifted,
+           Targets targets, PipelineOptions options);
 
-  // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs.
+  // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs; `found`: by `rerun()`, before it.
   void connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
-               const std::vector<int64_t>& symbols) const;
+               const std::vector<int64_t>& symbols, const std::shared_ptr<const FoundByCall>& found) const;
   // `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed. What `inputs` alone
   // holds is let go as soon as it was read for the last time. `in_parts`: as `parts` says, or all in one.
   BackwardRun run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                   const std::vector<int64_t>& symbols, bool in_parts) const;
 
   // The same with a history of their own: by the program itself, once more, and eager's engine.
-  BackwardRun run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<at::Tensor>& tangents,
-                          std::vector<bool> wanted, bool in_parts) const;
+  BackwardRun run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
+                          const std::vector<at::Tensor>& tangents, std::vector<bool> wanted, bool in_parts) const;
 
   // What its code, if it has any, has read on the host and would find changed.
   std::string changed() const { return differentiable_.read_by_code ? differentiable_.read_by_code->changed() : ""; }
-  const std::string& why_not_again() const { return differentiable_.why_not_again; }
+  const Rerun& rerun() const { return rerun_; }
 
   // What was compiled so far.
   std::vector<CompiledBackward> compiled() const;
@@ -123,12 +124,14 @@ class Backward : public std::enable_shared_from_this<Backward> {
   // Tangents, by the node that gets them.
   std::vector<std::vector<size_t>> nodes(const RunInputs& inputs) const;
   void connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
-               const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols) const;
+               const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
+               const std::shared_ptr<const FoundByCall>& found) const;
 
   const Stage& stage() const { return compiled_->module.stages.back(); }
 
   std::shared_ptr<const CompiledTrace> compiled_;
   Differentiable differentiable_;
+  Rerun rerun_;
   std::vector<at::Tensor> lifted_;
   Targets targets_;
   PipelineOptions options_;

@@ -59,15 +59,6 @@ void check_devices(const CompiledTrace& compiled) {
   }
 }
 
-// Whether gradients of gradients can be had by running the program again.
-Differentiable with_reason(Differentiable d, const Trace& trace, const Program& program) {
-  auto draws = [](const TraceOp& op) { return op.effect && may_draw(op.schema); };
-  if (std::any_of(trace.ops.begin(), trace.ops.end(), draws)) d.why_not_again = "it draws random numbers";
-  else if (!program.mutated_inputs.empty()) d.why_not_again = "it writes to what it is given or holds";
-  else if (Autocast::now().is_on()) d.why_not_again = "it ran under autocast";
-  return d;
-}
-
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
@@ -90,7 +81,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   program_ = std::move(compiled->program);
   if (!compiled_->gradients.empty()) {
     stats_.saved_bytes = compiled_->module.saved_bytes;
-    backward_ = std::make_shared<const Backward>(compiled_, with_reason(differentiable, trace, program_), lifted_, targets, options);
+    Rerun rerun(trace, program_, compiled_->module, facts, differentiable.results, asked.eager_random);
+    backward_ = std::make_shared<const Backward>(compiled_, differentiable, std::move(rerun), lifted_, targets, options);
     required_grad_.assign(given_, false);
     for (size_t i : differentiable.inputs)
       if (i < given_) required_grad_[i] = true;
@@ -357,6 +349,7 @@ RandomStates CompiledProgram::random_states(bool kept) const {
 std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                                           std::vector<Scalar>& observed) const {
   const RandomStates random = random_states(draws_);
+  const auto found = backward_ ? backward_->rerun().found(inputs) : nullptr;
   std::vector<at::Tensor> made;
   try {
     if (!stages_->run(inputs, sizes_, symbols.sizes, made)) return random.put_back(), std::nullopt;
@@ -368,13 +361,14 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const 
   std::vector<at::Tensor> out = results(inputs, made, symbols);
   if (!took_this_way(out, observed)) return random.put_back(), std::nullopt;
   commit(inputs, made);
-  if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes);
+  if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes, found);
   return out;
 }
 
 // An error of any step, also one that an operation of the program's own raises, is eager's to raise.
 std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const {
   const RandomStates random = random_states(draws_ && can_fail_);
+  const auto found = backward_ ? backward_->rerun().found(inputs) : nullptr;
   std::vector<at::Tensor> made;
   try {
     check(stages_->run(inputs, sizes_, symbols.sizes, made), "sizes that it finds out are others than those that it is compiled for");
@@ -384,7 +378,7 @@ std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, Ru
   }
   commit(inputs, made);
   std::vector<at::Tensor> out = results(inputs, made, symbols);
-  if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes);
+  if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes, found);
   return out;
 }
 

@@ -37,6 +37,7 @@ struct ProgramStats {
 };
 
 class Backward;
+class ProgramAgain;
 class RandomStates;
 class Stages;
 struct CompiledTrace;

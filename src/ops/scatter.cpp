@@ -357,7 +357,8 @@ Result embedding_backward(OpCall& c) {
   const SymInt rows = c.integer(2), count = i.type().numel(), width = grad.shape().back();
   if (!is_index(i) || !is_floating(grad.dtype())) return std::nullopt;
   const DType wide = compute_dtype(grad.dtype());
-  Value index = b.reshape(i, {count}), source = reshape_guarded(b, grad, {count, width});
+  Value source = reshape_guarded(b, grad, {count, width});  // whose count may be a constant now, where a guard says so
+  Value index = reshape_guarded(b, i, {source.shape()[0]});
   if (c.flag(4)) {
     // Each row by how often it was used.
     Write uses{b.full({rows}, int64_t{0}, wide), 0, index, b.reshape(b.constant(int64_t{1}, wide), {1}), {count}, Update::add};

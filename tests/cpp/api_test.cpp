@@ -300,6 +300,33 @@ TEST_CASE("gradients of gradients run the program again") {
   CHECK(cube.explain().compiled_calls == 2);
 }
 
+TEST_CASE("gradients of gradients of what draws and writes") {
+  torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(), torch::nn::Dropout(0.5),
+                            torch::nn::Linear(8, 1));
+  auto twin = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+  auto fast = broach::compile(twin);
+  auto penalty = [](const Tensor& y, const Tensor& x) {
+    Tensor g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];
+    g.norm(2, 1).sub(1).pow(2).sum().backward();
+    return g.detach();
+  };
+  for (int i = 0; i < 4; ++i) {
+    Tensor x = torch::randn({6, 4}, torch::requires_grad());
+    torch::manual_seed(i);
+    Tensor want = penalty(net->forward(x), x);
+    torch::manual_seed(i);
+    CHECK(close(penalty(fast(x), x), want));
+    for (size_t p = 0; p < net->parameters().size(); ++p) {
+      const Tensor got = twin->parameters()[p].grad(), expected = net->parameters()[p].grad();
+      CHECK(got.defined() == expected.defined());  // the last bias has none
+      CHECK((!got.defined() || close(got, expected)));
+    }
+    for (size_t b = 0; b < net->buffers().size(); ++b)
+      CHECK(close(twin->buffers()[b].to(torch::kFloat), net->buffers()[b].to(torch::kFloat)));
+  }
+  CHECK(fast.explain().compiled_calls >= 2);
+}
+
 TEST_CASE("gradients are eager's") {
   auto module = mlp();
   auto fast = broach::compile(module);
