@@ -56,6 +56,7 @@ py::dict dict_of(const ProgramStats& x) {
   e["kept"] = kept;
   e["arena_bytes"] = x.arena_bytes;
   e["saved_bytes"] = x.saved_bytes;
+  e["reruns"] = x.reruns;
   e["recordings"] = x.recordings.made;
   e["recordable_runs"] = x.recordings.runs;
   e["replays"] = x.recordings.replays;

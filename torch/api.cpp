@@ -341,6 +341,7 @@ class Compiled::State {
     kept.insert(kept.end(), p.kept.begin(), p.kept.end());
     out.arena_bytes = std::max(out.arena_bytes, p.arena_bytes);
     out.saved_bytes = std::max(out.saved_bytes, p.saved_bytes);
+    out.reruns += p.reruns;
   }
 
   static constexpr size_t kMostVariants = 64, kMostPrograms = 32;
@@ -403,6 +404,7 @@ std::string Explanation::str() const {
   add_rows(kept, packed_bytes, row);
   row("arena", static_cast<double>(arena_bytes) / (1 << 20), " MiB");
   if (saved_bytes) row("saved for gradients", static_cast<double>(saved_bytes) / (1 << 20), " MiB");
+  if (reruns) row("run again", reruns, "x, for gradients");
   for (const auto& [schema, n] : externs) row("extern", schema, " (", n, "x)");
   std::map<std::string, int> counted;
   for (const auto& p : picks) ++counted[p];

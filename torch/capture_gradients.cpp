@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_map>
@@ -123,6 +124,30 @@ class Walk {
   std::unordered_map<ag::Node*, Reached> reached_;
   std::string obstacle_;
 };
+
+// By root: the others that lie on the way from it to the leaves.
+std::vector<std::vector<size_t>> roots_behind(const ag::edge_list& roots) {
+  std::unordered_map<const ag::Node*, std::vector<size_t>> roots_of;
+  for (size_t r = 0; r < roots.size(); ++r) roots_of[roots[r].function.get()].push_back(r);
+  std::vector<std::vector<size_t>> out;
+  for (const ag::Edge& root : roots) {
+    std::set<size_t> behind;
+    std::unordered_set<const ag::Node*> met{root.function.get()};
+    for (std::vector<ag::Node*> stack{root.function.get()}; roots.size() > 1 && !stack.empty();) {
+      ag::Node* n = stack.back();
+      stack.pop_back();
+      for (const ag::Edge& e : n->next_edges()) {
+        if (!e.function) continue;
+        if (auto of = roots_of.find(e.function.get()); of != roots_of.end())
+          for (size_t r : of->second)
+            if (roots[r].input_nr == e.input_nr) behind.insert(r);
+        if (met.insert(e.function.get()).second) stack.push_back(e.function.get());
+      }
+    }
+    out.emplace_back(behind.begin(), behind.end());
+  }
+  return out;
+}
 
 // The node that accumulates a leaf's gradient reduces it to the sizes that the leaf had as the node was made.
 bool accumulates_as_it_is(const at::Tensor& t) {
@@ -292,6 +317,7 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results, Gr
     differentiable_.reaches.emplace_back(reached.back().begin(), reached.back().begin() + static_cast<std::ptrdiff_t>(leaves.size()));
     tangents.push_back(add_tangent(results[r]));
   }
+  differentiable_.through = roots_behind(roots);
   const size_t with_code = walk.with_code().size();
   for (const at::Tensor& t : results)  // windows, which may have hooks of their own
     if (t.defined() && t.requires_grad()) {

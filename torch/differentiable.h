@@ -22,6 +22,7 @@ struct Differentiable {
   std::vector<size_t> results;                     // by tangent: the first position among the program's results
   std::vector<size_t> inputs;                      // by gradient: position among the inputs, the lifted ones behind those given
   std::vector<std::vector<bool>> reaches;          // by tangent and gradient
+  std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
   std::vector<bool> has_history;                   // by result of the program
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_neg_view.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -99,25 +100,48 @@ class CompiledCall : public ag::Node {
     ag::variable_list tangents(tangents_);
     for (size_t t = 0; t < given.size(); ++t) {
       if (!given[t].defined()) continue;
-      TORCH_CHECK(!results_[t].was_used, ag::ERR_BACKWARD_TWICE);
-      results_[t].is_in_use = !ag::get_current_graph_task_keep_graph();
+      use(t);
       tangents[own_[t]] = std::move(given[t]);
     }
     auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
-    if (!changed.empty())
-      return give(run_eagerly(cat("broach: gradients are computed by code of the program's, and what it reads has changed since the call (",
-                                  changed, "): they need the program to be run again"),
-                              tangents));
-    if (c10::GradMode::is_enabled() || std::any_of(tangents.begin(), tangents.end(), is_other))
-      return give(
-          run_eagerly("broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again", tangents));
+    if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give({ag::variable_list(gradients()), {}});
+    const bool in_parts = runs_ != nullptr;
+    if (!changed.empty()) {
+      const std::string what =
+          cat("broach: gradients are computed by code of the program's, and what it reads has changed since the call (", changed,
+              "): they need the program to be run again");
+      return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
+    }
+    if (c10::GradMode::is_enabled() || std::any_of(tangents.begin(), tangents.end(), is_other)) {
+      constexpr const char* what =
+          "broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again";
+      return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
+    }
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains();
     std::vector<at::Tensor> inputs;
     for (auto& [variable, own] : saved_) {
       if (!own.defined()) inputs.push_back(variable.unpack(getptr()));
       else inputs.push_back(released_ ? std::move(own) : own);
     }
-    return give(backward_->run(std::move(inputs), tangents, wanted(), symbols_, runs_ != nullptr));
+    return give(backward_->run(std::move(inputs), tangents, wanted(), symbols_, in_parts));
+  }
+
+  // For the result of a tangent of which others are made on the way, by the program run again: the gradients of these, `ends`. What goes
+  // past them comes with what this node gives in the same run of the engine's.
+  ag::variable_list run_to(const std::vector<size_t>& ends, size_t tangent, const at::Tensor& value) {
+    std::lock_guard lock(mutex_);
+    TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
+    use(static_cast<size_t>(std::ranges::find(own_, tangent) - own_.begin()));
+    ag::variable_list tangents(tangents_);
+    tangents[tangent] = value;
+    ag::variable_list out = run_eagerly(
+        "broach: gradients of a result from which another one is made (asked for, kept, or seen by a hook) need the program to be run again",
+        tangents, ends);
+    ag::variable_list& more = past_[ag::get_current_graph_task_id()];
+    more.resize(gradients());
+    for (size_t g = 0; g < more.size(); ++g)
+      if (out[g].defined()) more[g] = more[g].defined() ? at::add(more[g], out[g]) : out[g];
+    return {out.begin() + static_cast<std::ptrdiff_t>(more.size()), out.end()};
   }
 
   // A result whose gradient was not asked for may still be differentiated, as far as somebody has it: eager frees what leads to the others.
@@ -128,6 +152,7 @@ class CompiledCall : public ag::Node {
     if (!is_last) return;
     saved_.clear();
     given_.clear();
+    past_.clear();
     released_ = true;
   }
 
@@ -151,9 +176,16 @@ class CompiledCall : public ag::Node {
   }
 
  private:
+  void use(size_t result) {
+    TORCH_CHECK(!results_[result].was_used, ag::ERR_BACKWARD_TWICE);
+    results_[result].is_in_use = !ag::get_current_graph_task_keep_graph();
+  }
+
+  size_t gradients() const { return num_outputs() - (runs_ ? 1 : 0); }
+
   // By gradient: whether this run of the engine's asks for it, here or of a later node.
   std::vector<bool> wanted() {
-    const size_t count = num_outputs() - (runs_ ? 1 : 0);
+    const size_t count = gradients();
     std::vector<bool> out(count);
     for (ag::Node* n = this; n; n = n->num_outputs() > count ? n->next_edge(count).function.get() : nullptr)
       for (size_t g = 0; g < count; ++g) out[g] = out[g] || n->task_should_compute_output(g);
@@ -161,6 +193,7 @@ class CompiledCall : public ag::Node {
   }
 
   ag::variable_list give(BackwardRun run) {
+    if (auto past = past_.extract(ag::get_current_graph_task_id())) run.add(std::move(past.mapped()));
     ag::variable_list out = run.next();
     if (runs_ && !run.is_over()) runs_->begin(std::move(run));
     give_to_leaves(*this, out);
@@ -174,7 +207,7 @@ class CompiledCall : public ag::Node {
   }
 
   // `what`: why it is.
-  BackwardRun run_eagerly(const std::string& what, const ag::variable_list& tangents) {
+  std::vector<at::Tensor> run_eagerly(const std::string& what, const ag::variable_list& tangents, const std::vector<size_t>& ends = {}) {
     TORCH_CHECK(again_, what, ", and it is not at hand. Call it without compiling it where they are needed.");
     const Rerun& rerun = backward_->rerun();
     TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
@@ -186,7 +219,7 @@ class CompiledCall : public ag::Node {
                   ", but one of the tensors that it was given has been modified by an inplace operation.");
       tensors.push_back(t);
     }
-    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, found_.get(), tangents, wanted(), runs_ != nullptr);
+    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, found_.get(), tangents, wanted(), ends);
   }
 
   std::shared_ptr<const Backward> backward_;
@@ -204,8 +237,65 @@ class CompiledCall : public ag::Node {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     bool is_in_use = false, was_used = false;  // in the backward under way, if that frees what it uses; in one that has done so
   };
-  std::vector<Result> results_;  // of its own
+  std::vector<Result> results_;            // of its own
+  std::map<int, ag::variable_list> past_;  // by the engine's graph task: gradients that its results' nodes have found already
   bool released_ = false;
+};
+
+// Takes a gradient off the engine's walk, which so ends there; once.
+struct Taken {
+  at::Tensor gradient;
+  bool is_over = false;
+};
+class EndOfWalk : public ag::FunctionPreHook {
+ public:
+  EndOfWalk(size_t at, std::shared_ptr<Taken> taken) : at_(at), taken_(std::move(taken)) {}
+  ag::variable_list operator()(const ag::variable_list& gradients) override {
+    ag::variable_list out = gradients;
+    if (!taken_->is_over) taken_->gradient = std::move(out[at_]);
+    return out;
+  }
+
+ private:
+  size_t at_;
+  std::shared_ptr<Taken> taken_;
+};
+
+// One of several results of a call. Its first edge leads to the call's node, which computes with the gradients of all of them. The others
+// lead to the results that autograd meets on the way: where nobody looks at these, nothing is given to them, since the call's node goes
+// all the way by itself.
+class ResultOfCall : public ag::Node {
+ public:
+  explicit ResultOfCall(size_t tangent) : tangent_(tangent) {}
+  std::string name() const override { return "BroachBackward"; }
+  ag::variable_list apply(ag::variable_list&& given) override {
+    ag::variable_list out(num_outputs());
+    if (!given[0].defined()) return out;
+    auto& call = static_cast<CompiledCall&>(*next_edge(0).function);
+    std::vector<size_t> seen, ends;  // edges, and their results' tangents
+    for (size_t k = 1; k < num_outputs(); ++k) {
+      auto* result = static_cast<ResultOfCall*>(next_edge(k).function.get());
+      if (!is_looked_at(*result)) continue;
+      seen.push_back(k);
+      ends.push_back(result->tangent_);
+    }
+    if (seen.empty()) return out[0] = std::move(given[0]), out;
+    ag::variable_list found = call.run_to(ends, tangent_, given[0]);
+    for (size_t k = 0; k < seen.size(); ++k) out[seen[k]] = std::move(found[k]);
+    return out;
+  }
+
+ private:
+  // By a hook, or by the engine's run under way, which may have been asked for it.
+  static bool is_looked_at(ag::Node& result) {
+    if (has_hooks(result)) return true;
+    const auto* asked = ag::get_current_graph_task_exec_info();
+    if (!asked || asked->empty()) return false;
+    auto info = asked->find(&result);
+    return info != asked->end() && info->second.captures_;
+  }
+
+  size_t tangent_;
 };
 
 // Whether something happens as soon as a leaf has its gradient: its reduction over several processes (DDP), a step of an optimizer.
@@ -321,6 +411,11 @@ std::vector<at::Tensor> BackwardRun::next() {
   std::vector<at::Tensor> out = variant_ ? made() : std::vector<at::Tensor>(values_.size());
   for (size_t g = 0; !variant_ && g < out.size(); ++g)
     if (parts_.empty() || parts_[g] == next_) out[g] = std::move(values_[g]);
+  for (size_t g = 0; g < more_.size(); ++g) {
+    if (!more_[g].defined() || (!parts_.empty() && parts_[g] != next_)) continue;
+    out[g] = out[g].defined() ? at::add(out[g], more_[g]) : std::move(more_[g]);
+    more_[g].reset();
+  }
   ++next_;
   return out;
 }
@@ -361,6 +456,7 @@ std::vector<at::Tensor> BackwardRun::made() {
 }
 
 bool BackwardRun::is_over() const {
+  if (std::ranges::any_of(more_, [](const at::Tensor& t) { return t.defined(); })) return false;
   if (variant_) return std::ranges::all_of(gradients_, [](const ResultSpec& r) { return r.kind == ResultSpec::Kind::none; });
   return std::ranges::none_of(values_, [](const at::Tensor& t) { return t.defined(); });
 }
@@ -410,13 +506,33 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
 void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
                        const std::shared_ptr<const FoundByCall>& found) const {
-  for (const std::vector<size_t>& own : nodes(inputs)) connect(own, call, results, inputs, made, symbols, found);
+  ag::edge_list edges(differentiable_.results.size());
+  for (const std::vector<size_t>& own : nodes(inputs)) {
+    NodePointer node = connect(own, call, results, inputs, made, symbols, found);
+    for (size_t k = 0; k < own.size(); ++k) edges[own[k]] = ag::Edge(node, static_cast<uint32_t>(k));
+  }
+  if (edges.size() > 1) connect_apart(results, edges);
   make_windows(results);
 }
 
-void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
-                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
-                       const std::shared_ptr<const FoundByCall>& found) const {
+// Each of several results gets a node of its own, as in eager, so that each may have hooks, and keep its gradient or be asked for it.
+void Backward::connect_apart(std::vector<at::Tensor>& results, const std::vector<ag::Edge>& edges) const {
+  std::vector<size_t> order;  // what is met on the way goes first
+  for (size_t t = 0; t < edges.size(); ++t) order.push_back(t);
+  std::ranges::stable_sort(order, {}, [this](size_t t) { return through(t).size(); });
+  std::vector<NodePointer> made(edges.size());
+  for (size_t t : order) {
+    ag::edge_list next{edges[t]};
+    for (size_t behind : through(t)) next.emplace_back(made[behind], 0);
+    made[t] = new_node<ResultOfCall>(t);
+    made[t]->set_next_edges(std::move(next));
+    ag::set_history(results[differentiable_.results[t]], made[t]);
+  }
+}
+
+NodePointer Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results,
+                              const RunInputs& inputs, const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
+                              const std::shared_ptr<const FoundByCall>& found) const {
   ag::edge_list edges;
   std::vector<bool> reached(inputs.tensors.size());
   bool awaited = false;
@@ -436,7 +552,8 @@ void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, s
   auto& compiled = static_cast<CompiledCall&>(*node);
   for (size_t t : own) {
     at::Tensor& result = results[differentiable_.results[t]];
-    ag::set_history(result, node);
+    if (differentiable_.results.size() == 1) ag::set_history(result, node);
+    else node->add_input_metadata(result);
     compiled.add_result(result);
   }
   compiled.keep(call, reached, found);
@@ -454,6 +571,7 @@ void Backward::connect(const std::vector<size_t>& own, const CallInputs& call, s
     if (std::any_of(results.begin(), results.end(), is_result)) compiled.save(is_own ? t : t.detach(), is_own);
     else compiled.save_own(t);
   }
+  return node;
 }
 
 // What lies in the memory of a result that has its history by now gets it from there.
@@ -495,8 +613,10 @@ void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector
   }
 }
 
-BackwardRun Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
-                                  const std::vector<at::Tensor>& tangents, std::vector<bool> wanted, bool in_parts) const {
+std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
+                                              const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+                                              const std::vector<size_t>& ends) const {
+  ++reruns_;
   keep_reached(tangents, wanted);
   std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
   std::vector<InputWithHistory> with_history;
@@ -504,13 +624,17 @@ BackwardRun Backward::run_eagerly(const ProgramAgain& program, const CallInputs&
     if (t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
   const bool create_graph = c10::GradMode::is_enabled();
   const std::vector<at::Tensor> results = rerun_.run(program, {inputs, call.ints, call.floats}, lifted_, found);
-  ag::edge_list roots, leaves;
-  for (size_t t = 0; t < tangents.size(); ++t) {
+  auto edge_of = [&](size_t t) {
     const size_t r = differentiable_.results[t];
     TORCH_CHECK(r < results.size() && results[r].defined() && results[r].requires_grad(),
                 "broach: run again, the program does not give the same results");
+    return ag::impl::gradient_edge(results[r]);
+  };
+  ag::edge_list roots, leaves;
+  for (size_t t = 0; t < tangents.size(); ++t) {
+    ag::Edge root = edge_of(t);
     if (!tangents[t].defined()) continue;
-    roots.push_back(ag::impl::gradient_edge(results[r]));
+    roots.push_back(std::move(root));
     seeds.push_back(tangents[t]);
   }
   std::vector<size_t> asked;  // gradients
@@ -520,14 +644,24 @@ BackwardRun Backward::run_eagerly(const ProgramAgain& program, const CallInputs&
     asked.push_back(g);
     leaves.push_back(ag::impl::gradient_edge(i < inputs.size() ? inputs[i] : lifted_[i - inputs.size()]));
   }
+  std::vector<std::shared_ptr<Taken>> taken;
+  for (size_t end : ends) {
+    leaves.push_back(edge_of(end));  // so that the engine goes there
+    taken.push_back(std::make_shared<Taken>());
+    leaves.back().function->add_tensor_pre_hook(std::make_unique<EndOfWalk>(leaves.back().input_nr, taken.back()));
+  }
   std::vector<at::Tensor> out(wanted.size());
-  const std::vector<size_t> parts = in_parts ? parts_ : std::vector<size_t>();
-  if (leaves.empty()) return {std::move(out), parts};
-  auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
-                                                            /*accumulate_grad=*/false, leaves);
+  if (!leaves.empty()) {
+    auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
+                                                              /*accumulate_grad=*/false, leaves);
+    for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);
+  }
   for (InputWithHistory& input : with_history) input.connect();
-  for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);
-  return {std::move(out), parts};
+  for (const auto& t : taken) {
+    out.push_back(std::move(t->gradient));
+    t->is_over = true;  // the graph may be walked again, for gradients of these gradients
+  }
+  return out;
 }
 
 std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {

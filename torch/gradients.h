@@ -5,6 +5,7 @@
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
@@ -73,6 +74,9 @@ class BackwardRun {
   // Of gradients that are there.
   BackwardRun(std::vector<at::Tensor> gradients, std::vector<size_t> parts);
 
+  // To be added to what is given, by gradient.
+  void add(std::vector<at::Tensor> more) { more_ = std::move(more); }
+
   // What the next part gives, by gradient: undefined are those of other parts, and what nobody wants.
   std::vector<at::Tensor> next();
   bool is_over() const;  // nothing that is wanted is left
@@ -85,6 +89,7 @@ class BackwardRun {
   std::vector<ResultSpec> gradients_;
   std::vector<size_t> parts_;           // by gradient; empty: there is one part
   std::vector<at::Tensor> values_;      // by slot; without code, by gradient
+  std::vector<at::Tensor> more_;        // by gradient
   std::vector<at::Tensor> given_back_;  // by gradient: those that lie in the memory of an input
   std::vector<int64_t> versions_;       // of what the module takes, if there are parts
   std::vector<int64_t> symbols_;
@@ -105,13 +110,20 @@ class Backward : public std::enable_shared_from_this<Backward> {
   BackwardRun run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                   const std::vector<int64_t>& symbols, bool in_parts) const;
 
-  // The same with a history of their own: by the program itself, once more, and eager's engine.
-  BackwardRun run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
-                          const std::vector<at::Tensor>& tangents, std::vector<bool> wanted, bool in_parts) const;
+  // The same by the program itself, once more, and eager's engine, so that they may have a history of their own. Behind the gradients come
+  // those of the results of the tangents `ends`, at which the engine's walk ends.
+  std::vector<at::Tensor> run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
+                                      const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+                                      const std::vector<size_t>& ends) const;
+  BackwardRun as_run(std::vector<at::Tensor> gradients, bool in_parts) const {
+    return {std::move(gradients), in_parts ? parts_ : std::vector<size_t>()};
+  }
 
   // What its code, if it has any, has read on the host and would find changed.
   std::string changed() const { return differentiable_.read_by_code ? differentiable_.read_by_code->changed() : ""; }
   const Rerun& rerun() const { return rerun_; }
+  int64_t reruns() const { return reruns_; }
+  const std::vector<size_t>& through(size_t tangent) const { return differentiable_.through[tangent]; }
 
   // What was compiled so far.
   std::vector<CompiledBackward> compiled() const;
@@ -123,9 +135,10 @@ class Backward : public std::enable_shared_from_this<Backward> {
   void make_windows(std::vector<at::Tensor>& results) const;
   // Tangents, by the node that gets them.
   std::vector<std::vector<size_t>> nodes(const RunInputs& inputs) const;
-  void connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
-               const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
-               const std::shared_ptr<const FoundByCall>& found) const;
+  NodePointer connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
+                      const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
+                      const std::shared_ptr<const FoundByCall>& found) const;
+  void connect_apart(std::vector<at::Tensor>& results, const std::vector<torch::autograd::Edge>& edges) const;
 
   const Stage& stage() const { return compiled_->module.stages.back(); }
 
@@ -138,6 +151,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   std::vector<size_t> reached_by_some_;  // gradients that some results depend on, and others not
   std::vector<size_t> parts_;            // by gradient: in which part it is ready, if they are computed in several
   Parts stage_parts_;                    // the same, by what the stage gives, and what it takes
+  mutable std::atomic<int64_t> reruns_{0};
   mutable std::mutex mutex_;
   mutable std::map<Key, std::shared_ptr<const BackwardVariant>> variants_;
 };

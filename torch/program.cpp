@@ -421,6 +421,7 @@ ProgramStats CompiledProgram::stats() const {
     for (StepProfile& step : e->profile()) s.steps.push_back(std::move(step));
     s.recordings += e->recordings();
   }
+  s.reruns = backward_ ? backward_->reruns() : 0;
   for (const CompiledBackward& b : backward_ ? backward_->compiled() : std::vector<CompiledBackward>()) {
     s.graph_text += "# gradients\n" + b.module.str();
     for (const auto& e : b.executables) {

@@ -31,6 +31,7 @@ struct ProgramStats {
   std::vector<KeptWeight> kept;  // beside the weights themselves
   int64_t arena_bytes = 0;
   int64_t saved_bytes = 0;  // for gradients
+  int64_t reruns = 0;       // of the program, for gradients that compiled code does not give
   RecordingCounts recordings;
   std::string graph_text, schedule_text;
   std::vector<StepProfile> steps;  // if profiling was on while it ran

@@ -98,6 +98,7 @@ struct Explanation {
   int64_t packed_bytes = 0, arena_bytes = 0;  // of all that is kept; intermediate results of one call
   std::vector<KeptWeights> kept;              // the largest first
   int64_t saved_bytes = 0;                    // what a call saves for gradients
+  int64_t reruns = 0;                         // of the program, for gradients that compiled code does not give
 
   std::string str() const;  // as a table
 };

@@ -98,6 +98,7 @@ class Explanation:
         self.packed_bytes = sum(k.bytes for k in self.kept)
         self.arena_bytes = sum(p["arena_bytes"] for p in programs)
         self.saved_bytes = sum(p["saved_bytes"] for p in programs)
+        self.reruns = sum(p["reruns"] for p in programs)
         # Of launches on a GPU: parts of programs that are put into its queue as one piece of work.
         self.recordings = sum(p["recordings"] for p in programs)
         self.replays, self.recordable_runs = (sum(p[key] for p in programs) for key in ("replays", "recordable_runs"))
@@ -180,6 +181,8 @@ class Explanation:
         out.append(("arena", mib(self.arena_bytes)))
         if self.saved_bytes:
             out.append(("saved for gradients", mib(self.saved_bytes)))
+        if self.reruns:
+            out.append(("run again", f"{self.reruns}x, for gradients"))
         if self.recordings:
             out.append(("launches recorded", f"{self.recordings}x, used in {self.replays} of {self.recordable_runs} runs"))
         out += [("extern " + name, f"{n}x") for name, n in self.externs]

@@ -14,7 +14,6 @@ from torch import nn
 import broach
 
 PROGRAMS = []
-KNOWN = {"tangent_defined_for_an_intermediate_only": "a compiled call is one operation of autograd: no result of it is an intermediate of another"}  # the README says so
 
 
 @pytest.fixture(autouse=True)
@@ -626,9 +625,7 @@ def partial_and_bound_method(c):
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
-def test_program(fn, request):
-    if fn.__name__ in KNOWN:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=KNOWN[fn.__name__]))
+def test_program(fn):
     check(fn)
 
 
