@@ -759,7 +759,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   // Of a tensor without gradients it changes nothing, and gives the tensor itself: `torch.tensor` does so to what it makes.
   if (name == "aten::detach_" && !stack->back().toTensor().requires_grad()) return;
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
-  if (takes_masks_apart(op, *stack)) return;
+  if (takes_masks_apart(op, *stack) || runs_label(op, *stack)) return;
   if (name == "aten::lift_fresh" && add_constant(stack->back().toTensor())) return;
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
   const auto& schema = op.schema();

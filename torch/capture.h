@@ -85,6 +85,8 @@ class Capture {
   // so does everybody where the recording cannot be used. To be said before the program runs.
   void replace_run() { keep_for_roll_back(), is_replaced_ = true; }
   bool is_replaced() const { return is_replaced_; }
+  // Whether it labels its parts for profilers, which a compiled run does not.
+  bool has_labels() const { return has_labels_; }
   // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
   bool has_escaped();
 
@@ -214,6 +216,7 @@ class Capture {
   bool add_data_sizes(size_t first_new, TraceOp& op);
   // An operation that selects by a mask goes on as one by positions. False if it is none.
   bool takes_masks_apart(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;
+  bool runs_label(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   SymInt late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t dim);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
@@ -287,6 +290,7 @@ class Capture {
   std::vector<at::Tensor> gradients_, real_tangents_;
   size_t gradient_count_ = 0;
   bool is_replaced_ = false, has_differentiated_ = false, in_gradients_ = false;
+  bool has_labels_ = false;
   int32_t first_storage_of_gradients_ = 0;
   std::vector<Region> regions_;  // those under way, the innermost last
   std::string no_gradients_;     // why

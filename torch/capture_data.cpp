@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "capture.h"
+#include "keys.h"
 #include "support/error.h"
 #include "symbolic.h"
 #include "trace/layout.h"
@@ -88,6 +89,17 @@ bool positions_for_masks(const at::Tensor& x, const c10::List<std::optional<at::
 }
 
 }  // namespace
+
+// torch.profiler.record_function computes nothing.
+bool Capture::runs_label(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const std::string& name = op.operator_name().name;
+  const bool begins = name == "profiler::_record_function_enter_new";
+  if (!begins && !(name == "profiler::_record_function_exit" && op.operator_name().overload_name == "_RecordFunction")) return false;
+  has_labels_ = true;
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
+  op.callBoxed(stack);
+  return true;
+}
 
 bool Capture::takes_masks_apart(const c10::OperatorHandle& op, torch::jit::Stack& stack) const {
   if (!stand_ins_) return false;

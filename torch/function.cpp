@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -50,6 +51,7 @@ Function::Results Function::operator()(const CallInputs& call, const Modes& mode
   const Closed closed = closed_;
   if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");
   if (modes.grad && saves_through_hooks()) return run_eager(call, "what is saved for gradients goes through hooks", false);
+  if (is_profiled()) return run_eager(call, "a profiler looks at parts of the program by their labels (record_function)", false);
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   if (auto results = run_compiled(*entries_.read(), call, modes)) return std::move(*results);
   if (closed == Closed::yes) return run_eager(call, "");
@@ -76,7 +78,8 @@ Function::Results Function::run_failed(const CallInputs& call, const FailedRun& 
 std::optional<Function::Results> Function::run_compiled(const CallInputs& call) {
   Modes modes = Modes::now();
   const Closed closed = closed_;
-  if (closed == Closed::yes || Capture::current() || (modes.grad && (closed == Closed::with_gradients || saves_through_hooks())))
+  if (closed == Closed::yes || is_profiled() || Capture::current() ||
+      (modes.grad && (closed == Closed::with_gradients || saves_through_hooks())))
     return std::nullopt;
   auto results = run_compiled(*entries_.read(), call, modes);
   if (results) ++calls_;
@@ -91,6 +94,8 @@ void Function::stop(const std::string& why) {
   failure_ = why;
   stats_.eager_reasons.push_back(why);
 }
+
+bool Function::is_profiled() const { return has_labels_.load(std::memory_order_relaxed) && at::hasCallbacks(); }
 
 void Function::note_eager(const std::string& why, bool lasts) {
   std::lock_guard lock(stats_mutex_);

@@ -170,6 +170,9 @@ class Function {
   static void evaluate_ints(const Entry& e, const Binding& binding, std::vector<c10::SymInt>& out);
   std::optional<Results> run_compiled(const Entries& entries, const CallInputs& call, const Modes& modes);
 
+  // Whether somebody is told of the program's labels.
+  bool is_profiled() const;
+
   static constexpr const char* kNeedsGradients = "gradients are computed within the program";
   Eager eager_;
   std::vector<bool> constant_inputs_;
@@ -189,7 +192,8 @@ class Function {
   // Calls that are captured no more: those that need gradients, through tensors that the program holds itself; all.
   enum class Closed { no, with_gradients, yes };
   std::atomic<Closed> closed_{Closed::no};
-  Reason failure_;  // under stats_mutex_
+  std::atomic<bool> has_labels_{false};  // for profilers
+  Reason failure_;                       // under stats_mutex_
   std::shared_ptr<AttemptLog> log_;
 };
 

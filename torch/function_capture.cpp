@@ -135,6 +135,7 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   try {
     Stopwatch watch(attempt.capture_seconds);
     record(call, symbolic ? &sizes : nullptr, out);
+    if (out.capture->has_labels()) has_labels_ = true;
     // What stood for the program's tensors, or all that the run has made, is held by their history.
     if ((symbolic || out.capture->is_replaced()) && out.has_history) out.results.tensors.clear();
     if (symbolic && out.capture->has_escaped()) {

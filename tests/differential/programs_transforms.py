@@ -225,6 +225,18 @@ q = torch.arange(8.0).view(1, 1, 4, 2); f = C(lambda q: torch.nn.functional.scal
 with sdpa_kernel(SDPBackend.MATH): out += [f(q), torch.backends.cuda.math_sdp_enabled()]
 out += [f(q)]
 """,
+"profiler_labels": """
+from torch.profiler import profile, record_function
+def f(x, n):
+    with record_function(f'blk {n}') as r:
+        y = x * 2
+    with torch.autograd.profiler.record_function('more', 'args'):
+        return y.sin() + n
+g = C(f)
+out = [g(x, 1), g(x + 1, 1), g(x, 2)]
+with profile() as p: out += [g(x, 3), g(x, 1)]
+out += [sorted(e.key for e in p.key_averages() if e.key[:3] in ('blk', 'mor')), g(x, 3)]
+""",
 "profiler_context": """
 from torch.profiler import profile, record_function
 def f(x):

@@ -392,3 +392,29 @@ def test_equals_eager(name):
 def test_nearly_all_are_captured_natively():
     others = [name for name in MAKERS if not _native(name)]
     assert len(MAKERS) >= 30 and len(others) <= NOT_NATIVE * len(MAKERS), f"{len(others)} of {len(MAKERS)} are not: {others}"
+
+
+def test_labels_for_profilers_are_there_where_a_profiler_is():
+    class Labelled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.profiler.record_function("first"):
+                h = self.layer(x).relu()
+            with torch.autograd.profiler.record_function("second"):
+                return h.sum(1) * 2
+
+    module = Labelled()
+    call, x = broach.compile(module), torch.randn(3, 4)
+    for _ in range(5):
+        torch.testing.assert_close(call(x), module.forward(x))
+    assert call._compiled_call.stats()["compiled_calls"] >= 2
+    with torch.profiler.profile() as profile:
+        torch.testing.assert_close(call(x), module.forward(x))
+    keys = {e.key: e.count for e in profile.key_averages()}
+    assert keys["first"] == keys["second"] == 2
+    before = call._compiled_call.stats()["compiled_calls"]
+    call(x)
+    assert call._compiled_call.stats()["compiled_calls"] == before + 1
