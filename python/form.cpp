@@ -148,6 +148,7 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
   p.type = Py_TYPE(o);
   if (PyObject* attributes = rules.results || !fresh ? nullptr : attributes_of(o)) p.keep = Ref::steal(PyDict_Copy(attributes));
   p.parameter = rules.results && Py_TYPE(o) == parameter_type();
+  p.is_argument = !rules.results && is_plain_tensor(o);
   if (fresh) leaves.tensors.push_back(t);
   parts_.push_back(std::move(p));
   return true;
@@ -396,6 +397,10 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
     case Kind::same: {
       Ref tensor = Ref::steal(THPVariable_Wrap(leaves.tensors[static_cast<size_t>(p.index)]));
       if (tensor && p.parameter && Py_TYPE(tensor.get()) != parameter_type()) return new_parameter(p, tensor.release());
+      // What stands for an argument is of its class, which the program may ask for.
+      if (tensor && p.is_argument && Py_TYPE(tensor.get()) != p.type &&
+          PyObject_SetAttrString(tensor.get(), "__class__", reinterpret_cast<PyObject*>(p.type)) < 0)
+        return nullptr;
       return with_attributes(std::move(tensor), p.keep.get());
     }
     case Kind::integer: {

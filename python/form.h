@@ -40,7 +40,8 @@ struct Part {
   Kind kind;
   bool requires_grad = false;
   bool frozen = false;     // set: a frozenset
-  bool parameter = false;  // tensor, in results: an nn.Parameter
+  bool parameter = false;    // tensor, in results: an nn.Parameter
+  bool is_argument = false;  // tensor, of one of torch's own classes
   int index = -1;
   uint32_t items = 0, attributes = 0;
   PyTypeObject* type = nullptr;  // kept alive by `value` or by `keep`

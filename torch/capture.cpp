@@ -123,7 +123,7 @@ void Capture::add_symbols(const SymbolicSizes& sizes) {
     t.type.shape = sizes.sizes[i];
     t.strides = sizes.strides[i];
     inputs_[i] = seen_by_program(given_[i]);
-    if (!inputs_[i].is_same(given_[i]) && given_[i].requires_grad()) inputs_[i].set_requires_grad(true);
+    if (!inputs_[i].is_same(given_[i]) && given_[i].requires_grad()) require_gradients(inputs_[i], given_[i].is_leaf());
   }
 }
 

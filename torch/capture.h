@@ -235,6 +235,7 @@ class Capture {
   std::string find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves);
   int32_t storage_of(const at::Tensor& t) const;
   at::Tensor add_tangent(const at::Tensor& result);
+  std::string why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const;
   std::string record_gradients(const std::vector<at::Tensor>& results, GradientCode* code);
   std::string run_engine(const std::function<void()>& engine, GradientCode* code);
   void protect(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written);

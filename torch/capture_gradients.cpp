@@ -302,6 +302,20 @@ std::string Capture::run_engine(const std::function<void()>& engine, GradientCod
   return why.empty() ? no_gradients_ : why;
 }
 
+// Results that are windows of inputs and of other results are made of these anew, with a view's history.
+std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const {
+  for (size_t r : differentiable_.results) ends.push_back(results[r]);
+  Walk walk(ends, /*takes_code=*/true);
+  for (const at::Tensor& t : results) {
+    if (!t.defined() || !t.requires_grad() || std::ranges::any_of(ends, [&](const at::Tensor& end) { return end.is_same(t); })) continue;
+    const ag::Edge edge = ag::impl::gradient_edge(t);
+    if (!edge.function) return "a result is a view that was made under no_grad of a tensor that needs gradients";
+    walk.from(edge);
+  }
+  if (!walk.obstacle().empty()) return walk.obstacle();
+  return walk.with_code().empty() ? "" : "a result is a view that has a hook, or that a custom function gives";
+}
+
 std::string Capture::record_gradients(const std::vector<at::Tensor>& results, GradientCode* code) {
   if (!no_gradients_.empty()) return no_gradients_;
   std::vector<at::Tensor> leaves;
@@ -318,16 +332,8 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results, Gr
     tangents.push_back(add_tangent(results[r]));
   }
   differentiable_.through = roots_behind(roots);
-  const size_t with_code = walk.with_code().size();
-  for (const at::Tensor& t : results)  // windows, which may have hooks of their own
-    if (t.defined() && t.requires_grad()) {
-      const ag::Edge edge = ag::impl::gradient_edge(t);
-      if (!edge.function) return "a result is a view that was made under no_grad of a tensor that needs gradients";
-      walk.from(edge);
-    }
-  if (!walk.obstacle().empty()) return walk.obstacle();
-  if (walk.with_code().size() > with_code) return "a view of a result has a hook, or a custom function gives it";
-  if (with_code == 0) code = nullptr;
+  if (std::string why = why_no_windows(results, leaves); !why.empty()) return why;
+  if (walk.with_code().empty()) code = nullptr;
   if (std::string why = code ? why_not_with_code(walk, reached, leaves.size(), roots, *code) : ""; !why.empty()) return why;
   if (roots.empty()) return "";
   trace_.ops.push_back(divider(kBeginGradients));

@@ -28,4 +28,7 @@ struct Differentiable {
   bool empty() const { return results.empty(); }
 };
 
+// Of what stands for an input: as a leaf, or with a history that leads nowhere.
+void require_gradients(at::Tensor& stand_in, bool is_leaf);
+
 }  // namespace broach

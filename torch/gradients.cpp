@@ -369,6 +369,11 @@ std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryO
 
 // ---- inputs with a history ----
 
+void require_gradients(at::Tensor& stand_in, bool is_leaf) {
+  if (is_leaf) stand_in.set_requires_grad(true);
+  else ag::set_history(stand_in, new_node<Identity>(ag::edge_list()));
+}
+
 InputWithHistory::InputWithHistory(at::Tensor given) : given_(std::move(given)), inside_(given_.detach()) {
   node_ = new_node<Identity>(ag::edge_list{ag::impl::gradient_edge(given_)});
   ag::set_history(inside_, node_);

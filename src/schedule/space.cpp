@@ -71,6 +71,9 @@ bool Space::add_root(const Node& root) {
   return true;
 }
 
+// Which has to fit some kernel.
+bool Space::is_only_root(const Node& n) const { return roots_.size() == 1 && roots_.front().first == &n; }
+
 void Space::replace_root(const Node& root, const Node& by) {
   for (auto& [node, at] : roots_)
     if (node == &root) node = &by;
@@ -101,7 +104,7 @@ std::optional<Index> Space::view_operand(const Node& n, size_t operand, const In
     case Op::reshape:
       in = reshaped_index(n.results[0].shape, x.shape(), at, ranges_);
       for (const SymInt& i : in)
-        if (i.atoms() > kLargePosition || !is_linear_in_taken(i)) return std::nullopt;
+        if ((i.atoms() > kLargePosition && !is_only_root(n)) || !is_linear_in_taken(i)) return std::nullopt;
       return in;
     case Op::pad:
       for (size_t d = 0; d < in.size(); ++d) in[d] = at[d] - n.sizes(Attr::low)[d];

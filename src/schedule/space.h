@@ -50,6 +50,7 @@ class Space {
   Index new_axes(const Shape& extents, bool reduced = false);
   void split(const AxisSplit& s);
   bool add_first_root(const Node& root);
+  bool is_only_root(const Node& n) const;
   bool is_linear_in_taken(const SymInt& i) const;
   bool depends_on_taken(const Index& at) const;
   bool is_linear_in_axes(const Index& at) const;
