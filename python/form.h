@@ -39,7 +39,7 @@ struct Part {
 
   Kind kind;
   bool requires_grad = false;
-  bool frozen = false;     // set: a frozenset
+  bool frozen = false;       // set: a frozenset
   bool parameter = false;    // tensor, in results: an nn.Parameter
   bool is_argument = false;  // tensor, of one of torch's own classes
   int index = -1;

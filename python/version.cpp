@@ -111,7 +111,7 @@ class WatchedRun {
     // What the bytecode that ran does to tensors without an operation's showing it.
     std::string invisible = in_code("invisible", Owner::user);
     if (invisible.empty()) invisible = in_code("invisible_in_torch", Owner::torch);
-    return {invisible.empty() ? Outcome::compiled : Outcome::spoilt, std::move(invisible)};
+    return {invisible.empty() ? Outcome::compiled : Outcome::spoilt, {std::move(invisible), Fallback::eager}};
   }
 
   // A program that can tell its stand-ins from numbers may have gone another way than with these.
@@ -223,6 +223,12 @@ bool Version::is_of_state(PyObject* container) const {
   return state->knows(container) && std::ranges::none_of(form.places(), [&](const StatePlace& place) {
            return place.kind == StatePlace::Kind::whole && place.owner.get() == container;
          });
+}
+
+bool Version::reads_replaced(const Leaves& leaves, at::TensorList inputs) const {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (const at::Tensor& own = leaves.tensors[i]; !inputs[i].is_same(own) && state->holds_tensor(own.unsafeGetTensorImpl())) return true;
+  return std::ranges::any_of(leaves.containers, [this](PyObject* o) { return is_of_state(o); });
 }
 
 bool Version::holds_the_same(const Leaves& leaves) const {
@@ -357,8 +363,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   // While what the program holds can still be put back.
   if (Function::is_capturing_symbols()) Capture::current()->must_not_give_gradients();
   // In the place of one that the program also reaches by itself it was given another, or a copy.
-  if (state && !given.own && std::ranges::any_of(p.leaves.containers, [this](PyObject* o) { return is_of_state(o); }))
-    p.take_back_or_reject(kReadByItself);
+  if (state && !given.own && reads_replaced(p.leaves, inputs)) p.take_back_or_reject(kReadByItself);
   if (state && attributes.changed()) p.take_back_or_reject("writes an attribute of a tensor that it is given");
   Function::Results out = described(result.get(), inputs, before, given, p);
   note_writes(*static_cast<const ResultForm*>(out.form.get()), given, p.since ? p.since->met() : turn ? turn->met() : Turns::Met(), p);

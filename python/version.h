@@ -103,6 +103,8 @@ class Version : public std::enable_shared_from_this<Version> {
   void differentiate(const Function::Results& results, PyObject* result, const Given& given);
   Ref made_of(Function::Results results, Pending& p) const;
   bool is_of_state(PyObject* container) const;
+  // Whether the program reads by itself an argument in whose place it was given another tensor, or a container that is a copy.
+  bool reads_replaced(const Leaves& leaves, at::TensorList inputs) const;
   bool holds_the_same(const Leaves& leaves) const;
   void note_own(const Leaves& leaves);
 

@@ -210,6 +210,7 @@ void name_slots(CompiledTrace& compiled, const Trace& trace, const TracedGradien
     if (r.is_made()) r.index = static_cast<int>(m.outputs[static_cast<size_t>(r.index)]);
   for (Program::Commit& c : program.commits) c.output = static_cast<int>(m.outputs[static_cast<size_t>(c.output)]);
   compiled.tangents = traced.tangents;
+  compiled.is_linear = traced.is_linear;
   const std::vector<bool> anew = read_for_gradients(trace, traced.first_op).anew;
   for (TensorId id : trace.inputs) compiled.read_anew.push_back(anew[static_cast<size_t>(id)]);
   const auto end = program.results.end() - static_cast<std::ptrdiff_t>(program.reads);
@@ -260,7 +261,7 @@ CompiledBackward compile_backward(const CompiledTrace& trace, const std::vector<
     if (wanted[i] && trace.gradients[i].is_made()) outputs[static_cast<size_t>(trace.gradients[i].index)] = true;
   std::vector<Shape> strides;
   for (size_t slot : stage.takes) strides.push_back(trace.module.slots[slot].strides);
-  auto graph = std::make_shared<const Graph>(part_of(*stage.graph, outputs, given, strides));
+  auto graph = std::make_shared<const Graph>(part_of(*stage.graph, outputs, given, strides, trace.is_linear));
   const Target& target = targets.on(targets.host_runs_on() == Device{} ? device_of(*graph) : targets.host_runs_on());
   const StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
   PassContext context = compiler.context({}, std::nullopt);

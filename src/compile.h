@@ -18,6 +18,7 @@ struct CompiledTrace {
   Module module;                                               // its graphs as they run
   std::vector<std::shared_ptr<const Executable>> executables;  // by stage; null where it is not compiled
   size_t tangents = 0;                                         // the program's last inputs
+  bool is_linear = true;                                       // in these, the gradients
   std::vector<bool> read_anew;                                 // by input: gradients read what it holds by then, whoever has written to it
   std::vector<ResultSpec> gradients;                    // an index is one of the inputs, or of the outputs, of the last stage's graph
   std::vector<std::pair<std::string, double>> seconds;  // by what was done, in order

@@ -30,6 +30,7 @@ struct PipelineOptions {
 struct TracedGradients {
   size_t first_op = 0;                 // of those that compute them
   size_t tangents = 0, gradients = 0;  // the trace's last inputs, and its last outputs; none: it has no gradients
+  bool is_linear = true;               // they are formulas, linear in the tangents, and no code of the program's
 };
 
 }  // namespace broach

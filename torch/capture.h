@@ -122,7 +122,9 @@ class Capture {
   void refuse_gradients(std::string why);
   const std::vector<Region>& regions() const { return regions_; }
   const Differentiable& differentiable() const { return differentiable_; }
-  TracedGradients traced_gradients() const { return {first_gradient_op_, tangents_.size(), gradient_count_}; }
+  TracedGradients traced_gradients() const {
+    return {first_gradient_op_, tangents_.size(), gradient_count_, !differentiable_.read_by_code};
+  }
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
   bool differentiates() const { return differentiates_; }
 
@@ -228,6 +230,7 @@ class Capture {
   at::Tensor seen_by_program(const at::Tensor& real);
   void add_symbols(const SymbolicSizes& sizes);
   void save_before_write(TensorId id);
+  void save_outside(const at::Tensor& t, TensorId id);
   bool is_view_of_input(TensorId id) const;
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
@@ -260,7 +263,10 @@ class Capture {
   Trace trace_;
   std::vector<at::Tensor> given_, inputs_, lifted_;
   std::vector<InputFacts> facts_;
-  std::vector<int64_t> versions_;     // by input, as the program first sees it
+  struct Versions {
+    int64_t seen, own;
+  };
+  std::vector<Versions> versions_;    // by input, at first: of what the program sees, and the input's own
   std::vector<int32_t> constants_;    // storages that the program fills with Python's numbers
   std::vector<at::Tensor> unplaced_;  // lifted ones that were in no known place then
   std::unordered_map<const c10::TensorImpl*, std::pair<at::Tensor, at::Tensor>>

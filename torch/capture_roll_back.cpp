@@ -27,6 +27,13 @@ void forget_history(const at::Tensor& t) {
   forget(ag::impl::get_autograd_meta(t));
 }
 
+// The bytes of its storage from its first element to its last.
+std::pair<int64_t, int64_t> reach(const at::Tensor& t) {
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  return {t.storage_offset() * t.itemsize(), (last + 1) * t.itemsize()};
+}
+
 }  // namespace
 
 Capture::Saved::Saved(const at::Tensor& t)
@@ -35,7 +42,10 @@ Capture::Saved::Saved(const at::Tensor& t)
 // What becomes of what an operation is about to write.
 void Capture::before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws) {
   if (!regions_.empty()) check_region(op.mutated, draws);
-  if (symbolic_ || may_roll_back_) std::for_each(op.mutated.begin(), op.mutated.end(), [this](TensorId id) { save_before_write(id); });
+  if (symbolic_ || may_roll_back_) {
+    std::for_each(op.mutated.begin(), op.mutated.end(), [this](TensorId id) { save_before_write(id); });
+    for (const auto& [t, id] : written) save_outside(t, id);
+  }
   if (in_gradients_ && !op.mutated.empty()) protect(op, written);
 }
 
@@ -46,6 +56,22 @@ void Capture::save_before_write(TensorId id) {
     const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
     if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); })) saved_.push_back(Saved(real));
   }
+}
+
+// Of a window that reaches beyond the input in whose storage it lies.
+void Capture::save_outside(const at::Tensor& t, TensorId id) {
+  const int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
+  bool is_of_input = false;
+  for (size_t i = 0; i < trace_.inputs.size(); ++i) {
+    if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
+    is_of_input = true;
+    const auto [first, last] = reach(i < given_.size() ? given_[i] : lifted_[i - given_.size()]);
+    if (reach(t).first >= first && reach(t).second <= last) return;
+  }
+  if (!is_of_input) return;
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
+  at::NoGradGuard no_grad;
+  saved_.push_back(Saved(t));
 }
 
 bool Capture::has_written() const {

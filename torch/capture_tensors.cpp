@@ -63,7 +63,7 @@ void Capture::add_facts(const at::Tensor& t, const at::Tensor& seen) {
   facts.keys = t.key_set();
   facts.is_leaf = !t.requires_grad() || t.is_leaf();
   facts_.push_back(facts);
-  versions_.push_back(version_of(seen));
+  versions_.push_back({version_of(seen), version_of(t)});
 }
 
 void Capture::add_alias(TensorId id, TensorId of) {
@@ -298,10 +298,12 @@ void Capture::check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& wr
 void Capture::count_versions() {
   for (size_t i = 0; i < facts_.size(); ++i) {
     const at::Tensor& seen = i < given_.size() ? inputs_[i] : lifted_[i - given_.size()];
-    facts_[i].version_steps = version_of(seen) - versions_[i];
-    // The program wrote to what stands for the input, whose version is its own.
-    if (i < given_.size() && real_tensor(inputs_[i]))
-      for (int64_t k = 0; k < facts_[i].version_steps; ++k) given_[i].unsafeGetTensorImpl()->bump_version();
+    const int64_t seen_steps = version_of(seen) - versions_[i].seen;
+    facts_[i].version_steps = seen_steps;
+    if (i >= given_.size() || !real_tensor(inputs_[i])) continue;
+    // The program wrote to what stands for the input, whose version is its own; but for operations on lists, which count on the input's.
+    facts_[i].version_steps += version_of(given_[i]) - versions_[i].own;
+    for (int64_t k = 0; k < seen_steps; ++k) given_[i].unsafeGetTensorImpl()->bump_version();
   }
 }
 

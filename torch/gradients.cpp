@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "compat.h"
@@ -118,12 +119,11 @@ class CompiledCall : public ag::Node {
       return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
     }
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains();
-    std::vector<at::Tensor> inputs;
-    for (auto& [variable, own] : saved_) {
-      if (!own.defined()) inputs.push_back(variable.unpack(getptr()));
-      else inputs.push_back(released_ ? std::move(own) : own);
-    }
-    return give(backward_->run(std::move(inputs), tangents, wanted(), symbols_, in_parts));
+    auto saved = [&](size_t i) {
+      auto& [variable, own] = saved_[i];
+      return !own.defined() ? variable.unpack(getptr()) : released_ ? std::move(own) : own;
+    };
+    return give(backward_->run(saved, tangents, wanted(), symbols_, in_parts));
   }
 
   // For the result of a tangent of which others are made on the way, by the program run again: the gradients of these, `ends`. What goes
@@ -592,20 +592,25 @@ void Backward::make_windows(std::vector<at::Tensor>& results) const {
   }
 }
 
-BackwardRun Backward::run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                           const std::vector<int64_t>& symbols, bool in_parts) const {
   keep_reached(tangents, wanted);
   std::vector<bool> given;
   for (const at::Tensor& t : tangents) given.push_back(t.defined());
   auto code = variant({wanted, given, in_parts});
-  const size_t first = inputs.size();
+  std::vector<ResultSpec> specs = compiled_->gradients;
+  for (size_t g = 0; g < specs.size(); ++g)
+    if (!wanted[g]) specs[g] = {};
+  const size_t first = stage().takes.size() - tangents.size();
+  std::vector<at::Tensor> inputs(first);
+  for (size_t i = 0; i < first; ++i) {
+    auto gives_back = [i](const ResultSpec& r) { return r.is_of_input() && static_cast<size_t>(r.index) == i; };
+    if (code->last_read[i] >= 0 || std::ranges::any_of(specs, gives_back)) inputs[i] = saved(i);
+  }
   for (size_t t = 0; t < tangents.size(); ++t) {
     const Slot& tangent = compiled_->module.slots[stage().takes[first + t]];
     inputs.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
   }
-  std::vector<ResultSpec> specs = compiled_->gradients;
-  for (size_t g = 0; g < specs.size(); ++g)
-    if (!wanted[g]) specs[g] = {};
   return {std::move(code), std::move(specs), in_parts ? parts_ : std::vector<size_t>(), std::move(inputs), symbols};
 }
 
@@ -617,6 +622,47 @@ void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector
     wanted[g] = wanted[g] && reached;
   }
 }
+
+namespace {
+
+// The nodes of leaves in a graph of a run's own, in whose place others stand for the time of a walk: what hangs on a leaf is told by the
+// engine's run that asks for its gradient, not by the walk within.
+class LeavesApart {
+ public:
+  void add(const at::Tensor& leaf) {
+    ag::Edge own = ag::impl::gradient_edge(leaf);
+    ag::Node* known = own.function.get();
+    if (apart_.contains(known)) return;
+    NodePointer node = new_node<Identity>(ag::edge_list{own});
+    node->add_input_metadata(leaf);
+    node->next_edges()[0] = {};
+    apart_.emplace(known, std::pair(std::move(own), std::move(node)));
+  }
+  ag::Edge edge_of(const at::Tensor& leaf) const { return {apart_.at(ag::impl::gradient_edge(leaf).function.get()).second, 0}; }
+  void replace_from(const ag::edge_list& roots) {
+    std::set<ag::Node*> met;
+    std::vector<ag::Node*> stack;
+    for (const ag::Edge& root : roots) stack.push_back(root.function.get());
+    while (!stack.empty()) {
+      ag::Node* n = stack.back();
+      stack.pop_back();
+      if (!n || !met.insert(n).second) continue;
+      for (ag::Edge& e : n->next_edges()) {
+        if (auto leaf = apart_.find(e.function.get()); leaf != apart_.end()) e.function = leaf->second.second;
+        else stack.push_back(e.function.get());
+      }
+    }
+  }
+  // Gradients of the gradients go on to the leaves.
+  void connect() {
+    for (auto& [node, leaf] : apart_) leaf.second->next_edges()[0] = leaf.first;
+  }
+
+ private:
+  std::map<ag::Node*, std::pair<ag::Edge, NodePointer>> apart_;  // by a leaf's own node
+};
+
+}  // namespace
 
 std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
                                               const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
@@ -635,20 +681,24 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
                 "broach: run again, the program does not give the same results");
     return ag::impl::gradient_edge(results[r]);
   };
-  ag::edge_list roots, leaves;
+  ag::edge_list roots, leaves, all;
   for (size_t t = 0; t < tangents.size(); ++t) {
-    ag::Edge root = edge_of(t);
+    all.push_back(edge_of(t));
     if (!tangents[t].defined()) continue;
-    roots.push_back(std::move(root));
+    roots.push_back(all.back());
     seeds.push_back(tangents[t]);
   }
   std::vector<size_t> asked;  // gradients
+  LeavesApart apart;
   for (size_t g = 0; g < wanted.size(); ++g) {
-    if (!wanted[g]) continue;
     const size_t i = differentiable_.inputs[g];
+    const at::Tensor& t = i < inputs.size() ? inputs[i] : lifted_[i - inputs.size()];
+    if (t.is_leaf()) apart.add(t);
+    if (!wanted[g]) continue;
     asked.push_back(g);
-    leaves.push_back(ag::impl::gradient_edge(i < inputs.size() ? inputs[i] : lifted_[i - inputs.size()]));
+    leaves.push_back(t.is_leaf() ? apart.edge_of(t) : ag::impl::gradient_edge(t));
   }
+  apart.replace_from(all);
   std::vector<std::shared_ptr<Taken>> taken;
   for (size_t end : ends) {
     leaves.push_back(edge_of(end));  // so that the engine goes there
@@ -661,6 +711,7 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
                                                               /*accumulate_grad=*/false, leaves);
     for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);
   }
+  apart.connect();
   for (InputWithHistory& input : with_history) input.connect();
   for (const auto& t : taken) {
     out.push_back(std::move(t->gradient));
@@ -683,7 +734,10 @@ std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
   for (size_t part = 0; part < m.stages.size(); ++part) {
     std::vector<size_t> gives = m.stages[part].gives;
     for (size_t& slot : gives) slot -= m.inputs;
-    for (size_t slot : m.stages[part].takes) v->last_read[slot] = static_cast<ptrdiff_t>(part);
+    const Graph& graph = *m.stages[part].graph;
+    const std::vector<int> uses = graph.use_counts();
+    for (size_t i = 0; i < graph.inputs().size(); ++i)
+      if (uses[graph.inputs()[i].node->id] > 0) v->last_read[m.stages[part].takes[i]] = static_cast<ptrdiff_t>(part);
     v->runners.emplace_back(v->code.executables[part], m.stages[part].takes, std::move(gives), std::vector<int>(), true);
   }
   return known = std::move(v);

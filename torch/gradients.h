@@ -105,9 +105,10 @@ class Backward : public std::enable_shared_from_this<Backward> {
   // Gives the results of a call a history. `made`: what lies in the slots behind the program's inputs; `found`: by `rerun()`, before it.
   void connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs, const std::vector<at::Tensor>& made,
                const std::vector<int64_t>& symbols, const std::shared_ptr<const FoundByCall>& found) const;
-  // `tangents` may be undefined; `inputs` are those of the stage but the tangents; only those `wanted` are computed. What `inputs` alone
-  // holds is let go as soon as it was read for the last time. `in_parts`: as `parts` says, or all in one.
-  BackwardRun run(std::vector<at::Tensor> inputs, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+  // `tangents` may be undefined; only those `wanted` are computed. `saved` gives what the stage takes but the tangents, by position: it is
+  // asked for what is read alone, since the rest may have been written. What nobody else holds is let go as soon as it was read for the
+  // last time. `in_parts`: as `parts` says, or all in one.
+  BackwardRun run(c10::function_ref<at::Tensor(size_t)> saved, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                   const std::vector<int64_t>& symbols, bool in_parts) const;
 
   // The same by the program itself, once more, and eager's engine, so that they may have a history of their own. Behind the gradients come

@@ -13,7 +13,10 @@ from typing import Callable, TypeVar
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
-READ = frozenset({"grad", "grad_fn", "_version", "_base", "__cuda_array_interface__", "__array_interface__"})
+READ = frozenset({
+    "grad", "grad_fn", "_version", "_base", "output_nr", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
+    "__cuda_array_interface__", "__array_interface__",
+})  # fmt: skip
 # What takes an attribute's name as a text.
 BY_NAME = frozenset({"getattr", "setattr", "delattr", "hasattr", "attrgetter"})
 

@@ -408,16 +408,28 @@ class Partitioner {
 
 }  // namespace
 
-Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given, const std::vector<Shape>& strides) {
+Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given, const std::vector<Shape>& strides,
+              bool is_linear) {
+  enum class Depends : uint8_t { no, on_none_given, on_given };  // on the tangents
   Emission e(backward);
+  std::vector<Depends> depends(backward.nodes().size(), Depends::no);
+  auto set_zero = [&e](const Value& v) { e.set(v, e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device)); };
   const size_t first = backward.inputs().size() - given.size();
   for (size_t i = 0; i < backward.inputs().size(); ++i) {
     const Value& v = backward.inputs()[i];
     e.input(v, strides[i]);
-    if (i >= first && !given[i - first]) e.set(v, e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device));
+    if (i < first) continue;
+    depends[v.node->id] = given[i - first] ? Depends::on_given : Depends::on_none_given;
+    if (!given[i - first]) set_zero(v);
   }
-  for (const Node& n : backward.nodes())
-    if (n.op != Op::input) e.emit(n);
+  for (const Node& n : backward.nodes()) {
+    if (n.op == Op::input) continue;
+    for (const Value& v : n.inputs) depends[n.id] = std::max(depends[n.id], depends[v.node->id]);
+    const bool is_zero = is_linear && depends[n.id] == Depends::on_none_given && !n.has_effect() &&
+                         std::ranges::all_of(n.results, [](const Type& t) { return is_floating(t.dtype); });
+    if (!is_zero) e.emit(n);
+    for (uint32_t r = 0; is_zero && r < n.results.size(); ++r) set_zero({&n, r});
+  }
   return rewrite(finish(e, backward, outputs), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
 }
 

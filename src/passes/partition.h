@@ -31,8 +31,10 @@ struct Partition {
 // the host's library never are. Each value is computed as late as it can be. Throws Unsupported where an effect depends on a tangent.
 Partition partition(const Graph& graph, const Joint& joint);
 
-// The later graph with only some of its outputs, with zeros for those of its last inputs that are not given, and inputs that lie so:
-// saved values lie as what computes them found best.
-Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given, const std::vector<Shape>& strides);
+// The later graph with only some of its outputs, with zeros for those of its last inputs, the tangents, that are not given, and inputs that
+// lie so: saved values lie as what computes them found best. `is_linear`: in the tangents. What depends on none that is given is then
+// zero, whatever the values beside it, as eager does not compute it: infinite ones would make it NaN.
+Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std::vector<bool>& given, const std::vector<Shape>& strides,
+              bool is_linear);
 
 }  // namespace broach

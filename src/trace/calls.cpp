@@ -75,8 +75,10 @@ CallArgs Calls::with_values(const std::vector<Arg>& args) {
 }
 
 std::vector<Value> Calls::compute(const TraceOp& op) {
-  if (options_.lower && op.schema.starts_with("aten::as_strided_"))
+  if (op.schema.starts_with("aten::as_strided_")) {
     if (auto v = strided_copy(op)) return {*v};
+    unsupported(op.schema, " goes by where elements lie, and a value lies elsewhere than eager's tensor");  // also for the library's call
+  }
   if ((!op.effect || draws(op.schema)) && op.binds.empty() && options_.lower)
     if (auto values = lower(op, op.schema)) return std::move(*values);
   return call_extern(op, {});

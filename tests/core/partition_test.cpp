@@ -175,7 +175,7 @@ TEST_CASE("partition: only what is asked for is computed, with zeros for tangent
   Graph g = Graph::parse(
       "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = input(index=2) : f32[4]\n"
       "%3 = mul(%0, %1) : f32[4]\n%4 = add(%3, %2) : f32[4]\n%5 = exp(%2) : f32[4]\nreturn %4, %5\n");
-  Graph part = part_of(g, {true, false}, {true, false}, {{1}, {1}, {1}});
+  Graph part = part_of(g, {true, false}, {true, false}, {{1}, {1}, {1}}, false);
   part.verify();
   CHECK(part.inputs().size() == 3);
   CHECK(part.outputs().size() == 1);
@@ -183,6 +183,18 @@ TEST_CASE("partition: only what is asked for is computed, with zeros for tangent
   auto inputs = broach::testing::random_inputs(g, 4), zeroed = inputs;
   zeroed[2] = zeros(DType::f32, std::vector<int64_t>{4});
   CHECK(broach::testing::first_difference(interpret(part, inputs)[0], interpret(g, zeroed)[0]) == "");
+}
+
+TEST_CASE("partition: what depends on no tangent that is given is zero beside infinite values") {
+  Graph g = Graph::parse(
+      "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = input(index=2) : f32[4]\n"
+      "%3 = mul(%1, %0) : f32[4]\n%4 = exp(%0) : f32[4]\n%5 = mul(%2, %4) : f32[4]\n%6 = add(%3, %5) : f32[4]\nreturn %6, %3\n");
+  for (bool is_linear : {true, false}) {
+    Graph part = part_of(g, {true, true}, {false, true}, {{1}, {1}, {1}}, is_linear);
+    part.verify();
+    const auto products = std::ranges::count_if(part.nodes(), [](const Node& n) { return n.op == Op::mul; });
+    CHECK(products == (is_linear ? 1 : 2));
+  }
 }
 
 TEST_CASE("partition: random programs compute the same in two as in one") {

@@ -653,4 +653,113 @@ for compile in (C, D):
     c = compile(lambda x: x * s.rd.random())
     for n in (3, 3, 4, 5): out.append(c(torch.ones(n)))
 """,
+"views_with_code_beside_other_results": """
+from torch import nn
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a): return a.view_as(a)
+    @staticmethod
+    def backward(ctx, g): return -g
+flat = nn.Flatten(); flat.register_full_backward_hook(lambda m, gi, go: tuple(3 * t for t in gi))
+def reversed_(x): y = Reversed.apply(x); return y, y.sum()
+def flattened(x): y = flat(x); return y, (2 * y).sum()
+def hooked(x): y = x.view(-1); y.register_hook(lambda g: 5 * g); return y, (2 * y).sum()
+def of_a_result(x): h = x.exp(); y = Reversed.apply(h); return h, y, y.sum()
+out = []
+for program in (reversed_, flattened, hooked, of_a_result):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (2, 2, 3, 2):
+            v = torch.ones(n, 2, requires_grad=True); results = c(v)
+            sum(t.sum() for t in results).backward(); out.append((program.__name__, n, v.grad))
+""",
+"branches_on_what_a_tensor_is": """
+from torch import nn
+G = torch.ones(2)
+def parameter(x): return x * 2 if isinstance(x, nn.Parameter) else x * 4
+def plain(x): return x * 2 if type(x) is torch.Tensor else x * 4
+def leaf(x): return x * 2 if x.is_leaf else x * 3
+def hooks(x): return x * 2 if x._backward_hooks else x * 3
+def itself(x): return x * 2 if x is G else x * 3
+hooked = torch.ones(2, requires_grad=True); hooked.register_hook(lambda g: g)
+make = (lambda n: torch.ones(n, requires_grad=True), lambda n: nn.Parameter(torch.ones(n)), lambda n: torch.ones(n, requires_grad=True) * 1, torch.ones,
+        lambda n: hooked, lambda n: G)
+out = []
+for program in (parameter, plain, leaf, hooks, itself):
+    for compile in (C, D):
+        for order in ((0, 1, 0, 1), (0, 2, 2, 0), (3, 5, 3, 5), (0, 0, 4, 0)):
+            c = compile(program)
+            for i, kind in enumerate(order): out.append((program.__name__, order, i, c(make[kind](i + 2)).detach()[0]))
+            for i, kind in enumerate(order): out.append((program.__name__, order, i, c(make[kind](2)).detach()[0]))
+""",
+"lists_written_in_place_are_noticed": """
+def doubled(x): torch._foreach_mul_([x], 2.)
+def added(x): torch._foreach_add_([x, torch.zeros(3)], 1.)
+out = []
+for program in (doubled, added):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (2, 3, 4, 5, 5):
+            w = torch.ones(n, requires_grad=True); v = torch.ones(n); y = (w * v).sum(); c(v)
+            try: y.backward(); out.append((n, v._version, w.grad))
+            except RuntimeError: out.append((n, v._version, "error"))
+""",
+"writes_outside_of_what_is_given": """
+def f(v): w = v.as_strided((4,), (1,), 2); w.add_(1); return w
+def gapped(v): v.add_(1); return torch.as_strided_copy(v, (3,), (2,)), torch.as_strided_scatter(v, torch.zeros(2, dtype=v.dtype), (2,), (4,))
+out = []
+for compile in (C, D):
+    c = compile(f)
+    for n in (4, 4, 5): memory = torch.zeros(9); out.append((c(memory[:n]), memory))
+    c = compile(gapped)
+    for n in (10, 10, 12): out.append(c(torch.arange(n)[::2]))
+""",
+"circular_padding_of_sizes_that_change": """
+import torch.nn.functional as F
+out = []
+for compile in (C, D):
+    c = compile(lambda v: F.pad(v, (1, 1, 1, 1), mode='circular'))
+    for i in range(4):
+        v = torch.arange((1. + i) * (2 + i) * (3 + i) * (3 + 2 * i)).reshape(1 + i, 2 + i, 3 + i, 3 + 2 * i).requires_grad_()
+        y = c(v); y.square().sum().backward(); out.append((y, v.grad))
+""",
+"results_that_the_loss_leaves_out": """
+def two(w, a, b): return w * a, (w * b).exp()
+def scores(w, a, b): s = (w * a).masked_fill(a > 1, float('-inf')); return s, torch.softmax(s, -1), w.log()
+out = []
+for program in (two, scores):
+    for compile in (C, D):
+        c = compile(program)
+        for n in (2, 2, 3, 2):
+            for used in range(len(program(torch.ones(2), torch.ones(2), torch.ones(2)))):
+                w = torch.zeros(n, requires_grad=True); a, b = torch.full((n,), float('inf')), torch.ones(n)
+                if program is scores: a = torch.arange(1., n + 1)
+                c(w, a, b)[used].sum().backward(); out.append((program.__name__, n, used, w.grad))
+""",
+"weights_written_between_the_backwards_of_two_heads": """
+from torch import nn
+torch.manual_seed(0)
+make = lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+out = []
+for compile in (C, D):
+    a, b = make(), make(); step = torch.optim.SGD(b.parameters(), 0.1)
+    c = compile(lambda v: (a(v), b(v)))
+    for n in (1, 1, 2, 1):
+        p, q = c(torch.ones(n, 2)); q.sum().backward(); step.step(); p.sum().backward(); out.append([t.grad for t in (*a.parameters(), *b.parameters())])
+    c = compile(a)
+    for n in (1, 1, 2, 1):
+        y = c(torch.ones(n, 2))
+        with torch.no_grad(): a[0].weight.mul_(1.1)
+        y.sum().backward(inputs=[a[2].weight]); out.append(a[2].weight.grad.clone())
+""",
+"hooks_of_leaves_and_gradients_of_gradients": """
+out = []
+for compile in (C, D):
+    w = torch.tensor(2., requires_grad=True); c = compile(lambda w: w * w * w)
+    for i in range(4):
+        if i == 1: w.register_hook(lambda g: g * .5)
+        if i == 2: w.register_post_accumulate_grad_hook(lambda p: out.append(p.grad.clone()))
+        g, = torch.autograd.grad(c(w), w, create_graph=True); g.backward(); out.append((g, w.grad)); w.grad = None
+        c(w).backward(create_graph=True); out.append(w.grad.detach().clone()); w.grad = None
+""",
 }
