@@ -603,10 +603,13 @@ BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std
     if (!wanted[g]) specs[g] = {};
   const size_t first = stage().takes.size() - tangents.size();
   std::vector<at::Tensor> inputs(first);
-  for (size_t i = 0; i < first; ++i) {
-    auto gives_back = [i](const ResultSpec& r) { return r.is_of_input() && static_cast<size_t>(r.index) == i; };
-    if (code->last_read[i] >= 0 || std::ranges::any_of(specs, gives_back)) inputs[i] = saved(i);
-  }
+  auto take = [&](size_t i) {
+    if (i < first && !inputs[i].defined()) inputs[i] = saved(i);
+  };
+  for (size_t i = 0; i < first; ++i)
+    if (code->last_read[i] >= 0) take(i);
+  for (const ResultSpec& r : specs)
+    if (r.is_of_input()) take(static_cast<size_t>(r.index));
   for (size_t t = 0; t < tangents.size(); ++t) {
     const Slot& tangent = compiled_->module.slots[stage().takes[first + t]];
     inputs.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
