@@ -105,8 +105,8 @@ class CompiledCall : public ag::Node {
       tangents[own_[t]] = std::move(given[t]);
     }
     auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
-    if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give({ag::variable_list(gradients()), {}});
     const bool in_parts = runs_ != nullptr;
+    if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give(backward_->as_run(ag::variable_list(gradients()), in_parts));
     if (!changed.empty()) {
       const std::string what =
           cat("broach: gradients are computed by code of the program's, and what it reads has changed since the call (", changed,
@@ -137,11 +137,15 @@ class CompiledCall : public ag::Node {
     ag::variable_list out = run_eagerly(
         "broach: gradients of a result from which another one is made (asked for, kept, or seen by a hook) need the program to be run again",
         tangents, ends);
-    ag::variable_list& more = past_[ag::get_current_graph_task_id()];
-    more.resize(gradients());
-    for (size_t g = 0; g < more.size(); ++g)
-      if (out[g].defined()) more[g] = more[g].defined() ? at::add(more[g], out[g]) : out[g];
-    return {out.begin() + static_cast<std::ptrdiff_t>(more.size()), out.end()};
+    const auto past = out.begin() + static_cast<std::ptrdiff_t>(gradients());
+    for (auto g = out.begin(); g != past; ++g) {
+      if (!g->defined()) continue;
+      ag::variable_list& known = past_[ag::get_current_graph_task_id()];
+      known.resize(gradients());
+      at::Tensor& more = known[static_cast<size_t>(g - out.begin())];
+      more = more.defined() ? at::add(more, *g) : *g;
+    }
+    return {past, out.end()};
   }
 
   // A result whose gradient was not asked for may still be differentiated, as far as somebody has it: eager frees what leads to the others.

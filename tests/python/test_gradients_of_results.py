@@ -181,3 +181,27 @@ def test_saved_values_go_with_the_results():
         assert [r() for r in held] == [None] * 5
     finally:
         gc.enable()
+
+
+def test_gradients_in_parts_where_a_result_is_looked_at():
+    """An optimizer that steps as gradients arrive, and a kept gradient of a result on the way."""
+    seen = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = Net()
+        call = broach.compile(net) if compiled else net
+
+        def update(p):
+            p.data.sub_(p.grad, alpha=0.01)
+
+        handles = [p.register_post_accumulate_grad_hook(update) for p in (net.a.weight, net.c.weight)]
+        for step in range(5):
+            x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step), requires_grad=True)
+            net.zero_grad()
+            first, _, apart, last = call(x)
+            first.retain_grad()
+            (last.sum() if step % 2 else apart.sum() + last.square().sum()).backward()
+            seen.append([first.grad, x.grad, *(p.grad.clone() for p in net.parameters())])
+        [h.remove() for h in handles]
+    for got, want in zip(seen[5:], seen[:5], strict=True):
+        torch.testing.assert_close(got, want)
