@@ -14,7 +14,7 @@ from ._native import _C
 from ._options import Options
 
 # Fields of the wrapper itself; everything else is read from and written to the given module.
-_OWN = frozenset({"_orig_mod", "_compiled_call", "_settings", "forward", "__dict__", "_wrapper_is_made"})
+_OWN = frozenset({"_orig_mod", "_compiled_call", "_settings", "forward", "__dict__", "_wrapper_is_made", "_is_full_backward_hook"})
 
 
 class CompiledModule(nn.Module):

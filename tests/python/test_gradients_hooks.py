@@ -6,6 +6,8 @@ from gradient_programs import Affine, check, grads, leaf, mlp, raised, stepping
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import broach
+
 PROGRAMS = []
 
 
@@ -432,3 +434,25 @@ def gradient_reversal(c):
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
 def test_program(fn):
     check(fn)
+
+
+def test_full_backward_hooks_of_the_compiled_module_itself():
+    seen = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = nn.Linear(3, 2)
+        call = broach.compile(module) if compiled else module
+        pre = call.register_full_backward_pre_hook(lambda m, g: seen.append(("pre", g[0].clone())))
+        full = call.register_full_backward_hook(lambda m, gi, go: (seen.append(("full", gi[0].clone(), go[0].clone())), (3 * gi[0],))[1])
+        for step in range(4):
+            x = torch.ones(2, 3, requires_grad=True)
+            call(x).square().sum().backward()
+            seen.append(("x", x.grad))
+            if step == 2:
+                pre.remove(), full.remove()
+        seen.append(("weight", module.weight.grad))
+    half = len(seen) // 2
+    assert half == 11
+    for want, got in zip(seen[:half], seen[half:], strict=True):
+        assert want[0] == got[0]
+        torch.testing.assert_close(got[1:], want[1:])
