@@ -26,7 +26,7 @@ std::string short_repr(PyObject* o) {
 bool is_interpreters_own(std::string_view key) {
   static const std::unordered_set<std::string_view> names = {
       "__annotations__", "_abc_impl", "__annotations_cache__", "__annotate_func__", "__static_attributes__", "__firstlineno__",
-      "__weakref__",     "__dict__",  "__qualname__"};
+      "__weakref__",     "__dict__",  "__qualname__",          "__slotnames__"};
   return names.contains(key);
 }
 
@@ -247,6 +247,9 @@ bool State::read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& v
   return true;
 }
 
+// Copying a tensor, and asking for its attributes, gives it a dict.
+static bool is_empty_of_tensor(PyObject* o, PyObject* dict) { return dict && THPVariable_Check(o) && PyDict_GET_SIZE(dict) == 0; }
+
 bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const {
   PyObject* o = n.object.get();
   auto value = [&](PyObject* v) { return values.push_back(Ref::borrow(v)), true; };
@@ -276,7 +279,7 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     }
     case Kind::instance:
       value(reinterpret_cast<PyObject*>(Py_TYPE(o)));
-      value(n.place ? *n.place : nullptr);
+      value(n.place && !is_empty_of_tensor(o, *n.place) ? *n.place : nullptr);
       for (Py_ssize_t offset : n.slots) value(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset));
       return true;
     case Kind::mro: return value(reinterpret_cast<PyTypeObject*>(o)->tp_mro);

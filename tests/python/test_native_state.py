@@ -4,6 +4,7 @@ another capture, and programs with effects must not run from a trace."""
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import enum
 import random
@@ -758,3 +759,32 @@ def test_what_torch_keeps_in_its_modules():
     theirs, ours = model(), model()
     for want, have in zip(run(theirs, theirs), run(ours, broach.compile(ours))):
         torch.testing.assert_close(have, want)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)), lambda: torch.nn.BatchNorm1d(2)])
+def test_a_copy_of_the_module_changes_nothing_of_it(make):
+    module = make()
+    call, x = broach.compile(module), torch.rand(3, 2)
+    for i in range(6):
+        torch.testing.assert_close(call(x), copy.deepcopy(module)(x))
+    assert call._compiled_call.stats()["captures"] == 1
+
+
+def test_an_attribute_of_a_weight_that_was_copied_is_noticed():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return x * self.weight * getattr(self.weight, "factor", 1)
+
+    net = Net()
+    call, x = broach.compile(net), torch.ones(2)
+    for i in range(8):
+        copy.deepcopy(net)
+        if i == 4:
+            net.weight.factor = 3
+        if i == 6:
+            del net.weight.factor
+        torch.testing.assert_close(call(x), net(x))
