@@ -133,8 +133,8 @@ class GradientFuzzer(Fuzzer):
             self.log.append(f"raised {str(e)[:300]}")
         finally:
             for t, g in zip([t for t in leaves if t.is_leaf], before):
-                # A change may have given the leaf another type, and torch takes no gradient of the old one any more.
-                t.grad = g if g is None or g.dtype == t.dtype else None
+                # A change may have given the leaf another type or shape, and torch takes no gradient of the old one any more.
+                t.grad = g if g is None or (g.dtype == t.dtype and g.shape == t.shape) else None
         after = kept.as_value()
         kept.restore()
         return result, alias, (args, kwargs), [after, gradients]
