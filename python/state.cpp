@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -29,8 +30,6 @@ bool is_interpreters_own(std::string_view key) {
       "__weakref__",     "__dict__",  "__qualname__",          "__slotnames__"};
   return names.contains(key);
 }
-
-int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
 
 PyObject* contextvar_value(PyObject* var) {
   PyObject* value = nullptr;

@@ -8,6 +8,7 @@
 
 #include "state.h"
 #include "support/error.h"
+#include "tensors.h"
 #include "watch.h"
 
 namespace broach {
@@ -60,8 +61,6 @@ bool names_both(PyCodeObject* code, std::string_view a, std::string_view b) {
 }
 
 std::string_view name_of_module(PyObject* dict) { return text_of(PyDict_GetItemString(dict, "__name__")); }
-
-int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : t._version(); }
 
 // What stands in the place of a function of Python's or torch's own while sizes are symbols is none of the program's.
 PyObject* without_stand_ins(PyObject* value) {

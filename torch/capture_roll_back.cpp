@@ -9,6 +9,7 @@
 #include "capture.h"
 #include "keys.h"
 #include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -29,15 +30,14 @@ void forget_history(const at::Tensor& t) {
 
 // The bytes of its storage from its first element to its last.
 std::pair<int64_t, int64_t> reach(const at::Tensor& t) {
-  int64_t last = t.storage_offset();
-  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-  return {t.storage_offset() * t.itemsize(), (last + 1) * t.itemsize()};
+  const int64_t first = t.storage_offset() * static_cast<int64_t>(t.itemsize());
+  return {first, first + static_cast<int64_t>(bytes_of(t))};
 }
 
 }  // namespace
 
 Capture::Saved::Saved(const at::Tensor& t)
-    : tensor(t), memory(t.detach()), elements(t.clone()), version(t.is_inference() ? 0 : t._version()), required_grad(t.requires_grad()) {}
+    : tensor(t), memory(t.detach()), elements(t.clone()), version(version_of(t)), required_grad(t.requires_grad()) {}
 
 // What becomes of what an operation is about to write.
 void Capture::before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws) {

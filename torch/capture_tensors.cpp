@@ -15,6 +15,7 @@
 #include "keys.h"
 #include "support/error.h"
 #include "symbolic.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -32,8 +33,6 @@ bool show_the_same(const Symbols& s, const TraceTensor& a, const TraceTensor& b)
          s.hint(a.offset) == s.hint(b.offset) && hints(s, a.type.shape) == hints(s, b.type.shape) &&
          hints(s, a.strides) == hints(s, b.strides);
 }
-
-int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
 
 }  // namespace
 

@@ -24,6 +24,7 @@
 #include "leaf_gradients.h"
 #include "passes/passes.h"
 #include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -37,8 +38,6 @@ class Identity : public ag::Node {
   std::string name() const override { return "BroachInput"; }
   ag::variable_list apply(ag::variable_list&& gradients) override { return std::move(gradients); }
 };
-
-int64_t version_of(const at::Tensor& t) { return t.defined() && !t.is_inference() ? t._version() : 0; }
 
 // Gradients that are waited for come in so many parts: of each the reduction goes on beside what computes the next.
 constexpr size_t kMostParts = 8;

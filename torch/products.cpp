@@ -23,6 +23,7 @@
 #include "compat.h"
 #include "recorded_calls.h"
 #include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -149,11 +150,7 @@ at::Tensor apply(const Following& f, const at::Tensor& x, at::Tensor out) {
 }
 
 bool overlap(const at::Tensor& a, const at::Tensor& b) {
-  auto end = [](const at::Tensor& t) {
-    int64_t last = 0;
-    for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-    return static_cast<const char*>(t.const_data_ptr()) + (last + 1) * static_cast<int64_t>(t.itemsize());
-  };
+  auto end = [](const at::Tensor& t) { return static_cast<const char*>(t.const_data_ptr()) + bytes_of(t); };
   return a.const_data_ptr() < end(b) && b.const_data_ptr() < end(a);
 }
 

@@ -13,7 +13,7 @@
 
 #include "capture.h"
 #include "nodes.h"
-#include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -22,7 +22,7 @@ namespace {
 bool draws(const TraceOp& op) { return op.effect && may_draw(op.schema); }
 
 // Whether the library's call may write to what it is given.
-bool writes(const Node& n) { return n.has_effect() && !may_draw(n.call().schema); }
+bool may_write(const Node& n) { return n.has_effect() && !may_draw(n.call().schema); }
 
 // By slot: whether what lies there depends on the elements that an input has before the call.
 std::vector<bool> dependent(const Module& forward, size_t input) {
@@ -35,7 +35,7 @@ std::vector<bool> dependent(const Module& forward, size_t input) {
     for (size_t i = 0; i < stage.takes.size(); ++i)
       if (slots[stage.takes[i]]) nodes[graph.inputs()[i].node->id] = true;
     for (const Node& n : graph.nodes())
-      if (writes(n) || std::ranges::any_of(n.inputs, [&](const Value& v) { return nodes[v.node->id]; })) nodes[n.id] = true;
+      if (may_write(n) || std::ranges::any_of(n.inputs, [&](const Value& v) { return nodes[v.node->id]; })) nodes[n.id] = true;
     for (size_t i = 0; i < stage.gives.size(); ++i)
       if (nodes[graph.outputs()[i].node->id]) slots[stage.gives[i]] = true;
   }
@@ -111,7 +111,7 @@ class ElementsAsTheyWere {
   // `before`: may be undefined, where the elements do not matter.
   void put_back(const at::Tensor& t, const at::Tensor& before, int64_t steps) {
     at::AutoDispatchBelowADInplaceOrView below;
-    const int64_t version = t.is_inference() ? 0 : t._version();
+    const int64_t version = version_of(t);
     kept_.push_back({t, t.clone(), version});
     if (before.defined()) t.copy_(before);
     set_version(t, std::max<int64_t>(0, version - steps));

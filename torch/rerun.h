@@ -42,8 +42,10 @@ class Rerun {
   const std::string& why_not() const { return why_not_; }
   // To be asked before a call. Null if it changes nothing that matters.
   std::shared_ptr<const FoundByCall> found(const RunInputs& inputs) const;
+  // Whether the program does, so that a newer version of that input says nothing of others' writes.
   bool writes(size_t input) const;
-  // The program's results. `inputs`: what the call was given, `all` the tensors that the program holds behind it.
+  // The program's results. `call`: what it was given; `held`: the tensors that the program holds, its inputs behind these; `found`: before
+  // that call.
   std::vector<at::Tensor> run(const ProgramAgain& program, const CallInputs& call, at::TensorList held, const FoundByCall* found) const;
 
  private:

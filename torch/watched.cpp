@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "runner.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -22,14 +23,6 @@ Digest digest_in_pieces(const void* memory, size_t bytes) {
       pieces[i] = digest(static_cast<const std::byte*>(memory) + i * kPiece, std::min(kPiece, bytes - i * kPiece));
   });
   return digest(pieces.data(), pieces.size() * sizeof(Digest));
-}
-
-// From the first to the last element.
-size_t bytes_of(const at::Tensor& t) {
-  if (t.numel() == 0) return 0;
-  int64_t last = 0;
-  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-  return static_cast<size_t>(last + 1) * t.itemsize();
 }
 
 // Memory that torch's allocator gave out for this storage alone.
