@@ -27,24 +27,35 @@ def _many(fast, x, calls=ENOUGH):
     return [fast(x) for _ in range(calls)]
 
 
-@pytest.mark.parametrize("rows, width", [(256, 576), (4, 640)])
-def test_candidates_are_measured_and_agree(rows, width):
-    model, x = _linears(rows, width)
-    with torch.no_grad():
-        fast, expected = broach.compile(model), model(x)
-        fast(x)
-        fast(x)
-        (early,) = broach.explain(fast, x).picks
-        for _ in range(10):  # a machine that is busy with something else takes more calls
-            results = _many(fast, x)
-            (pick,) = broach.explain(fast, x).picks
-            if "being measured" not in pick:
-                break
-    assert "being measured" in early and "being measured" not in pick
-    assert all(f"{name} " in pick.split("[")[1] for name in ("plain", "packed", "aten"))
-    for actual in results:
-        torch.testing.assert_close(actual, expected)
-    assert all(torch.equal(results[-1], r) for r in results[-10:])
+def _settled(fast, x):
+    """What is told once everything is decided. Where the machine is busy, that takes more calls, and may have to be done again."""
+    for _ in range(10):
+        results = _many(fast, x)
+        told = broach.explain(fast, x)
+        if not any("being measured" in pick for pick in told.picks):
+            break
+    return told, results
+
+
+# A machine that is busy may have no time for one of the candidates, and then decides among the others: another shape is a new start.
+@pytest.mark.parametrize("rows, widths", [(256, (576, 512, 544, 608)), (4, (640, 672, 736, 768))])
+def test_candidates_are_measured_and_agree(rows, widths):
+    for width in widths:
+        model, x = _linears(rows, width)
+        with torch.no_grad():
+            fast, expected = broach.compile(model), model(x)
+            fast(x)
+            fast(x)
+            (early,) = broach.explain(fast, x).picks
+            told, results = _settled(fast, x)
+        (pick,) = told.picks
+        assert "being measured" in early and "being measured" not in pick
+        for actual in results:
+            torch.testing.assert_close(actual, expected)
+        assert all(torch.equal(results[-1], r) for r in results[-10:])
+        if all(f"{name} " in pick.split("[")[1] for name in ("plain", "packed", "aten")):
+            return
+    pytest.fail(f"of no shape all candidates were measured: {pick}")
 
 
 def test_only_what_won_stays_packed():
@@ -53,8 +64,7 @@ def test_only_what_won_stays_packed():
         fast = broach.compile(model)
         _many(fast, x, 2)
         assert broach.explain(fast, x).packed_bytes <= 1.1 * model[0].weight.nbytes  # one to try
-        _many(fast, x)
-        told = broach.explain(fast, x)
+        told, _ = _settled(fast, x)
     assert told.packed_bytes == (3 * model[0].weight.nbytes if " packed [" in next(iter(told.picks)) else 0)
 
 
@@ -104,8 +114,8 @@ def test_threads_measure_together():
         t.join()
     assert not wrong
     with torch.no_grad():
-        _many(fast, x)  # calls at the same time may count as one
-        assert "being measured" not in next(iter(broach.explain(fast, x).picks))
+        told, _ = _settled(fast, x)  # calls at the same time may count as one
+    assert not any("being measured" in pick for pick in told.picks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
