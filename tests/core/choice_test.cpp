@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,7 +18,7 @@ namespace {
 constexpr Choice::Set kAll = Choice::set_of(Candidate::plain) | Choice::set_of(Candidate::packed) | Choice::set_of(Candidate::host);
 
 // Runs until it is decided: seconds by candidate.
-int runs_until_decided(Choice& choice, std::array<double, 3> seconds, Choice::Set available = kAll) {
+int runs_until_decided(Choice& choice, std::span<const double> seconds, Choice::Set available) {
   int runs = 0;
   for (; !choice.decided() && runs < 1000; ++runs) {
     Candidate c = choice.next(available);
@@ -25,6 +26,10 @@ int runs_until_decided(Choice& choice, std::array<double, 3> seconds, Choice::Se
     choice.record(c, seconds[static_cast<size_t>(c)]);
   }
   return runs;
+}
+
+int runs_until_decided(Choice& choice, std::array<double, 3> seconds, Choice::Set available = kAll) {
+  return runs_until_decided(choice, std::span<const double>(seconds), available);
 }
 
 }  // namespace
@@ -53,6 +58,24 @@ TEST_CASE("choice: a packed weight has to be worth its memory, over whatever is 
     Choice choice(c.rule, kAll);
     runs_until_decided(choice, c.seconds);
     CHECK(choice.decided() == c.wins);
+  }
+}
+
+TEST_CASE("choice: of two that take the packed weight the faster one wins, if it is worth its memory") {
+  constexpr Choice::Set kFour = kAll | Choice::set_of(Candidate::tiles);
+  struct Case {
+    std::array<double, 4> seconds;
+    Candidate wins;
+    double packed;
+  };
+  for (const Case& c : {Case{{1.0, 0.80, 1.0, 0.79}, Candidate::tiles, 0.79}, Case{{1.0, 0.79, 1.0, 0.80}, Candidate::packed, 0.79},
+                        Case{{1.0, 1.10, 1.2, 0.97}, Candidate::plain, 0.97}, Case{{1.0, 1.10, 1.2, 0.90}, Candidate::tiles, 0.90}}) {
+    Choice choice(Candidate::plain, kFour);
+    runs_until_decided(choice, c.seconds, kFour);
+    CHECK(choice.decided() == c.wins);
+    REQUIRE(choice.gain());
+    CHECK(choice.gain()->packed == c.packed);
+    CHECK(choice.gain()->unpacked == 1.0);
   }
 }
 

@@ -180,3 +180,47 @@ def test_measured_weights_are_packed_a_few_in_a_call():
     if packed[-1] >= len(model) * model[0].weight.nbytes:  # packing won here; where it loses, the copies are given back
         # One for the trial, then as many as the clock allows: a call that was disturbed is long, and pays for more.
         assert packed == sorted(packed) and len(set(packed)) > 2
+
+
+class _Residual(nn.Module):
+    """What follows a product in a network: a bias or a norm's numbers, an activation, and a sum."""
+
+    def __init__(self, layer, norm, act):
+        super().__init__()
+        self.layer, self.norm, self.act = layer, norm, act
+
+    def forward(self, x, residual):
+        return self.act(self.norm(self.layer(x))) + residual
+
+
+FOLLOWED = {
+    "linear": (lambda: _Residual(nn.Linear(320, 448), nn.Identity(), nn.GELU()), (77, 320), (77, 448)),
+    "rows apart": (lambda: _Residual(nn.Linear(320, 448), nn.Identity(), nn.SiLU()), (77, 640), (77, 448)),
+    "points": (lambda: _Residual(nn.Conv2d(64, 192, 1, bias=False), nn.BatchNorm2d(192), nn.ReLU()), (3, 64, 9, 11), (3, 192, 9, 11)),
+    "points of one image": (lambda: _Residual(nn.Conv2d(96, 256, 1), nn.Identity(), nn.Hardswish()), (1, 96, 14, 14), (1, 256, 1, 14)),
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_all_candidates_compute_what_follows(name, dtype, layout):
+    """Until one is decided for, every call may be another's."""
+    make, shape, other = FOLLOWED[name]
+    torch.manual_seed(0)
+    model, x, residual = make().eval().to(dtype), torch.randn(shape, dtype=dtype), torch.randn(other, dtype=dtype)
+    if isinstance(model.norm, nn.BatchNorm2d):
+        model.norm.running_mean.normal_(), model.norm.running_var.uniform_(0.5, 2)
+    if x.dim() == 4:
+        x, model = x.to(memory_format=layout), model.to(memory_format=layout)
+    if name == "rows apart":
+        x = x[:, 5:325]
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 3e-2}
+    with torch.no_grad():
+        fast, expected = broach.compile(model), model(x, residual)
+        for _ in range(ENOUGH // 4):
+            torch.testing.assert_close(fast(x, residual), expected, **close)
+        x[0] = float("nan")  # of one row, or image, and of no other
+        actual = fast(x, residual).isnan()
+        assert not actual[1:].any()
+        assert actual[0].all() or isinstance(model.act, nn.ReLU)  # the library's may make 0 of it

@@ -16,7 +16,7 @@ namespace {
 constexpr int kRunsEach = 4;
 // One that is this much slower, each time it was tried, needs no more runs to lose.
 constexpr double kLost = 1.25;
-constexpr int kRunsToLose = 2;
+constexpr int kRunsToLose = 3;
 // Some candidates may never be available, or too slow to be tried; then what was measured until here decides. What is measured
 // anew has what it needs from the beginning.
 constexpr int kMostRounds = 192, kMostRoundsAnew = 16;
@@ -30,7 +30,7 @@ constexpr double kUnknown = 0.25;
 constexpr double kSlower = 1.5;
 constexpr int kSlowRounds = 32;
 
-constexpr const char* kNames[] = {"plain", "packed", "aten"};
+constexpr const char* kNames[] = {"plain", "packed", "aten", "tiles"};
 
 struct Registry {
   std::mutex mutex;
@@ -62,6 +62,7 @@ std::optional<Candidate> Choice::fastest_of(Set among) const {
   take_if_faster(Candidate::plain, has_rule ? kMargin : 1);
   take_if_faster(Candidate::host, has_rule ? kMargin : 1);
   take_if_faster(Candidate::packed, kMargin);
+  take_if_faster(Candidate::tiles, best == Candidate::packed ? 1 : kMargin);
   return best;
 }
 
@@ -153,9 +154,10 @@ void Choice::reopen() {
 
 std::optional<PackingGain> Choice::gain() const {
   std::lock_guard lock(mutex_);
-  auto unpacked = fastest_of(candidates_ & ~set_of(Candidate::packed));
-  if (!decided() || !unpacked || times(Candidate::packed).runs < kRunsToLose) return std::nullopt;
-  return PackingGain{times(Candidate::packed).fastest, times(*unpacked).fastest};
+  constexpr Set kPacked = set_of(Candidate::packed) | set_of(Candidate::tiles);
+  auto packed = fastest_of(candidates_ & kPacked), unpacked = fastest_of(candidates_ & ~kPacked);
+  if (!decided() || !packed || !unpacked) return std::nullopt;
+  return PackingGain{times(*packed).fastest, times(*unpacked).fastest};
 }
 
 std::string Choice::text() const {

@@ -18,7 +18,9 @@
 
 namespace broach::cpu {
 
-enum class Candidate : uint8_t { plain, packed, host };  // the library's, with the weight as it is or rearranged; the host's own
+// The library's, with the weight as it is or rearranged; the host's own; our own, with the weight as the library rearranges it.
+enum class Candidate : uint8_t { plain, packed, host, tiles };
+constexpr bool is_packed(Candidate c) { return c == Candidate::packed || c == Candidate::tiles; }
 
 class Choice {
  public:
@@ -67,7 +69,7 @@ class Choice {
   const Candidate rule_;
   const Set candidates_;
   mutable std::mutex mutex_;
-  std::array<Times, 3> times_{};
+  std::array<Times, 4> times_{};
   int rounds_ = 0;
   uint64_t round_ = 0;
   std::atomic<int> decided_{-1};

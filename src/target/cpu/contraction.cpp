@@ -70,7 +70,9 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     const ContractionPlan& b = *built;
     if (b.empty) return "nothing to do";
     auto decided = b.choice ? b.choice->decided() : std::nullopt;
-    std::string text = !b.primitive || decided == Candidate::host ? "aten" : library_text(b);
+    std::string text = !b.primitive || decided == Candidate::host ? "aten"
+                       : decided == Candidate::tiles              ? "amx tiles packed"
+                                                                  : library_text(b);
     if (b.primitive && b.primitive->text().find("math mode") != std::string::npos)
       text += math_of(step_, settings_) == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
     if (b.choice) text += cat(decided ? " [" : " [being measured: ", b.choice->text(), "]");
@@ -108,7 +110,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
   }
 
   static bool wants_packed(const ContractionPlan& b) {
-    if (b.choice) return b.choice->decided() == Candidate::packed;
+    if (b.choice) return b.choice->decided() && is_packed(*b.choice->decided());
     return b.needs_packing || (b.packed && b.packs_by_rule);
   }
 
@@ -123,6 +125,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
   static Choice::Set available_to(const ContractionPlan& b, const ContractionArgs& args, const void* prepared) {
     Choice::Set available = 0;
     if (prepared) available |= Choice::set_of(Candidate::packed);
+    if (prepared && b.tiles) available |= Choice::set_of(Candidate::tiles);
     if (!args.operands[1]) return available;
     // A weight that changes from call to call is packed within each.
     if (b.primitive && b.needs_packing && b.packing_is_cheap) available |= Choice::set_of(Candidate::packed);
@@ -141,6 +144,8 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
   void run(const ContractionPlan& built, const ContractionArgs& args, const RunContext& context, const void* prepared,
            Candidate candidate) const {
     if (candidate == Candidate::host) run_host(*built.host, args);
+    else if (candidate == Candidate::tiles)
+      built.tiles->run(args.operands[0], prepared, args.bias, args.epilogue, args.result, *context.threads);
     else run_library(built, args, context, candidate == Candidate::packed ? prepared : nullptr);
   }
 

@@ -192,6 +192,51 @@ onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t>
   return desc;
 }
 
+namespace {
+
+// [N, C, points..] as [N * points, C], if it lies so; what is the same at all points has their sizes, too.
+std::optional<onednn::Operand> points_of(const onednn::Operand& o, const Dims& points) {
+  Window w{o.dims, o.strides, o.dtype};
+  if (w.dims.size() != points.size()) return std::nullopt;
+  for (size_t d = 0; d < points.size(); ++d)
+    if (d != 1 && w.dims[d] != points[d]) {
+      if (w.dims[d] != 1) return std::nullopt;
+      w.dims[d] = points[d], w.strides[d] = 0;
+    }
+  std::rotate(w.dims.begin() + 1, w.dims.begin() + 2, w.dims.end());
+  std::rotate(w.strides.begin() + 1, w.strides.begin() + 2, w.strides.end());
+  while (w.dims.size() > 2) {
+    if (!mergeable(w, 0)) return std::nullopt;
+    merge(w, 0);
+  }
+  return w.operand();
+}
+
+}  // namespace
+
+std::optional<MatmulDesc> pointwise_product(const onednn::ConvDesc& desc) {
+  auto all = [](const Dims& dims, int64_t value) { return std::ranges::all_of(dims, [&](int64_t d) { return d == value; }); };
+  const bool is_pointwise = !desc.transposed && !desc.to_weight && desc.weight.dims.size() == desc.src.dims.size() &&
+                            all(Dims(desc.weight.dims.begin() + 2, desc.weight.dims.end()), 1) && all(desc.strides, 1) &&
+                            all(desc.pad_l, 0) && all(desc.pad_r, 0);
+  const auto a = is_pointwise ? points_of(desc.src, desc.src.dims) : std::nullopt;
+  const auto c = is_pointwise ? points_of(desc.dst, desc.dst.dims) : std::nullopt;
+  if (!a || !c) return std::nullopt;
+  const onednn::Operand& w = desc.weight;
+  MatmulDesc out{*a, {.dims = {w.dims[1], w.dims[0]}, .dtype = w.dtype, .strides = {w.strides[1], w.strides[0]}}, *c};
+  if (desc.bias)
+    out.bias = onednn::Operand{.dims = {1, desc.bias->dims[0]}, .dtype = desc.bias->dtype, .strides = {0, desc.bias->strides[0]}};
+  for (PostOp p : desc.post) {
+    if (p.binary()) {
+      const auto operand = points_of(p.operand, desc.dst.dims);
+      if (!operand) return std::nullopt;
+      p.operand = *operand;
+    }
+    out.post.push_back(std::move(p));
+  }
+  return out;
+}
+
 // A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the
 // destination instead: the operand, by its position among those of the epilogue, is copied there first.
 std::optional<size_t> sum_in_place(onednn::ConvDesc& desc) {

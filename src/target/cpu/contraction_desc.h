@@ -22,6 +22,9 @@ std::set<Op> activations(bool exact);
 onednn::MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols);
 onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols);
 
+// A convolution of single points as the product that it is, where its points lie one behind the other.
+std::optional<onednn::MatmulDesc> pointwise_product(const onednn::ConvDesc& desc);
+
 // A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the
 // destination instead: the operand, by its position among those of the epilogue, is to be copied there first.
 std::optional<size_t> sum_in_place(onednn::ConvDesc& desc);

@@ -77,8 +77,10 @@ class Planner {
       const bool is_product =
           desc.transposed && b.host && std::all_of(desc.src.dims.begin() + 2, desc.src.dims.end(), [](int64_t d) { return d == 1; });
       const bool measures = !is_product && is_worth_measuring(desc.weight, flops(desc));
-      if (b.primitive && measures) find_candidates(b, key_of(desc));
-      else if (desc.transposed && b.host) keep_host_only(b);
+      if (b.primitive && measures) {
+        if (const auto product = pointwise_product(desc)) find_tiles(b, *product);
+        find_candidates(b, key_of(desc));
+      } else if (desc.transposed && b.host) keep_host_only(b);
     } else {
       build_dot(b, symbols);
     }
@@ -248,7 +250,10 @@ class Planner {
     b.packs_by_rule = rows <= kPackedRows;
     bool measures = is_worth_measuring(desc.b, flops(desc));
     if (as_given && step_.weight_inputs[1] >= 0 && (b.packs_by_rule || measures)) b.packed = packing(desc);
-    if (measures) find_candidates(b, key_of(given));
+    if (measures) {
+      find_tiles(b, given);
+      find_candidates(b, key_of(given));
+    }
   }
 
   HostForm host_form(const onednn::ConvDesc& desc, std::span<const int64_t> symbols) const {
@@ -297,15 +302,21 @@ class Planner {
            (flops >= kFlops || static_cast<double>(bytes_of(weight)) >= kWeightBytes);
   }
 
+  void find_tiles(ContractionPlan& b, const MatmulDesc& desc) const {
+    if (const Primitive* p = packing_of(b); p && step_.weight_inputs[1] >= 0)
+      b.tiles = TileProduct::create(desc, p->weight_layout(), step_, settings_);
+  }
+
   // The host's own comes first, since it is what eager runs: whatever else there is has to be measured to be faster.
   void find_candidates(ContractionPlan& b, const std::string& shape) const {
     const bool packable = packing_of(b) && step_.weight_inputs[1] >= 0;
     Choice::Set all = 0;
     if (!b.needs_packing || !packable) all |= Choice::set_of(Candidate::plain);
     if (packable) all |= Choice::set_of(Candidate::packed);
+    if (b.tiles) all |= Choice::set_of(Candidate::tiles);
     if (b.host) all |= Choice::set_of(Candidate::host);
     if (std::has_single_bit(all)) return;
-    b.choice = Choice::of(cat(shape, packable ? "packable" : "", b.host ? "" : "alone"),
+    b.choice = Choice::of(cat(shape, packable ? "packable" : "", b.tiles ? "tiles" : "", b.host ? "" : "alone"),
                           b.host                        ? Candidate::host
                           : b.packed && b.packs_by_rule ? Candidate::packed
                                                         : Candidate::plain,

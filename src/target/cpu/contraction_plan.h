@@ -7,6 +7,7 @@
 
 #include "target/cpu/choice.h"
 #include "target/cpu/contraction_desc.h"
+#include "target/cpu/tile_product.h"
 #include "target/target.h"
 
 namespace broach::cpu {
@@ -22,6 +23,7 @@ struct HostForm {
 struct ContractionPlan {
   std::shared_ptr<const onednn::Primitive> primitive;  // null: the host's own is the only one
   std::shared_ptr<const onednn::Primitive> packed;     // the variant that wants its weight packed
+  std::shared_ptr<const TileProduct> tiles;            // another that takes the same packed weight
   bool packs_by_rule = false;                          // that variant is the one to use unless another was measured to be faster
   std::shared_ptr<Choice> choice;                      // null: the rule holds
   std::optional<HostForm> host;                        // none: there is no host

@@ -159,6 +159,11 @@ class CpuKernel : public CompiledKernel {
       if (error) run.errors->set(run.step);
     });
   }
+  void run_units(void* const* buffers, int64_t begin, int64_t end) const {
+    int32_t error = 0;
+    fn_(buffers, nullptr, begin, end, nullptr, &error);
+  }
+  std::optional<int64_t> plain_units() const { return fixed_ && fixed_->scratch == 0 ? std::optional(fixed_->units) : std::nullopt; }
   size_t code_bytes() const override { return bytes_; }
   const Saved* saved() const { return saved_.get(); }  // null: nobody asked for it
   const KernelShape& shape() const { return shape_; }
@@ -366,6 +371,12 @@ class Compilation {
 }  // namespace
 
 CompiledKernels compile_kernels(Kernels kernels, const CompileSettings& settings) { return Compilation(kernels, settings).run(); }
+
+void run_units(const CompiledKernel& kernel, void* const* buffers, int64_t begin, int64_t end) {
+  static_cast<const CpuKernel&>(kernel).run_units(buffers, begin, end);
+}
+
+std::optional<int64_t> units_of(const CompiledKernel& kernel) { return static_cast<const CpuKernel&>(kernel).plain_units(); }
 
 // ---- saved code: pieces, each behind its length. The fingerprint, how many distinct kernels there are, their pieces, and which one
 // each kernel is. ----

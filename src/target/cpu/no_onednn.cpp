@@ -15,6 +15,7 @@ size_t MemoryLayout::hash() const { return 0; }
 size_t MemoryLayout::bytes() const { return 0; }
 std::string MemoryLayout::text() const { return "none"; }
 std::optional<std::vector<int64_t>> MemoryLayout::strides() const { return std::nullopt; }
+bool MemoryLayout::lies_in_pairs(size_t, size_t, int64_t) const { return false; }
 MemoryLayout strided_layout(const Operand&) { return {}; }
 MemoryLayout matmul_weight_layout(const Operand&, int64_t) { return {}; }
 

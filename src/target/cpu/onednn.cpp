@@ -281,6 +281,18 @@ std::optional<std::vector<int64_t>> MemoryLayout::strides() const {
   return query_dims(desc(), dnnl_query_strides);
 }
 
+bool MemoryLayout::lies_in_pairs(size_t rows, size_t columns, int64_t width) const {
+  if (!desc_ || !is_blocked_kind(desc()) || query<dnnl_data_type_t>(desc(), dnnl_query_data_type) != dnnl_bf16) return false;
+  const auto row = static_cast<int64_t>(rows), column = static_cast<int64_t>(columns);
+  if (query_dims(desc(), dnnl_query_inner_blks, dnnl_query_inner_nblks_s32) != Dims{16, width, 2} ||
+      query_dims(desc(), dnnl_query_inner_idxs, dnnl_query_inner_nblks_s32) != Dims{row, column, row})
+    return false;
+  const Dims dims = query_dims(desc(), dnnl_query_padded_dims), strides = query_dims(desc(), dnnl_query_strides);
+  for (size_t d = 0; d < dims.size(); ++d)
+    if (d != rows && d != columns && dims[d] != 1) return false;
+  return (dims[rows] == 32 || strides[rows] == 32 * width) && (dims[columns] == width || strides[columns] == dims[rows] * width);
+}
+
 // What brgemm reads in 3.2: for bf16, two rows beside each other.
 MemoryLayout matmul_weight_layout(const Operand& plain, int64_t columns) {
   if (!available() || plain.dims.size() < 2 || plain.dims.size() > 3) return {};

@@ -46,6 +46,9 @@ class MemoryLayout {
   size_t bytes() const;
   std::string text() const;                             // such as "f32[4,64,56,56]:(200704,50176,896,16)/16b"
   std::optional<std::vector<int64_t>> strides() const;  // in elements; nothing when the layout is blocked or padded
+  // Whether this is a matrix of bf16 as blocks of `width` columns, each of pairs of rows whose elements of one column lie side by side,
+  // [columns / width][rows / 32][16][width][2], padded with zeros. Given by position: its dims of rows and columns; the others are 1.
+  bool lies_in_pairs(size_t rows, size_t columns, int64_t width) const;
   const dnnl_memory_desc* desc() const { return desc_.get(); }
 
  private:

@@ -1,0 +1,103 @@
+#define BROACH_VECTOR_FLOATS 16
+#define BROACH_BF16_DOT 1
+#include "target/cpu/tiles.h"
+
+#include "target/cpu/amx.h"
+
+namespace broach::cpu {
+
+namespace {
+
+// Of one product's depth, so that a block of the weight and what it is multiplied with stay in the first-level cache.
+constexpr int64_t kMostDeep = 256;
+constexpr int64_t kPairs = kTileBlockColumns;  // words from one pair of the weight's rows to the next
+
+// c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]; strides in elements and words.
+template <int R>
+inline void multiply(const uint16_t* a, int64_t a_row, const float* b, int64_t n, float* c, bool add) {
+  constexpr int64_t c_bytes = kTileBlockRow * 4, b_bytes = kPairs * 4;
+  const int64_t a_bytes = a_row * 2;
+  asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
+  if (add) {
+    _tile_loadd(0, c, c_bytes);
+    _tile_loadd(1, c + 16, c_bytes);
+    if constexpr (R == 2) {
+      _tile_loadd(2, c + 16 * kTileBlockRow, c_bytes);
+      _tile_loadd(3, c + 16 * kTileBlockRow + 16, c_bytes);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (R == 2) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const float* at = b + i * 16 * kPairs;
+    _tile_loadd(4, a + i * kDeep, a_bytes);
+    _tile_loadd(6, at, b_bytes);
+    _tile_loadd(7, at + 16, b_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (R == 2) {
+      _tile_loadd(5, a + 16 * a_row + i * kDeep, a_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, c_bytes);
+  _tile_stored(1, c + 16, c_bytes);
+  if constexpr (R == 2) {
+    _tile_stored(2, c + 16 * kTileBlockRow, c_bytes);
+    _tile_stored(3, c + 16 * kTileBlockRow + 16, c_bytes);
+  }
+  asm volatile("" ::: "memory");
+}
+
+struct Part {
+  const uint16_t* rows;
+  int64_t row;
+};
+
+// 32 rows, of which the last may be missing: these are read from a copy that has zeros there.
+Part rows_from(const TileRows& w, int64_t r, const uint16_t* last) {
+  return r + kTileBlockRows <= w.count ? Part{w.rows + r * w.row, w.row} : Part{last, w.depth};
+}
+
+void multiply_block(const TileRows& w, int64_t first, int64_t last, int64_t block, const uint16_t* padded, int64_t deep) {
+  const float* weight = static_cast<const float*>(w.weight) + block * w.depth / 2 * kTileBlockColumns;
+  const bool at_once = deep >= w.depth;  // then every block of sums is given away at once, and one place does for all
+  for (int64_t k = 0; k < w.depth; k += deep) {
+    const int64_t n = w.depth - k < deep ? w.depth - k : deep;
+    for (int64_t r = first; r < last; r += kTileBlockRows) {
+      const int64_t count = last - r < kTileBlockRows ? last - r : kTileBlockRows;
+      const Part a = rows_from(w, r, padded);
+      float* sums = w.scratch + (at_once ? 0 : r - first) * kTileBlockRow;
+      for (int64_t half = 0; half < 2; ++half) {
+        const float* b = weight + k / 2 * kPairs + half * 32;
+        if (count > kTileRows) multiply<2>(a.rows + k, a.row, b, n / kDeep, sums + half * 32, k > 0);
+        else multiply<1>(a.rows + k, a.row, b, n / kDeep, sums + half * 32, k > 0);
+      }
+      if (k + n == w.depth) w.finish(w.context, r, count, block, sums);
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_amx(const TileRows& w) {
+  const FullTiles tiles;
+  const int64_t together = tile_rows(w.depth), parts = (w.depth + kMostDeep - 1) / kMostDeep;
+  const int64_t deep = whole_deep((w.depth + parts - 1) / parts);
+  auto* padded = reinterpret_cast<uint16_t*>(w.scratch + together * kTileBlockRow);
+  if (w.last_row == w.count && w.count % kTileBlockRows != 0) {
+    const int64_t from = w.count / kTileBlockRows * kTileBlockRows;
+    pack_rows({w.rows, w.row, 1, w.count, w.depth}, from, w.count - from, padded);
+  }
+  for (int64_t r = w.first_row; r < w.last_row; r += together)
+    for (int64_t block = w.first_block; block < w.last_block; ++block)
+      multiply_block(w, r, w.last_row - r < together ? w.last_row : r + together, block, padded, deep);
+}
+
+}  // namespace broach::cpu
