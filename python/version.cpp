@@ -133,6 +133,7 @@ class WatchedRun {
  private:
   // What a function of `_codes` finds first in the code of theirs that ran.
   std::string in_code(const char* function, Owner whose) const {
+    const py::error_scope of_the_program;
     py::object find = py::module_::import("broach._codes").attr(function);
     for (PyCodeObject* code : state_.entered()) {
       if (owner_of_file(code->co_filename) != whose) continue;

@@ -236,7 +236,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   const Device device = main_device(trace);
   const Target& target = targets.on(device == Device{} ? targets.host_runs_on() : device);
   StageCompiler compiler{targets, externs, options, capabilities_of(target, options)};
-  out.program = functionalize(trace, {compiler.capabilities.get(), device, options.lower, options.eager_random});
+  out.program = functionalize(trace, {compiler.capabilities.get(), device, options.lower, options.eager_random, gradients.tangents});
   watch.lap("functionalise");
   dump("graph", "graph", [&] { return out.program.graph->str(); });
   verify_form("graph", *out.program.graph);

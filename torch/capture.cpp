@@ -182,6 +182,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   }
   trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
   trace_.resolve();
+  find_gradients_read();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
   for (size_t i = 0; i < outputs.size(); ++i)

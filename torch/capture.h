@@ -45,6 +45,7 @@ struct InputFacts {
   std::optional<bool> is_view;            // if the program asked
   std::optional<int64_t> storage_offset;  // if something depends on it
   int64_t version_steps = 0;              // by how much a call moves its version counter on
+  std::optional<size_t> gradient_of;      // the input whose gradient it is; none where the front finds tensors in their places
 };
 
 // One recording. The program runs for real: its results are eager's own, and an error in it is eager's own.
@@ -191,6 +192,7 @@ class Capture {
   bool has_place(const at::Tensor& t) const { return !find_ || !in_hand_(t) || find_(t).is_same(t); }
   bool add_unreported_view(TensorId id);
   TensorId id_of_output(at::Tensor& t);
+  void find_gradients_read();
   // What the program makes of Python's numbers.
   bool add_constant(const at::Tensor& t);
   bool is_constant(TensorId id) const;

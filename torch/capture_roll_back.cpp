@@ -36,8 +36,15 @@ std::pair<int64_t, int64_t> reach(const at::Tensor& t) {
 
 }  // namespace
 
+// Elements that lie in one place once.
+static at::Tensor without_repeats(at::Tensor t) {
+  for (int64_t d = 0; t.layout() == c10::kStrided && d < t.dim(); ++d)
+    if (t.stride(d) == 0 && t.size(d) > 1) t = t.narrow(d, 0, 1);
+  return t;
+}
+
 Capture::Saved::Saved(const at::Tensor& t)
-    : tensor(t), memory(t.detach()), elements(t.clone()), version(version_of(t)), required_grad(t.requires_grad()) {}
+    : tensor(t), memory(t.detach()), elements(without_repeats(memory).clone()), version(version_of(t)), required_grad(t.requires_grad()) {}
 
 // What becomes of what an operation is about to write.
 void Capture::before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws) {
@@ -117,7 +124,7 @@ void Capture::put_back(const std::vector<Saved>& saved) {
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   at::NoGradGuard no_grad;
   for (const Saved& s : std::views::reverse(saved)) {
-    s.memory.copy_(s.elements);
+    without_repeats(s.memory).copy_(s.elements);
     c10::TensorImpl& impl = *s.tensor.unsafeGetTensorImpl();
     if (s.tensor.layout() == c10::kStrided && (s.tensor.sizes() != s.memory.sizes() || s.tensor.strides() != s.memory.strides()))
       impl.set_sizes_and_strides(s.memory.sizes(), s.memory.strides(), s.memory.storage_offset());

@@ -65,6 +65,15 @@ void Capture::add_facts(const at::Tensor& t, const at::Tensor& seen) {
   versions_.push_back({version_of(seen), version_of(t)});
 }
 
+// The gradient of a tensor is another one in every step of a training, as a rule, and comes to the program without an operation.
+void Capture::find_gradients_read() {
+  for (size_t k = 0; !find_ && k < lifted_.size(); ++k)
+    for (size_t i = 0; i < facts_.size(); ++i) {
+      const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
+      if (t.defined() && t.is_leaf() && t.grad().is_same(lifted_[k])) facts_[given_.size() + k].gradient_of = i;
+    }
+}
+
 void Capture::add_alias(TensorId id, TensorId of) {
   trace_.tensors[static_cast<size_t>(id)] = trace_.tensors[static_cast<size_t>(of)];
   trace_.ops.push_back({"aten::alias", {{Arg::Tensor{of}}}, {id}, {}, true, false, line_});

@@ -276,7 +276,12 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     out.must_run_eagerly = true;
     return;
   }
-  describe_results(out);
+  try {
+    describe_results(out);
+  } catch (const Error&) {  // a number of the results, which has no value of 64 bits
+    if (sizes) capture.roll_back(), gradients.put_back();
+    throw;
+  }
   if (sizes) {
     out.has_windows = share_memory(out.results.tensors, call.tensors) || share_memory(out.results.tensors, capture.lifted()) ||
                       share_memory(out.results.tensors, out.results.tensors);

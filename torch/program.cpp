@@ -141,6 +141,7 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
   }
   for (size_t i = 0; i < facts.size(); ++i) {
     if (facts[i].is_view || facts[i].storage_offset) asked_.push_back({i, facts[i].is_view, facts[i].storage_offset});
+    if (facts[i].gradient_of) gradients_of_.emplace_back(i - given_, *facts[i].gradient_of);
     if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
   }
 }
@@ -236,6 +237,16 @@ bool CompiledProgram::lies_the_same(at::TensorList inputs, std::string* why) con
   return true;
 }
 
+bool CompiledProgram::has_the_same_gradients(at::TensorList inputs, std::string* why) const {
+  for (auto [gradient, i] : gradients_of_) {
+    const at::Tensor& t = i < given_ ? inputs[i] : lifted_[i - given_];
+    if (t.is_leaf() && t.grad().is_same(lifted_[gradient])) continue;
+    if (why) *why = cat("input ", i, ": its gradient, which the program reads, is another tensor");
+    return false;
+  }
+  return true;
+}
+
 bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::string* why) const {
   at::TensorList inputs = call.tensors;
   auto differs = [&](size_t i, const auto&... what) {
@@ -262,6 +273,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
   if (!rules_.empty() && !lies_the_same(inputs, why)) return false;
+  if (!gradients_of_.empty() && !has_the_same_gradients(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);

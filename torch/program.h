@@ -105,6 +105,7 @@ class CompiledProgram {
   bool was_asked_the_same(at::TensorList inputs, std::string* why) const;
   void add_devices(const Trace& trace);
   bool lies_the_same(at::TensorList inputs, std::string* why) const;
+  bool has_the_same_gradients(at::TensorList inputs, std::string* why) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
   void add_reads(const Trace& trace);
@@ -147,6 +148,7 @@ class CompiledProgram {
   std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
   std::vector<std::pair<size_t, c10::Device>> off_the_cpu_;     // inputs
   std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
+  std::vector<std::pair<size_t, size_t>> gradients_of_;         // lifted tensors, and the inputs whose gradients they are
   std::vector<int64_t> held_sizes_;                             // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;         // of inputs

@@ -94,14 +94,20 @@ class SizeNode : public c10::SymNodeImpl {
       double a = fixed_number(), b = fixed_number(o);
       return answered([&] { return number(floats().constant(std::floor((a - modulo(a, b)) / b + 0.5))); });
     }
-    return answered([&] { return integer(broach::floordiv(value(), positive(o))); });
+    return answered([&] {
+      const auto [sign, by] = divisor(o);
+      return integer(broach::floordiv(value() * sign, by));
+    });
   }
   SymNode mod(const SymNode& o) override {
     if (is_float() || o->is_float()) {
       double a = fixed_number(), b = fixed_number(o);
       return answered([&] { return number(floats().constant(modulo(a, b))); });
     }
-    return answered([&] { return integer(broach::mod(value(), positive(o))); });
+    return answered([&] {
+      const auto [sign, by] = divisor(o);
+      return integer(broach::mod(value() * sign, by) * sign);
+    });
   }
   SymNode truediv(const SymNode& o) override { return computed(Float::div, o); }
   SymNode pow(const SymNode& o) override {
@@ -158,10 +164,14 @@ class SizeNode : public c10::SymNodeImpl {
     return dense(sizes, strides, order);
   }
 
-  int64_t guard_int(const char*, int64_t) override {
+  int64_t guard_int(const char* file, int64_t) override {
     if (is_float()) return static_cast<int64_t>(fixed_number());
     if (Capture* c = Capture::current()) c->note_plain_read(value());
-    return symbols_->specialize(value());
+    const int64_t n = symbols_->specialize(value());
+    // torch.tensor() cuts what is no plain number of Python's to 32 bits.
+    if (n != static_cast<int32_t>(n) && std::string_view(file).ends_with("tensor_new.cpp"))
+      answered([&]() -> int64_t { unsupported("the number ", n, " of a new tensor stands for others"); });
+    return n;
   }
   bool guard_bool(const char*, int64_t) override {
     return is_int() ? !symbols_->equal(value_, 0) : is_float() ? floats().ask(number_, Relation::ne, floats().constant(0)) : condition_();
@@ -201,11 +211,12 @@ class SizeNode : public c10::SymNodeImpl {
   double fixed_number(const SymNode& n) const { return fixed_number(number_of(n)); }
   int64_t hint(const SymNode& n) const { return symbols_->hint(value_of(n)); }
 
-  // Division by a symbol is defined for positive values.
-  SymInt positive(const SymNode& n) const {
+  // Division is defined for positive divisors: a // -b is -a // b, and a % -b is -(-a % b). The sign, and the divisor without it.
+  std::pair<int64_t, SymInt> divisor(const SymNode& n) const {
     SymInt v = value_of(n);
-    if (v.is_constant() || symbols_->ask(0, Relation::lt, v)) return v;
-    return symbols_->specialize(v);
+    if (!v.is_constant() && !symbols_->ask(0, Relation::lt, v) && !symbols_->ask(v, Relation::lt, 0)) v = symbols_->specialize(v);
+    const bool is_negative = v.is_constant() ? v.constant() < 0 : !symbols_->ask(0, Relation::lt, v);
+    return is_negative ? std::pair<int64_t, SymInt>{-1, v * SymInt(-1)} : std::pair<int64_t, SymInt>{1, v};
   }
 
   template <class F>

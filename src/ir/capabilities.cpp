@@ -48,6 +48,7 @@ bool Capabilities::has(const Node& n) const {
   if (kind_of(n.op) == OpKind::heavy) {
     const ContractionAbility* can = contraction(n.op, n.results[0].dtype);
     if (!can || n.op == Op::dot) return can;
+    if (!can->volumes_of_one && n.inputs[0].rank() == 5 && n.inputs[0].shape()[1] == SymInt(1)) return false;
     return (can->grouped || n.integer(Attr::groups) == 1) && (can->rank == 0 || can->rank == static_cast<int64_t>(n.inputs[0].rank()));
   }
   if (kind_of(n.op) == OpKind::routine) return routines.contains({n.op, n.inputs[0].dtype()}) && !is_left_out(n);

@@ -216,6 +216,14 @@ struct Inference {
     return like(in[0], shape);
   }
 
+  Type add_rows() const {
+    const Shape &x = in[0].shape(), &source = in[2].shape();
+    check(x.size() == 2 && source.size() == 2 && x[1] == source[1] && is_floating(in[0].dtype()) && is_floating(in[2].dtype()) &&
+              is_integral(in[1].dtype()) && in[1].shape() == Shape{source[0]},
+          "add_rows: ", Shown{in[2].type()}, " at ", Shown{in[1].type()}, " to ", Shown{in[0].type()});
+    return like(in[2], x);
+  }
+
   std::vector<Type> attention() const {
     const size_t needed = op == Op::attention ? 3 : 6;
     check(in.size() == needed || in.size() == needed + 1, name_of(op), ": ", in.size(), " operands");
@@ -238,6 +246,7 @@ struct Inference {
   std::vector<Type> routine() const {
     if (op == Op::attention || op == Op::attention_gradient) return attention();
     if (op == Op::sum_rows) return {sum_rows()};
+    if (op == Op::add_rows) return {add_rows()};
     if (op == Op::update) {
       check(in[0].dtype() == in[1].dtype() && in[0].rank() == in[1].rank() && get<Shape>(Attr::starts).size() == in[0].shape().size(),
             "update: ", Shown{in[1].type()}, " does not fit ", Shown{in[0].type()});

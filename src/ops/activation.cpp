@@ -34,7 +34,7 @@ void add_piecewise(OpTable& t) {
     return select(x[0] > lambda, x[0] - lambda, select(x[0] < -lambda, x[0] + lambda, select(is_nan(x[0]), x[0], 0.0)));
   });
   add_formula(t, "hardshrink", {0}, [](OpCall& c, Operands x) {
-    double lambda = c.number_or(1, 0.5);
+    const double lambda = as_double(stored(c.number_or(1, 0.5), c.result().dtype));
     return select((x[0] >= -lambda) & (x[0] <= lambda), 0.0, x[0]);
   });
   add_formula(t, "softshrink_backward hardshrink_backward", {0, 1}, [](OpCall& c, Operands x) {

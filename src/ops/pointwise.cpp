@@ -298,6 +298,11 @@ Results divide(OpCall& c, Rounding rounding) {
   if (rounding == Rounding::none) return product(c, Op::div);
   if (t == DType::b1) return std::nullopt;
   Value x = operand(c, 0, t), y = divisor(c, 1, t);
+  // Eager rounds a single number no more than it computes, and then not the quotient either.
+  if (is_low_precision(t) && (!c.is_tensor(1) || c.tensor(1).rank() == 0)) {
+    const Expr wide{c.b, c.b.cast(x, compute_dtype(t))}, by{c.b, operand(c, 1, compute_dtype(t))};
+    return in_result_type(c, rounding == Rounding::floor ? apply(Op::floor_div, wide, by) : apply(Op::trunc, apply(Op::div, wide, by)));
+  }
   if (rounding == Rounding::floor) return {{broadcast(c.b, Op::floor_div, x, y)}};
   Expr q = rounded({c.b, broadcast(c.b, Op::div, x, y)});
   return {{is_floating(t) ? c.b.unary(Op::trunc, q.value()) : q.value()}};
@@ -366,7 +371,6 @@ constexpr Row kBinary[] = {
     {Op::atan2, "atan2 arctan2"},
     {Op::hypot, "hypot"},
     {Op::copysign, "copysign.Tensor copysign.Scalar"},
-    {Op::nextafter, "nextafter"},
 };
 
 Expr log_add_exp(const Expr& x, const Expr& y, Op power, double scale) {
@@ -419,6 +423,9 @@ Results is_close(OpCall& c) {
 }
 
 void add_binary(OpTable& t) {
+  add_single(t, "nextafter", [](OpCall& c) {  // in its own type, and 16 bits are computed in more
+    return is_low_precision(c.result().dtype) ? Value{} : binary(c, Op::nextafter, c.result().dtype);
+  });
   for (const auto& [op, names] : kBinary) add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
   add_single(t, "maximum max.other", [](OpCall& c) { return extremum(c, Op::max); });
   add_single(t, "minimum min.other", [](OpCall& c) { return extremum(c, Op::min); });

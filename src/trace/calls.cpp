@@ -104,31 +104,53 @@ std::optional<Value> Calls::strided_copy(const TraceOp& op) {
 std::optional<std::vector<Value>> Calls::lower(const TraceOp& op, const std::string& schema) {
   const OpEntry* entry = entry_of(schema);
   if (!entry) return std::nullopt;
+  const size_t before = b_.graph().nodes().size();
+  auto out = lower_by(*entry, op, schema);
+  if (out && is_supported(before, *out)) return out;
+  refuse_since(before);
+  return std::nullopt;
+}
+
+std::optional<std::vector<Value>> Calls::lower_by(const OpEntry& entry, const TraceOp& op, const std::string& schema) {
   std::vector<Type> expected = result_types(memory_, op);
   for (const Type& t : expected)
     if (t.dtype == DType::opaque && !t.shape.empty() && !(t.shape[0] == SymInt(0))) return std::nullopt;
-  size_t before = b_.graph().nodes().size();
   auto [own, tensors] = with_values(op.args);
   auto out = where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable {
     OpCall call(b_, schema, std::move(own), std::move(tensors), expected);
-    return entry->lower(call);
+    return entry.lower(call);
   });
   if (!out || out->size() < op.results.size()) return std::nullopt;
   for (size_t i = 0; i < op.results.size(); ++i)
     if (op.results[i] != kNoTensor && (!(*out)[i] || (*out)[i].type() != expected[i])) return std::nullopt;
-  return supported_since(before) ? out : std::nullopt;
+  return out;
 }
 
-bool Calls::supported_since(size_t before) const {
+bool Calls::has(const Node& n) const {
+  if (!options_.capabilities->has(n)) return false;
+  const OpKind kind = kind_of(n.op);
+  if ((kind == OpKind::heavy || kind == OpKind::routine) && n.results[0].device.kind != options_.device.kind) return false;
+  const DType t = n.results[0].dtype;
+  if (n.op == Op::cast && is_complex(n.inputs[0].dtype())) return false;
+  return !(is_complex(t) || is_stored_only(t)) || carries(n.op) || (is_stored_only(t) && n.op == Op::cast);
+}
+
+bool Calls::is_refused(const Value& v) const { return v && v.node->id < refused_.size() && refused_[v.node->id]; }
+
+// An equal node may have been left by a call that came before, of which nothing was taken.
+bool Calls::is_supported(size_t before, std::span<const Value> results) const {
+  auto refused = [&](const Value& v) { return is_refused(v); };
   const auto& nodes = b_.graph().nodes();
-  for (size_t i = before; i < nodes.size(); ++i) {
-    if (!options_.capabilities->has(nodes[i])) return false;
-    const OpKind kind = kind_of(nodes[i].op);
-    if ((kind == OpKind::heavy || kind == OpKind::routine) && nodes[i].results[0].device.kind != options_.device.kind) return false;
-    const DType t = nodes[i].results[0].dtype;
-    if ((is_complex(t) || is_stored_only(t)) && !carries(nodes[i].op) && !(is_stored_only(t) && nodes[i].op == Op::cast)) return false;
-  }
-  return true;
+  for (size_t i = before; i < nodes.size(); ++i)
+    if (!has(nodes[i]) || std::ranges::any_of(nodes[i].inputs, refused)) return false;
+  return std::ranges::none_of(results, refused);
+}
+
+void Calls::refuse_since(size_t before) {
+  const auto& nodes = b_.graph().nodes();
+  refused_.resize(nodes.size());
+  for (size_t i = before; i < nodes.size(); ++i)
+    refused_[i] = !has(nodes[i]) || std::ranges::any_of(nodes[i].inputs, [&](const Value& v) { return is_refused(v); });
 }
 
 std::optional<Value> Calls::lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target) {
@@ -136,15 +158,17 @@ std::optional<Value> Calls::lower_as(const std::string& schema, const std::vecto
   if (!entry || !options_.lower) return std::nullopt;
   size_t before = b_.graph().nodes().size();
   auto [own, tensors] = with_values(args);
-  return where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
+  auto out = where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
     OpCall call(b_, schema, std::move(own), std::move(tensors), {info(target).type});
     auto out = entry->lower(call);
     if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape) ||
         (*out)[0].type().device != info(target).type.device)
       return std::nullopt;
-    Value v = b_.cast((*out)[0], info(target).type.dtype);
-    return supported_since(before) ? std::optional(v) : std::nullopt;
+    return b_.cast((*out)[0], info(target).type.dtype);
   });
+  if (out && is_supported(before, std::span(&*out, 1))) return out;
+  refuse_since(before);
+  return std::nullopt;
 }
 
 // A result that is None is a tensor without elements.

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,13 @@ class Calls {
   const OpEntry* entry_of(const std::string& schema) const;
   CallArgs with_values(const std::vector<Arg>& args);
   std::optional<Value> strided_copy(const TraceOp& op);
-  bool supported_since(size_t before) const;
+  std::optional<std::vector<Value>> lower_by(const OpEntry& entry, const TraceOp& op, const std::string& schema);
+  // Whether the target has this node; all that was made since `before` nodes, and what these results are made of.
+  bool has(const Node& node) const;
+  bool is_supported(size_t before, std::span<const Value> results) const;
+  // Nothing was taken of what was made since.
+  void refuse_since(size_t before);
+  bool is_refused(const Value& v) const;
   bool may_be_strided(const Value& v) const;
   void set_results(ExternCall& call, const TraceOp& op) const;
 
@@ -51,6 +58,7 @@ class Calls {
   GraphBuilder& b_;
   StorageValues& memory_;
   const Regions& regions_;
+  std::vector<bool> refused_;  // by node id: no call took it, and it is, or is made of, what the target has not
 };
 
 }  // namespace broach

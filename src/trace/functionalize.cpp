@@ -16,7 +16,12 @@ namespace {
 class Functionalizer {
  public:
   Functionalizer(const Trace& trace, const FunctionalizeOptions& options)
-      : t_(trace), memory_(trace, b_), regions_(trace), calls_(trace, options, b_, memory_, regions_), lowers_(options.lower) {
+      : t_(trace),
+        memory_(trace, b_),
+        regions_(trace),
+        calls_(trace, options, b_, memory_, regions_),
+        lowers_(options.lower),
+        tangents_(options.tangents) {
     *b_.graph().symbols() = *trace.symbols;
   }
 
@@ -218,16 +223,20 @@ class Functionalizer {
   }
 
   // An index outside is an error though nobody reads what it selects: that becomes one more output, which is no result. Not where the index
-  // is made of positions and constants alone, as lowerings make one.
+  // is made of positions and constants alone, as lowerings make one, nor where gradients are selected, by an index that the program used.
   void keep_what_may_fail(std::vector<Value>& outputs) const {
     const std::deque<Node>& nodes = b_.graph().nodes();
-    std::vector<bool> is_read(nodes.size()), is_fixed(nodes.size());
+    std::vector<bool> is_read(nodes.size()), is_fixed(nodes.size()), is_late(nodes.size());
     for (const Value& v : outputs) is_read[v.node->id] = true;
     for (const Node& n : nodes)
       is_fixed[n.id] = n.op != Op::input && n.op != Op::extern_call &&
                        std::ranges::all_of(n.inputs, [&](const Value& v) { return is_fixed[v.node->id]; });
+    for (const Node& n : nodes)
+      is_late[n.id] = (n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + tangents_ >= t_.inputs.size()) ||
+                      std::ranges::any_of(n.inputs, [&](const Value& v) { return is_late[v.node->id]; });
     for (const Node& n : std::views::reverse(nodes)) {
-      if (!is_read[n.id] && checks_index(n.op) && !is_fixed[n.inputs[1].node->id]) outputs.push_back({&n, 0}), is_read[n.id] = true;
+      if (!is_read[n.id] && !is_late[n.id] && checks_index(n.op) && !is_fixed[n.inputs[1].node->id])
+        outputs.push_back({&n, 0}), is_read[n.id] = true;
       if (is_read[n.id])
         for (const Value& v : n.inputs) is_read[v.node->id] = true;
     }
@@ -275,6 +284,7 @@ class Functionalizer {
   Regions regions_;
   Calls calls_;
   bool lowers_;
+  size_t tangents_;  // the last inputs
   std::map<int32_t, int> output_of_;
   std::vector<OutputRequest> requests_;  // by output of the graph
   Program program_;

@@ -55,6 +55,7 @@ struct FunctionalizeOptions {
   Device device;                                           // whose they are: contractions and routines elsewhere stay calls
   bool lower = true;                                       // false: every op stays an extern call (used to bisect)
   bool eager_random = false;                               // random numbers are the host's own
+  size_t tangents = 0;                                     // the trace's last inputs
 };
 
 // Throws Unsupported for programs whose meaning the graph cannot express.

@@ -44,6 +44,7 @@ Value replace_every(GraphBuilder& b, int64_t dim, const SymInt& start, int64_t s
 
 Value replace_along(GraphBuilder& b, int64_t dim, const SymInt& start, int64_t step, Value x, Value y) {
   if (x.shape() == y.shape()) return y;
+  if (!b.symbols().ask(0, Relation::lt, y.shape()[static_cast<size_t>(dim)])) return x;
   if (step < 0) unsupported("a write through a reversed slice");
   return step == 1 ? replace_range(b, dim, start, x, y) : replace_every(b, dim, start, step, x, y);
 }

@@ -309,6 +309,27 @@ TEST_CASE("routines: rows are summed by an index, and rounded once") {
   }
 }
 
+TEST_CASE("routines: rows are added to what has another type, and lies otherwise") {
+  HostTensor at = zeros(DType::i64, Sizes{40});
+  for (int64_t i = 0; i < 40; ++i) at.set(i, i % 5 == 3 ? int64_t{-1} : i * i % 11);
+  for (DType t : {DType::f32, DType::bf16, DType::f64})
+    for (DType start : {DType::f32, DType::bf16, DType::f16})
+      for (int64_t width : {1, 33, 2500}) {
+        const std::vector in{random_tensor(start, Sizes{11, width}, 3), at, random_tensor(t, Sizes{40, width}, 4)};
+        const Graph g = graph_of(Op::add_rows, in, {});
+        CHECK(first_difference(run_compiled(g, in)[0], interpret(g, in)[0], 1e-6, 1e-6) == "");
+        GraphBuilder b;
+        Value x = b.input({start, {width, 11}, {}}), i = b.input({DType::i64, {40}, {}}), y = b.input({t, {40, width}, {}});
+        const Graph turned = b.finish({b.emit(Op::add_rows, {b.permute(x, {1, 0}), i, y}, {})});
+        const std::vector other{random_tensor(start, Sizes{width, 11}, 5), at, in[2]};
+        CHECK(first_difference(run_compiled(turned, other)[0], interpret(turned, other)[0], 1e-6, 1e-6) == "");
+      }
+  at.set(4, int64_t{11});
+  const std::vector in{random_tensor(DType::f32, {11, 8}, 3), at, random_tensor(DType::f32, {40, 8}, 3)};
+  CHECK_THROWS_AS(run_compiled(graph_of(Op::add_rows, in, {}), in), IndexError);
+  CHECK_THROWS(interpret(graph_of(Op::add_rows, in, {}), in));
+}
+
 TEST_CASE("routines: complex elements are moved, not computed") {
   Graph g = graph_of(Op::scatter, {zeros(DType::c64, Sizes{4}), zeros(DType::i64, Sizes{2}), zeros(DType::c64, Sizes{2})}, along(0));
   CHECK(cpu_target()->routine(operation_of(*g.outputs()[0].node)) != nullptr);

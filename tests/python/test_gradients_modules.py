@@ -241,6 +241,42 @@ def tied_weights(c):
     return training(c, Tied, lambda: [torch.randint(0, 7, (5,))])
 
 
+class _Language(nn.Module):
+    """The weight of a large vocabulary, shared by a padded embedding, another one that is scaled, and the last product."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(900, 24, padding_idx=3)
+        self.head = nn.Linear(24, 900, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, i, j):
+        return self.head(torch.tanh(self.embed(i)) + nn.functional.embedding(j, self.embed.weight))
+
+
+def _positions():
+    return [torch.randint(0, 900, (2, 31)), torch.randint(0, 40, (2, 31))]
+
+
+@program
+def tied_weights_of_a_vocabulary(c):
+    return training(c, _Language, _positions)
+
+
+@program
+def tied_weights_under_autocast(c):
+    torch.manual_seed(0)
+    model, saw = _Language(), []
+    f = c(model)
+    for _ in range(4):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            f(*_positions()).float().square().mean().backward()
+        gradient = model.embed.weight.grad
+        saw += [gradient.dtype, (gradient / gradient.abs().max()).bfloat16()]  # to be compared as what was computed in bf16
+    return saw
+
+
 @program
 def weight_norm(c):
     return training(c, lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), lambda: [torch.randn(2, 4)])

@@ -33,7 +33,8 @@ RoutineFunction function_of(const Operation& operation) {
     case Op::mode: return make_order(operation);
     case Op::search: return make_search(operation);
     case Op::update: return make_update(operation);
-    case Op::sum_rows: return make_sum_rows(operation);
+    case Op::sum_rows:
+    case Op::add_rows: return make_sum_rows(operation);
     case Op::attention:
     case Op::attention_gradient: return make_attention(operation);
     default: return make_scatter(operation);
@@ -76,7 +77,7 @@ std::vector<Across> dimensions_across(std::span<const RoutineTensor* const> tens
 
 bool has_routine(Op op, DType dtype) {
   if (op == Op::attention || op == Op::attention_gradient) return dtype == DType::f32 || dtype == DType::bf16;
-  if (op == Op::sum_rows) return is_floating(dtype);
+  if (op == Op::sum_rows || op == Op::add_rows) return is_floating(dtype);
   if (op == Op::update || op == Op::scatter) return size_of(dtype) <= 8;  // elements are moved as they are
   return !is_complex(dtype);
 }

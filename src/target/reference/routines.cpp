@@ -317,6 +317,21 @@ void sum_rows(const HostTensor& source, const HostTensor& index, HostTensor& out
   });
 }
 
+void add_rows(const HostTensor& x, const HostTensor& index, const HostTensor& source, HostTensor& out) {
+  sum_rows(source, index, out);
+  auto add = [&](auto element, auto started) {
+    using E = decltype(element);
+    using T = typename E::Computed;
+    using X = decltype(started);
+    if constexpr (std::is_floating_point_v<T> && std::is_floating_point_v<typename X::Computed>)
+      for (int64_t i = 0; i < out.numel(); ++i) {
+        const T start = static_cast<T>(load<X>(x.bytes.data(), i));
+        store<E>(out.bytes.data(), i, binary<T>(Op::add, start, load<E>(out.bytes.data(), i)));
+      }
+  };
+  with_element(out.type.dtype, [&](auto element) { with_element(x.type.dtype, [&](auto started) { add(element, started); }); });
+}
+
 void update(const HostTensor& x, const HostTensor& source, const std::vector<int64_t>& starts, HostTensor& out) {
   out.bytes = x.bytes;
   const auto sizes = x.sizes(), part = source.sizes();
@@ -406,6 +421,7 @@ void run_routine(const Node& n, const std::vector<const HostTensor*>& in, int64_
     case Op::mode: return mode(n, x, out);
     case Op::update: return update(x, *in[1], starts, out[0]);
     case Op::sum_rows: return sum_rows(x, *in[1], out[0]);
+    case Op::add_rows: return add_rows(x, *in[1], *in[2], out[0]);
     case Op::attention: return attention(n, in, out[0], out[1]);
     case Op::attention_gradient: return attention_gradient(n, in, out);
     case Op::search: return search(n, x, *in[1], out[0]);
