@@ -291,7 +291,7 @@ void Capture::meet(c10::Device d) {
 // Between two operations that draw, and before the first, nobody else moves a generator on or sets it back.
 void Capture::check_generators() {
   if (without_generator_) fail_with(cat("random numbers beside ", without_generator_->str(), ", which has no default generator"));
-  if (!random_.are_kept()) fail_with("the program sets the state of random numbers");
+  if (!random_.are_kept()) fail_with("the program, or another thread meanwhile, sets the state of random numbers", Outcome::unclear);
 }
 
 void Capture::check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name) {

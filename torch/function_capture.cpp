@@ -317,6 +317,7 @@ void Function::describe_results(Recorded& out) const {
 // Whether what was recorded stands for the program.
 Verdict Function::judge(const CallInputs& call, const Modes& modes, const Recorded& recorded) {
   const Capture& capture = *recorded.capture;
+  if (capture.verdict().outcome == Outcome::unclear) return host_state_.disturbed(capture.verdict().reason.text);
   if (!capture.verdict().is_good()) return capture.verdict();
   if (modes.grad && !recorded.has_history && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;

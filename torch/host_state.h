@@ -4,10 +4,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "attempts.h"
+#include "support/digest.h"
 #include "trace/generalize.h"
 
 namespace broach {
@@ -24,17 +25,22 @@ class HostState {
  public:
   // Of a run on plain tensors: good, unclear until the next one, or none that may be replayed. `kept`: what the program keeps, in words.
   Verdict judge(const Capture& capture, const std::string& kept, CallSizes sizes);
+  // Of a run that may have been disturbed from outside: unclear, or unsupported where that goes on.
+  Verdict disturbed(const std::string& reason) { return unclear(kMostDisturbed, reason); }
   // Whether the next run has to tell: one on stand-ins may have to be repeated, which a program with state would not bear.
   bool is_unclear() const { return unclear_in_a_row_ > 0; }
 
  private:
+  static constexpr int kMostDisturbed = 3;
+  static constexpr size_t kMostRuns = 16;
   struct Run {
-    std::string text;
     CallSizes sizes;
+    std::string given;  // element types and strides of inputs, and values that were read: what may lead a program another way
+    Digest did;
   };
   Verdict unclear(int most, const std::string& reason);
 
-  std::optional<Run> before_;  // the last one of a program that writes to its inputs
+  std::vector<Run> before_;  // of a program that writes to its inputs, one for each way to call it
   bool writes_alike_ = false;
   int unclear_in_a_row_ = 0;
 };

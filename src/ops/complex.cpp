@@ -482,8 +482,9 @@ void add_casts(OpTable& t) {
   add_one(t, "copy", [](OpCall& c) {
     Value source = c.tensor(1);
     if (source.type().device.kind != c.result().device.kind) return Value{};
-    Complex z = parts(c.b, source);
-    Value v = c.result().dtype == DType::c64 ? packed(z) : is_complex(c.result().dtype) ? Value{} : z.re.to(c.result().dtype).value();
+    const Complex z = parts(c.b, source);
+    const DType to = c.result().dtype;
+    const Value v = to == DType::c64 ? packed(z) : is_complex(to) ? Value{} : to == DType::b1 ? not_zero(z).value() : z.re.to(to).value();
     return v ? broadcast_to(c.b, v, c.tensor(0).shape()) : v;
   });
 }
