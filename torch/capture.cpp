@@ -181,8 +181,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
     ++gradient_count_;
   }
   trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
-  trace_.resolve();
-  find_gradients_read();
+  trace_.resolve(), look_at_lifted();
   if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
   for (size_t i = 0; i < outputs.size(); ++i)

@@ -192,7 +192,7 @@ class Capture {
   bool has_place(const at::Tensor& t) const { return !find_ || !in_hand_(t) || find_(t).is_same(t); }
   bool add_unreported_view(TensorId id);
   TensorId id_of_output(at::Tensor& t);
-  void find_gradients_read();
+  void look_at_lifted();
   // What the program makes of Python's numbers.
   bool add_constant(const at::Tensor& t);
   bool is_constant(TensorId id) const;
@@ -264,6 +264,7 @@ class Capture {
   std::mutex mutex_;  // the autograd engine records from its own threads
   Trace trace_;
   std::vector<at::Tensor> given_, inputs_, lifted_;
+  std::vector<size_t> in_hand_of_program_;  // of the lifted ones, those that it came by without an operation
   std::vector<InputFacts> facts_;
   struct Versions {
     int64_t seen, own;

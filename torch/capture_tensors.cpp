@@ -51,6 +51,7 @@ TensorId Capture::lift(const at::Tensor& t, TensorId id) {
   if (t.is_conj() || t.is_neg()) fail_with("a tensor that the program reads is a lazy conjugate or negative of another");
   if (!has_place(t)) unplaced_.push_back(t);
   trace_.inputs.push_back(id);
+  in_hand_of_program_.push_back(lifted_.size());
   lifted_.push_back(t);
   add_facts(t, t);
   return id;
@@ -66,12 +67,19 @@ void Capture::add_facts(const at::Tensor& t, const at::Tensor& seen) {
 }
 
 // The gradient of a tensor is another one in every step of a training, as a rule, and comes to the program without an operation.
-void Capture::find_gradients_read() {
-  for (size_t k = 0; !find_ && k < lifted_.size(); ++k)
+void Capture::look_at_lifted() {
+  if (find_) return;
+  for (size_t k : in_hand_of_program_) {
+    // Nobody else holds it any more: what the program made it of is gone as well.
+    if (lifted_[k].use_count() == 1)
+      fail_with(
+          "the program makes a tensor without an operation of its own thread, of its own memory (torch::from_blob) or on another thread: it "
+          "would be the first call's in every call. Pass it as an argument, or hold it outside of the program");
     for (size_t i = 0; i < facts_.size(); ++i) {
       const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
       if (t.defined() && t.is_leaf() && t.grad().is_same(lifted_[k])) facts_[given_.size() + k].gradient_of = i;
     }
+  }
 }
 
 void Capture::add_alias(TensorId id, TensorId of) {

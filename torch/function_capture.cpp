@@ -262,6 +262,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     });
     // The error that was to end the program was caught there.
     if (sizes && capture.is_abandoned()) unsupported(capture.verdict().reason.text);
+    if (sizes) describe_results(out);  // among them may be a number that has no value of 64 bits
   } catch (...) {
     const bool is_own = !capture.is_replaced() && with_history.empty();  // the run on the caller's tensors
     if (sizes || !is_own) capture.roll_back(), gradients.put_back();
@@ -276,17 +277,12 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     out.must_run_eagerly = true;
     return;
   }
-  try {
-    describe_results(out);
-  } catch (const Error&) {  // a number of the results, which has no value of 64 bits
-    if (sizes) capture.roll_back(), gradients.put_back();
-    throw;
-  }
   if (sizes) {
     out.has_windows = share_memory(out.results.tensors, call.tensors) || share_memory(out.results.tensors, capture.lifted()) ||
                       share_memory(out.results.tensors, out.results.tensors);
     return;
   }
+  describe_results(out);
   auto is_given = [&](const at::Tensor& t) { return std::ranges::any_of(call.tensors, [&](const at::Tensor& g) { return g.is_same(t); }); };
   for (InputWithHistory& input : with_history) {
     input.connect();

@@ -31,7 +31,7 @@ class HostState {
   bool is_unclear() const { return unclear_in_a_row_ > 0; }
 
  private:
-  static constexpr int kMostDisturbed = 3;
+  static constexpr int kMostDisturbed = 8;
   static constexpr size_t kMostRuns = 16;
   struct Run {
     CallSizes sizes;

@@ -35,6 +35,10 @@
 // A number that the program reads (x.sum().item<int64_t>(), if (x.any().item<bool>())) is compared in each call, and every way
 // that data leads to has a version of its own; a fraction (item<float>()) cannot be read.
 //
+// Only operations are recorded. Elements that host code itself reads or writes within the program (data_ptr(), an accessor, a tensor of
+// from_blob), and what the program has another thread compute, stay as the first call made them, or the program is refused; so does what
+// host code asks of a tensor besides its sizes, type, device and whether it needs gradients.
+//
 // A tensor that the program keeps (a cache that it assigns, an optimizer's state) would stay as the first run made it: such a
 // program is refused, after a second run that shows whether it was a cache made once. Return the tensor and pass it in again.
 // What a program keeps in other ways, a counter say, is covered by the promise of Options().pure().

@@ -25,6 +25,14 @@ bool is_left_out(const Node& n) {
   return checks_index(n.op) && n.inputs[1].dtype() != DType::i64 && n.inputs[1].dtype() != DType::i32;
 }
 
+// A convolution along three dimensions of one channel, of which each row gives one point, or may.
+bool is_thin_volume(const Node& n) {
+  const Shape& x = n.inputs[0].shape();
+  if (n.op != Op::conv || x.size() != 5 || !(x[1] == SymInt(1)) || n.integer(Attr::transposed)) return false;
+  const auto width = n.results[0].shape[4].maybe_constant();
+  return n.ints(Attr::stride)[2] > 1 && (!width || *width == 1);
+}
+
 ContractionAbility usual_ability(Op op, DType dtype) {
   ContractionAbility all;
   all.channels_last = op != Op::dot;
@@ -48,7 +56,7 @@ bool Capabilities::has(const Node& n) const {
   if (kind_of(n.op) == OpKind::heavy) {
     const ContractionAbility* can = contraction(n.op, n.results[0].dtype);
     if (!can || n.op == Op::dot) return can;
-    if (!can->volumes_of_one && n.inputs[0].rank() == 5 && n.inputs[0].shape()[1] == SymInt(1)) return false;
+    if (!can->thin_volumes && is_thin_volume(n)) return false;
     return (can->grouped || n.integer(Attr::groups) == 1) && (can->rank == 0 || can->rank == static_cast<int64_t>(n.inputs[0].rank()));
   }
   if (kind_of(n.op) == OpKind::routine) return routines.contains({n.op, n.inputs[0].dtype()}) && !is_left_out(n);

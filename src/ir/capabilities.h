@@ -20,7 +20,7 @@ struct ContractionAbility {
   bool channels_last = false;  // its tensors should lie so
   bool grouped = true;         // of a convolution
   int64_t rank = 0;            // of a convolution's operands; 0: any
-  bool volumes_of_one = true;  // a convolution along three dimensions of operands with one channel
+  bool thin_volumes = true;    // a convolution along three dimensions of one channel to rows of one point
   int64_t channel_piece = 0;   // channels that a convolution computes at a time; fewer are unfolded to more
   int64_t unfolds_from = 0;    // in one of so many multiply-adds
 };

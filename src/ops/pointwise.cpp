@@ -373,6 +373,18 @@ constexpr Row kBinary[] = {
     {Op::copysign, "copysign.Tensor copysign.Scalar"},
 };
 
+// The neighbour of x towards y, by the bits: what is computed in f32 has neighbours of its own.
+Value next_of_16_bits(OpCall& c) {
+  const DType t = c.result().dtype;
+  const Expr x{c.b, operand(c, 0, t)}, y{c.b, operand(c, 1, t)};
+  auto as = [&](const Expr& e, DType to) { return Expr{c.b, c.b.emit(Op::bitcast, {e.value()}, {{Attr::dtype, to}})}; };
+  auto bits = [&](int64_t n) { return Expr{c.b, c.b.constant(n, DType::i16, c.result().device)}; };
+  const Expr outwards = select(((x > 0.0) & (y > x)) | ((x <= 0.0) & (y <= x)), bits(1), bits(-1));
+  const Expr smallest = as(select(y > 0.0, bits(1), bits(-32767)), t);
+  const Expr moved = select(equal(x, 0.0), smallest, as(as(x, DType::i16) + outwards, t));
+  return select(is_nan(x) | is_nan(y), x + y, select(equal(x, y), y, moved)).value();
+}
+
 Expr log_add_exp(const Expr& x, const Expr& y, Op power, double scale) {
   Expr most = max(x, y), rest = log1p(apply(power, -abs(x - y)));
   Expr sum = most + (scale == 1 ? rest : rest * scale);
@@ -423,8 +435,9 @@ Results is_close(OpCall& c) {
 }
 
 void add_binary(OpTable& t) {
-  add_single(t, "nextafter", [](OpCall& c) {  // in its own type, and 16 bits are computed in more
-    return is_low_precision(c.result().dtype) ? Value{} : binary(c, Op::nextafter, c.result().dtype);
+  add_single(t, "nextafter", [](OpCall& c) {
+    const DType type = c.result().dtype;
+    return is_low_precision(type) ? next_of_16_bits(c) : binary(c, Op::nextafter, type);
   });
   for (const auto& [op, names] : kBinary) add_single(t, names, [op = op](OpCall& c) { return binary(c, op, c.result().dtype); });
   add_single(t, "maximum max.other", [](OpCall& c) { return extremum(c, Op::max); });

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <stdexcept>
+#include <thread>
 #include <unordered_map>
 
 #undef CHECK  // c10's, which ends the process
@@ -111,4 +112,39 @@ TEST_CASE("the table of what was compiled accounts for every call") {
   auto f = broach::compile([](const Tensor& x) { return x + 1; }, Options().pure());
   for (int i = 0; i < 3; ++i) f(at::ones({2}));
   CHECK(has(f.explain().str(), "3 (1 recorded, 2 compiled, 0 eager)"));
+}
+
+TEST_CASE("tensors of the program's own memory, or of its other threads, are refused, and those that it holds are not") {
+  c10::NoGradGuard no_grad;
+  const Options pure = Options().pure();
+  const Tensor x = at::ones({3});
+  auto local = broach::compile(
+      [](const Tensor& t) {
+        float numbers[] = {1, 2, 3};
+        return t * at::from_blob(numbers, {3});
+      },
+      pure);
+  auto copied = broach::compile(
+      [](const Tensor& t) {
+        float numbers[] = {1, 2, 3};
+        return t * at::from_blob(numbers, {3}).clone();
+      },
+      pure);
+  auto elsewhere = broach::compile(
+      [](const Tensor& t) {
+        Tensor y;
+        std::thread([&] { y = t * 2; }).join();
+        return y + 1;
+      },
+      pure);
+  for (const auto* f : {&local, &copied}) CHECK(has(error_of([&] { (*f)(x); }), "from_blob"));
+  CHECK(has(error_of([&] { elsewhere(x); }), "another thread"));
+
+  float memory[] = {1, 2, 3};
+  const Tensor held = at::from_blob(memory, {3});
+  auto holds = broach::compile([held](const Tensor& t) { return t * held; }, pure);
+  for (float first : {1.f, 5.f}) {
+    memory[0] = first;
+    CHECK(at::equal(holds(x), x * held));
+  }
 }

@@ -582,9 +582,10 @@ TEST_CASE("programs: random numbers beside another thread that draws its own") {
     while (!ends) torch::rand({8});
   });
   auto f = broach::compile([](const Tensor& x) { return torch::dropout(x, 0.5, true); }, Options().pure());
-  // Where it has been disturbed for too long the call says so; it gives no other answer.
-  for (int call = 0; call < 3; ++call)
-    CHECK(error_of([&] { CHECK(f(torch::ones({100})).sum().item<float>() > 0); }).find("cannot be compiled: a bug") == std::string::npos);
+  for (int call = 0; call < 7; ++call) {
+    const Tensor y = f(torch::ones({100}));
+    CHECK(torch::logical_or(y == 0, y == 2).all().item<bool>());
+  }
   ends = true;
   other.join();
 }

@@ -30,7 +30,7 @@ class CpuTarget : public Target {
       for (auto& [of, can] : c.contractions)
         if (!can.activations.empty()) can.activations = cpu::activations(false), can.exact_activations = cpu::activations(true);
       // For these the library's kernels, ATen's own among them, read what nobody has written, unless channels come first.
-      for (auto& [of, can] : c.contractions) can.volumes_of_one = false;
+      for (auto& [of, can] : c.contractions) can.thin_volumes = false;
       std::erase_if(c.routines, [](const auto& row) { return !cpu::has_routine(row.first, row.second); });
       return c;
     }();
