@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -150,6 +151,27 @@ TEST_CASE("choice: trials are spread over calls") {
   CHECK(slowest_call(many, {1.3, 0.8, 1.0}, 12, calls) < 1.1 * 12);
   CHECK(calls >= 4);
   CHECK(many.decided() == Candidate::packed);
+}
+
+TEST_CASE("choice: that another was faster once makes no trial of what runs anyway") {
+  std::vector<std::unique_ptr<Choice>> shapes;
+  for (int i = 0; i < 25; ++i) shapes.push_back(std::make_unique<Choice>(Candidate::host, kAll & ~Choice::set_of(Candidate::plain)));
+  Pace pace;
+  int calls = 0;
+  for (bool all = false; !all && calls < 200; ++calls) {
+    double call = 0;
+    all = true;
+    for (auto& shape : shapes) {
+      const Candidate c = shape->next(kAll, &pace);
+      const double seconds = c == Candidate::host ? 3.0 : 1.0;
+      shape->record(c, seconds, &pace, kAll);
+      call += seconds;
+      all = all && shape->decided();
+    }
+    pace.finish(call, true);
+  }
+  CHECK(calls < 40);  // as many as a shape each in a call would be 75 and more
+  for (auto& shape : shapes) CHECK(shape->decided() == Candidate::packed);
 }
 
 TEST_CASE("choice: what is far slower is not tried again for long") {

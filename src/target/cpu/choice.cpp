@@ -14,9 +14,10 @@ namespace {
 
 // Other work on the machine only ever lengthens a run, so the shortest of a few, taken at different times, is near the truth.
 constexpr int kRunsEach = 4;
-// One that is this much slower, each time it was tried, needs no more runs to lose.
+// One that is this much slower, each time it was tried, needs no more runs to lose; two may lie in one disturbed moment.
 constexpr double kLost = 1.25;
 constexpr int kRunsToLose = 3;
+constexpr int kRunsToLead = 2;
 // Some candidates may never be available, or too slow to be tried; then what was measured until here decides. What is measured
 // anew has what it needs from the beginning.
 constexpr int kMostRounds = 192, kMostRoundsAnew = 16;
@@ -54,7 +55,7 @@ std::shared_ptr<Choice> Choice::of(const std::string& shape, Candidate rule, Set
 std::optional<Candidate> Choice::fastest_of(Set among) const {
   std::optional<Candidate> best;
   auto take_if_faster = [&](Candidate c, double margin) {
-    if (!(among & candidates_ & set_of(c)) || c == best || times(c).runs < kRunsToLose) return;
+    if (!(among & candidates_ & set_of(c)) || c == best || times(c).runs < kRunsToLead) return;
     if (!best || times(c).fastest * margin < times(*best).fastest) best = c;
   };
   if (rule_ != Candidate::packed) take_if_faster(rule_, 1);
@@ -96,10 +97,10 @@ Candidate Choice::next(Set available, Pace* pace) {
   return pace->affords_trial(excess, !times(next).runs) ? next : best;
 }
 
-void Choice::record(Candidate c, double seconds, Pace* pace) {
+void Choice::record(Candidate c, double seconds, Pace* pace, Set available) {
   if (decided()) return watch(c, seconds, pace);
   std::lock_guard lock(mutex_);
-  sample(c, seconds, pace);
+  sample(c, seconds, pace, available);
   if (!decided() && is_complete()) decide();
 }
 
@@ -110,16 +111,15 @@ bool Choice::is_complete() const {
   return true;
 }
 
-void Choice::sample(Candidate c, double seconds, Pace* pace) {
+// What runs anyway is no trial, however much faster another was once.
+void Choice::sample(Candidate c, double seconds, Pace* pace, Set available) {
   Times& t = times(c);
   if (pace) {
     const uint64_t round = pace->round();
     if (t.runs && t.round == round) return;
     t.round = round;
-    double usual = seconds;
-    for (const Times& other : times_)
-      if (other.runs) usual = std::min(usual, other.fastest);
-    if (usual < seconds) pace->tried(seconds - usual);
+    const Candidate usual = best_of(available);
+    if (c != usual && times(usual).runs && times(usual).fastest < seconds) pace->tried(seconds - times(usual).fastest);
   }
   t.fastest = t.runs++ ? std::min(t.fastest, seconds) : seconds;
 }

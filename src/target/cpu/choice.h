@@ -43,7 +43,8 @@ class Choice {
   bool tries(Candidate c) const { return candidates_ & set_of(c); }
   // What to run next of these; the time that it took is then to be recorded. Without a pace every run is a round of its own.
   Candidate next(Set available, Pace* pace = nullptr);
-  void record(Candidate c, double seconds, Pace* pace = nullptr);
+  // `available`: of these it was the next.
+  void record(Candidate c, double seconds, Pace* pace = nullptr, Set available = ~Set{0});
   // What the rearranged weight brings; nothing while it is being measured, or where one of the two was not.
   std::optional<PackingGain> gain() const;
   // The times, for `explain`.
@@ -60,7 +61,7 @@ class Choice {
   Candidate best_of(Set available) const;
   std::optional<Candidate> fastest_of(Set among) const;
   bool lost(Candidate c) const;
-  void sample(Candidate c, double seconds, Pace* pace);
+  void sample(Candidate c, double seconds, Pace* pace, Set available);
   void watch(Candidate c, double seconds, Pace* pace);
   bool is_complete() const;
   void decide();

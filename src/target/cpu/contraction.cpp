@@ -62,7 +62,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     Candidate c = built.choice->next(available, context.pace);
     auto start = std::chrono::steady_clock::now();
     run(built, args, context, prepared, c);
-    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), context.pace);
+    built.choice->record(c, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), context.pace, available);
   }
 
   std::string pick(std::span<const int64_t> symbols) const override {
