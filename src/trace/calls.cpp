@@ -131,7 +131,7 @@ bool Calls::has(const Node& n) const {
   const OpKind kind = kind_of(n.op);
   if ((kind == OpKind::heavy || kind == OpKind::routine) && n.results[0].device.kind != options_.device.kind) return false;
   const DType t = n.results[0].dtype;
-  if (n.op == Op::cast && is_complex(n.inputs[0].dtype())) return false;
+  if (n.op == Op::cast && is_complex(n.inputs[0].dtype())) return false;  // which of its parts is meant only the operation knows
   return !(is_complex(t) || is_stored_only(t)) || carries(n.op) || (is_stored_only(t) && n.op == Op::cast);
 }
 

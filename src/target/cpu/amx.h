@@ -101,10 +101,11 @@ inline void pack_pairs(const Rows& m, int64_t first, int64_t n, float* to) {
       }
 }
 
-// A second operand: its tiles for one column of tiles are `deeper` words apart, those of the next column `next` from the first's.
+// A second operand: its tiles for one column of tiles are `deeper` words apart, those of the next column `next` from the first's, and the
+// rows of a tile `row`.
 struct TileColumns {
   const float* data;
-  int64_t deeper, next;
+  int64_t deeper, next, row = 16;
 };
 
 // c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]. Strides in elements.
@@ -130,8 +131,8 @@ inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& 
   for (int64_t i = 0; i < n; ++i) {
     const float* at = b.data + i * b.deeper;
     _tile_loadd(4, a + i * kDeep, a_bytes);
-    _tile_loadd(6, at, 64);
-    _tile_loadd(7, at + b.next, 64);
+    _tile_loadd(6, at, b.row * 4);
+    _tile_loadd(7, at + b.next, b.row * 4);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if constexpr (R == 2) {

@@ -9,6 +9,7 @@
 #include "support/error.h"
 #include "support/recently_used.h"
 #include "target/cpu/contraction_plan.h"
+#include "target/cpu/scratch.h"
 #include "target/cpu/strided_copy.h"
 #include "target/packing.h"
 
@@ -17,12 +18,6 @@ namespace broach::cpu {
 namespace {
 
 using onednn::Primitive;
-
-void* aligned_scratch(std::vector<char>& memory, size_t bytes) {
-  if (bytes == 0) return nullptr;
-  if (memory.size() < bytes + 64) memory.resize(bytes + 64);
-  return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
-}
 
 HostWindow host_window(const onednn::Operand& o, const void* data) {
   return {const_cast<void*>(data), o.dtype == onednn::DType::f32 ? DType::f32 : DType::bf16, o.dims, o.strides};
@@ -158,7 +153,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
   }
 
   static void copy_operand(const onednn::Operand& from, const void* memory, void* to, const RunContext& context) {
-    copy_to_dense(from.dims, from.strides, from.dtype == onednn::DType::f32 ? 4 : 2, memory, to, *context.threads);
+    copy_to_dense(from.dims, from.strides, element_bytes(from.dtype), memory, to, *context.threads);
   }
 
   static void run_library(const ContractionPlan& built, const ContractionArgs& args, const RunContext& context, const void* prepared) {

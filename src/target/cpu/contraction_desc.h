@@ -12,6 +12,7 @@ namespace broach::cpu {
 using Dims = std::vector<int64_t>;
 
 std::optional<onednn::DType> onednn_type(DType t);
+inline int64_t element_bytes(onednn::DType t) { return t == onednn::DType::f32 ? 4 : 2; }  // of those that torch's types become
 onednn::MathMode math_mode(ContractionRules::Math m);
 onednn::Operand operand_of(const Operand& o, std::span<const int64_t> symbols);
 

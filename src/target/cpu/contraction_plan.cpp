@@ -43,7 +43,7 @@ void drop_expanded_batches(onednn::Operand& o) {
 }  // namespace
 
 size_t bytes_of(const onednn::Operand& o) {
-  size_t bytes = o.dtype == onednn::DType::f32 ? 4 : 2;
+  auto bytes = static_cast<size_t>(element_bytes(o.dtype));
   for (int64_t d : o.dims) bytes *= static_cast<size_t>(d);
   return bytes;
 }

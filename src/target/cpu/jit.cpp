@@ -30,6 +30,7 @@
 #include "support/log.h"
 #include "support/recently_used.h"
 #include "target/cpu/codegen.h"
+#include "target/cpu/scratch.h"
 
 namespace broach::cpu {
 
@@ -180,11 +181,8 @@ class CpuKernel : public CompiledKernel {
   }
 
   static void* scratch(size_t bytes) {
-    if (bytes == 0) return nullptr;
     thread_local std::vector<char> memory;
-    if (memory.size() < bytes + 64) memory.resize(bytes + 64);
-    auto address = reinterpret_cast<uintptr_t>(memory.data());
-    return reinterpret_cast<void*>((address + 63) & ~uintptr_t{63});
+    return aligned_scratch(memory, bytes);
   }
 
   KernelFn* fn_;

@@ -6,6 +6,7 @@
 #include "target/cpu/attention.h"
 #include "target/cpu/epilogue.h"
 #include "target/cpu/jit.h"
+#include "target/cpu/scratch.h"
 #include "target/cpu/tiles.h"
 
 namespace broach::cpu {
@@ -13,8 +14,6 @@ namespace broach::cpu {
 namespace {
 
 constexpr size_t kMostSides = 10;
-
-int64_t size_of(onednn::DType t) { return t == onednn::DType::f32 ? 4 : 2; }
 
 // As a matrix, if it is one: what comes before the last two dimensions is one.
 std::optional<onednn::Operand> matrix(const onednn::Operand& o) {
@@ -24,13 +23,6 @@ std::optional<onednn::Operand> matrix(const onednn::Operand& o) {
   for (size_t d = 0; d < 2; ++d)
     if (m.dims[d] == 1) m.strides[d] = 0;
   return m;
-}
-
-// Kept by each thread, as others' scratch memory is.
-float* scratch(size_t floats) {
-  thread_local std::vector<float> memory;
-  if (memory.size() < floats + 16) memory.resize(floats + 16);
-  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t{63});
 }
 
 // Into how many parts rows and blocks of columns are divided among threads, so that these read as little as possible.
@@ -70,7 +62,7 @@ std::shared_ptr<const TileProduct> TileProduct::create(const onednn::MatmulDesc&
     return nullptr;
   EpilogueForm form{.dims = {kTileBlockRows, kTileBlockColumns}, .product = {DType::f32, {kTileBlockRow, 1}}};
   auto add = [&](const onednn::Operand& o, DType t) {
-    out->sides_.push_back({o.strides[0] * size_of(o.dtype), o.strides[1] * size_of(o.dtype) * kTileBlockColumns});
+    out->sides_.push_back({o.strides[0] * element_bytes(o.dtype), o.strides[1] * element_bytes(o.dtype) * kTileBlockColumns});
     return EpilogueForm::Side{t, o.strides};
   };
   out->biased_ = desc.bias.has_value();
@@ -122,6 +114,8 @@ void TileProduct::run(const void* source, const void* packed, void* bias, std::s
   const int64_t wanted = is_worth_threads(row_blocks * blocks, work, threads.count()) ? threads.count() : 1;
   const auto [by_rows, by_blocks] = grid_for(wanted, rows_, blocks);
   auto part = [&](int64_t i) {
+    thread_local std::vector<char> memory;
+    void* scratch = aligned_scratch(memory, sizeof(float) * static_cast<size_t>(tile_scratch(depth_)));
     const int64_t r = i / by_blocks, c = i % by_blocks;
     TileRows w{.rows = static_cast<const uint16_t*>(source),
                .row = source_row_,
@@ -132,7 +126,7 @@ void TileProduct::run(const void* source, const void* packed, void* bias, std::s
                .last_row = std::min(rows_, row_blocks * (r + 1) / by_rows * kTileBlockRows),
                .first_block = blocks * c / by_blocks,
                .last_block = blocks * (c + 1) / by_blocks,
-               .scratch = scratch(static_cast<size_t>(tile_scratch(depth_))),
+               .scratch = static_cast<float*>(scratch),
                .finish = finish,
                .context = &run};
     multiply_amx(w);

@@ -12,49 +12,6 @@ namespace {
 constexpr int64_t kMostDeep = 256;
 constexpr int64_t kPairs = kTileBlockColumns;  // words from one pair of the weight's rows to the next
 
-// c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]; strides in elements and words.
-template <int R>
-inline void multiply(const uint16_t* a, int64_t a_row, const float* b, int64_t n, float* c, bool add) {
-  constexpr int64_t c_bytes = kTileBlockRow * 4, b_bytes = kPairs * 4;
-  const int64_t a_bytes = a_row * 2;
-  asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
-  if (add) {
-    _tile_loadd(0, c, c_bytes);
-    _tile_loadd(1, c + 16, c_bytes);
-    if constexpr (R == 2) {
-      _tile_loadd(2, c + 16 * kTileBlockRow, c_bytes);
-      _tile_loadd(3, c + 16 * kTileBlockRow + 16, c_bytes);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (R == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    const float* at = b + i * 16 * kPairs;
-    _tile_loadd(4, a + i * kDeep, a_bytes);
-    _tile_loadd(6, at, b_bytes);
-    _tile_loadd(7, at + 16, b_bytes);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (R == 2) {
-      _tile_loadd(5, a + 16 * a_row + i * kDeep, a_bytes);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, c, c_bytes);
-  _tile_stored(1, c + 16, c_bytes);
-  if constexpr (R == 2) {
-    _tile_stored(2, c + 16 * kTileBlockRow, c_bytes);
-    _tile_stored(3, c + 16 * kTileBlockRow + 16, c_bytes);
-  }
-  asm volatile("" ::: "memory");
-}
-
 struct Part {
   const uint16_t* rows;
   int64_t row;
@@ -75,9 +32,9 @@ void multiply_block(const TileRows& w, int64_t first, int64_t last, int64_t bloc
       const Part a = rows_from(w, r, padded);
       float* sums = w.scratch + (at_once ? 0 : r - first) * kTileBlockRow;
       for (int64_t half = 0; half < 2; ++half) {
-        const float* b = weight + k / 2 * kPairs + half * 32;
-        if (count > kTileRows) multiply<2>(a.rows + k, a.row, b, n / kDeep, sums + half * 32, k > 0);
-        else multiply<1>(a.rows + k, a.row, b, n / kDeep, sums + half * 32, k > 0);
+        const TileColumns b{weight + k / 2 * kPairs + half * 32, 16 * kPairs, 16, kPairs};
+        if (count > kTileRows) multiply_tiles<2>(a.rows + k, a.row, b, n / kDeep, sums + half * 32, kTileBlockRow, k > 0);
+        else multiply_tiles<1>(a.rows + k, a.row, b, n / kDeep, sums + half * 32, kTileBlockRow, k > 0);
       }
       if (k + n == w.depth) w.finish(w.context, r, count, block, sums);
     }
