@@ -234,6 +234,23 @@ def test_gradients_of_embeddings(dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("start", DTYPES)
+def test_gradients_of_embeddings_used_elsewhere_too(dtype, start):
+    for positions, rows, width in ((200, 500, 768), (300, 20, 64), (40, 100, 33)):
+        index = torch.randint(0, rows, (positions,), device="cuda")
+        gradient, other = _on_gpu(positions, width, dtype=DTYPES[dtype]), _on_gpu(width, rows, dtype=DTYPES[start]).t()
+
+        def program(g, i, x):
+            return x.to(g.dtype) + torch.ops.aten.embedding_dense_backward(g, i, rows, -1, False)
+
+        compiled = _compiled(program)
+        exact = torch.zeros(rows, width, device="cuda", dtype=torch.float64).index_add(0, index, gradient.double())
+        for x in (other, other.contiguous(), other.contiguous().repeat(1, 2)[:, 1 : width + 1]):
+            compiled(gradient, index, x)
+            _close(compiled(gradient, index, x).double(), exact + x.double(), DTYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_beside_what_they_sum(dtype):
     def program(g, x, w):
         d = g * torch.sigmoid(x) + x

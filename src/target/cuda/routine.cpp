@@ -146,11 +146,12 @@ void copy_rows(void* to, const void* from, const Rows& r, const RunContext& run)
 }
 
 bool has_routine(Op op, DType dtype) {
-  return op == Op::update ? dtype != DType::opaque : op == Op::sum_rows && is_floating(dtype) && !is_stored_only(dtype);
+  return op == Op::update ? dtype != DType::opaque
+                          : (op == Op::sum_rows || op == Op::add_rows) && is_floating(dtype) && !is_stored_only(dtype);
 }
 
 std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation) {
-  if (operation.op == Op::sum_rows) return make_sum_rows(operation);
+  if (operation.op == Op::sum_rows || operation.op == Op::add_rows) return make_sum_rows(operation);
   const Type& x = operation.operands[0];
   if (!has_routine(operation.op, x.dtype) || x.rank() == 0) return nullptr;
   return std::make_shared<Update>(x.dtype);

@@ -1,5 +1,6 @@
 // Sums of rows by an index: the gradient of an embedding, without atomics on its elements and without sorting. A first kernel finds how often
-// and where first each row is named. Then a block makes each row: of zeros, or from the positions behind the first, until it has met all.
+// and where first each row is named. Then a block makes each row: of zeros, or from the positions behind the first, until it has met all;
+// and adds it to what the row begins with, if there is such a thing.
 #include <algorithm>
 #include <bit>
 
@@ -14,9 +15,15 @@ namespace {
 
 constexpr unsigned kMostThreads = 256;
 
-// The same structure as in the source below.
+// The same structures as in the source below.
 struct Strides {
   int64_t row, column;
+};
+struct Start {
+  void* data = nullptr;
+  Strides by{};
+  int bits = 0;
+  bool is_same = false, is_brain = false;
 };
 
 constexpr const char* kSource = R"(
@@ -53,8 +60,16 @@ FN int find_here(int row, int from, int n, const int* at, int* here, int* of_war
   return all;
 }
 struct Strides { i64 row, column; };  // with columns apart only where N is 1
+struct Start { const void* data; Strides by; int bits; bool same, brain; };  // same: of the result's type, and in pieces as it
+template <class E> FN typename E::C number_at(const Start& start, i64 at) {
+  if (start.bits == 64) return static_cast<typename E::C>(static_cast<const double*>(start.data)[at]);
+  if (start.bits == 32) return static_cast<typename E::C>(static_cast<const float*>(start.data)[at]);
+  const unsigned short bits = static_cast<const unsigned short*>(start.data)[at];
+  return start.brain ? from_bf16(bits) : from_f16(bits);
+}
 template <class E, int N>
-FN void make_rows(int n, int rows, i64 width, Strides to, Strides by, typename E::S* out, const typename E::S* source, const int* table) {
+FN void make_rows(int n, int rows, i64 width, Strides to, Strides by, Start start, typename E::S* out, const typename E::S* source,
+                  const int* table) {
   __shared__ int here[256], of_warp[8];
   const int row = blockIdx.x, count = table[row];
   for (i64 begin = 0; begin < width; begin += blockDim.x * N) {
@@ -77,11 +92,21 @@ FN void make_rows(int n, int rows, i64 width, Strides to, Strides by, typename E
     Row<typename E::S, N> result;
 #pragma unroll
     for (int j = 0; j < N; ++j) result.x[j] = E::narrow(sums[j]);
+    if (start.data) {
+      const i64 at = row * start.by.row + column * start.by.column;
+      Row<typename E::S, N> first;
+      if (start.same) first = load_row<N>(static_cast<const typename E::S*>(start.data) + at);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const typename E::C x = start.same ? E::wide(first.x[j]) : number_at<E>(start, at + j * start.by.column);
+        result.x[j] = E::narrow(x + E::wide(result.x[j]));
+      }
+    }
     store_row(out + row * to.row + column * to.column, result);
   }
 }
 #define ROWS(E, N) extern "C" __global__ void __launch_bounds__(256) make_rows_##E##_##N(int n, int rows, i64 width, Strides to, Strides by, \
-  E::S* out, const E::S* source, const int* table) { make_rows<E, N>(n, rows, width, to, by, out, source, table); }
+  Start start, E::S* out, const E::S* source, const int* table) { make_rows<E, N>(n, rows, width, to, by, start, out, source, table); }
 ROWS(BF16, 8) ROWS(BF16, 1) ROWS(F16, 8) ROWS(F16, 1) ROWS(F32, 4) ROWS(F32, 1) ROWS(F64, 2) ROWS(F64, 1)
 )";
 
@@ -92,13 +117,13 @@ Function function_for(const std::string& name, int device) {
 
 class SumRows : public CompiledRoutine {
  public:
-  explicit SumRows(DType dtype) : bytes_(size_of(dtype)) {
+  SumRows(DType dtype, bool has_start) : bytes_(size_of(dtype)), has_start_(has_start) {
     name_ = dtype == DType::bf16 ? "BF16" : dtype == DType::f16 ? "F16" : dtype == DType::f32 ? "F32" : "F64";
     function_for("begin_rows", current_device());
   }
 
   void run(const RoutineArgs& args, const RunContext& run) const override {
-    const RoutineTensor &source = args.operands[0], &index = args.operands[1], &out = args.results[0];
+    const RoutineTensor &source = args.operands[has_start_ ? 2 : 0], &index = args.operands[1], &out = args.results[0];
     int64_t n = index.sizes[0], rows = out.sizes[0], width = out.sizes[1];
     if (!out.data || rows == 0 || width == 0) return;
     check(std::max(n, rows) < (int64_t{1} << 30), "cuda: sums of more than 2^30 rows");
@@ -114,20 +139,23 @@ class SumRows : public CompiledRoutine {
     if (n > 0) launch(index.dtype == DType::i64 ? "find_rows_8" : "find_rows_4", n, 256, find, run);
     Strides to{out.strides[0], out.strides[1]}, by{source.strides[0], source.strides[1]};
     void *sums = out.data, *from = source.data;
-    void* make[] = {&n_int, &rows_int, &width, &to, &by, &sums, &from, &at};
-    const int64_t lanes = lanes_of(source, out);
+    const int64_t lanes = is_odd(source) || is_odd(out) ? 1 : 16 / bytes_;
+    Start start = has_start_ ? start_of(args.operands[0], out.dtype, lanes) : Start{};
+    void* make[] = {&n_int, &rows_int, &width, &to, &by, &start, &sums, &from, &at};
     const int64_t threads = std::min<int64_t>(kMostThreads, ((width + lanes - 1) / lanes + 31) / 32 * 32);
     launch(cat("make_rows_", name_, "_", lanes), rows * threads, static_cast<unsigned>(threads), make, run);
   }
 
  private:
-  // Elements of 16 bytes, where all of them begin at such addresses.
-  int64_t lanes_of(const RoutineTensor& source, const RoutineTensor& out) const {
+  // Whether its elements are not those of whole pieces of 16 bytes.
+  bool is_odd(const RoutineTensor& t) const {
     const int64_t lanes = 16 / bytes_;
-    auto is_odd = [&](const RoutineTensor& t) {
-      return t.sizes[1] % lanes != 0 || t.strides[1] != 1 || t.strides[0] % lanes != 0 || std::bit_cast<uintptr_t>(t.data) % 16 != 0;
-    };
-    return is_odd(source) || is_odd(out) ? 1 : lanes;
+    return t.sizes[1] % lanes != 0 || t.strides[1] != 1 || t.strides[0] % lanes != 0 || std::bit_cast<uintptr_t>(t.data) % 16 != 0;
+  }
+
+  Start start_of(const RoutineTensor& x, DType result, int64_t lanes) const {
+    const bool is_same = x.dtype == result && (lanes == 1 || !is_odd(x));
+    return {x.data, {x.strides[0], x.strides[1]}, static_cast<int>(8 * size_of(x.dtype)), is_same, x.dtype == DType::bf16};
   }
 
   static void launch(const std::string& name, int64_t points, unsigned threads, void** parameters, const RunContext& run) {
@@ -138,6 +166,7 @@ class SumRows : public CompiledRoutine {
   }
 
   int64_t bytes_;
+  bool has_start_;
   std::string name_;
 };
 
@@ -146,7 +175,7 @@ class SumRows : public CompiledRoutine {
 std::string sum_rows_source() { return cat(kPrelude, kSource); }
 
 std::shared_ptr<const CompiledRoutine> make_sum_rows(const Operation& operation) {
-  return std::make_shared<SumRows>(operation.operands[0].dtype);
+  return std::make_shared<SumRows>(operation.results[0].dtype, operation.op == Op::add_rows);
 }
 
 }  // namespace broach::cuda
