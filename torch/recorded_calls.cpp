@@ -114,13 +114,66 @@ class InPool {
   MemoryPool& pool_;
 };
 
+// Pools of recordings. One is shared by those of a queue, which run in turn, but for recordings that are being made at the same time.
+class SharedPools {
+ public:
+  struct Pool {
+    explicit Pool(std::unique_ptr<MemoryPool> own) : memory(std::move(own)) {}
+    ~Pool() { PoolsInUse::get().drop(std::move(memory)); }
+    std::unique_ptr<MemoryPool> memory;
+    bool is_recording = true;
+  };
+
+  static SharedPools& get() {
+    static auto* shared = new SharedPools;
+    return *shared;
+  }
+
+  // For a recording that begins. Null: there are no pools.
+  std::shared_ptr<Pool> begin(c10::Device device, void* queue) {
+    if (auto known = find(device, queue)) return known;
+    auto memory = pools()(device, false);  // may wait for Python's lock
+    if (!memory) return nullptr;
+    auto made = std::make_shared<Pool>(std::move(memory));
+    const std::lock_guard lock(mutex_);
+    pools_[{device.index(), queue}].push_back(made);
+    return made;
+  }
+  void end(Pool& pool) {
+    const std::lock_guard lock(mutex_);
+    pool.is_recording = false;
+  }
+
+ private:
+  std::shared_ptr<Pool> find(c10::Device device, void* queue) {
+    std::vector<std::shared_ptr<Pool>> seen;  // is gone after the lock is, as the last one to hold a pool may wait for Python's
+    const std::lock_guard lock(mutex_);
+    auto& known = pools_[{device.index(), queue}];
+    std::erase_if(known, [](const std::weak_ptr<Pool>& p) { return p.expired(); });
+    for (const std::weak_ptr<Pool>& p : known) {
+      auto pool = seen.emplace_back(p.lock());
+      if (pool && !std::exchange(pool->is_recording, true)) return pool;
+    }
+    return nullptr;
+  }
+
+  std::mutex mutex_;
+  std::map<std::pair<c10::DeviceIndex, void*>, std::vector<std::weak_ptr<Pool>>> pools_;
+};
+
 class AtenRecordedCalls : public RecordedCalls {
  public:
-  AtenRecordedCalls(c10::Device device, std::unique_ptr<MemoryPool> pool) : device_(device), pool_(std::move(pool)) {}
+  AtenRecordedCalls(c10::Device device, std::shared_ptr<SharedPools::Pool> pool) : device_(device), pool_(std::move(pool)) {}
   ~AtenRecordedCalls() override {
     const OutOfSteady out;
     kept_.clear();
-    PoolsInUse::get().drop(std::move(pool_));
+    finish();
+    pool_ = nullptr;
+  }
+
+  void finish() override {
+    if (std::exchange(is_finished_, true)) return;
+    SharedPools::get().end(*pool_);
   }
 
   void run(void* queue, const std::function<void()>& call) override {
@@ -128,7 +181,7 @@ class AtenRecordedCalls : public RecordedCalls {
     const c10::Stream stream(c10::Stream::UNSAFE, device_, static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(queue)));
     const c10::StreamGuard on(stream);
     const OutOfSteady out;
-    const InPool in(*pool_);
+    const InPool in(*pool_->memory);
     try {
       call();
     } catch (const c10::Error& e) {  // it waits, or draws, or there is no memory for it
@@ -156,7 +209,8 @@ class AtenRecordedCalls : public RecordedCalls {
 
  private:
   c10::Device device_;
-  std::unique_ptr<MemoryPool> pool_;
+  std::shared_ptr<SharedPools::Pool> pool_;
+  bool is_finished_ = false;
   std::vector<std::pair<int, at::Tensor>> kept_;  // freed before the pool is
 };
 
@@ -223,10 +277,10 @@ bool is_recording_calls() { return is_recording; }
 
 void set_memory_pools(MakeMemoryPool make) { pools() = std::move(make); }
 
-std::unique_ptr<RecordedCalls> make_recorded_calls(Device device) {
+std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue) {
   const c10::Device d = device_of(device);
   if (!pools() || !d.is_cuda()) return nullptr;
-  auto pool = pools()(d, false);
+  auto pool = SharedPools::get().begin(d, queue);
   return pool ? std::make_unique<AtenRecordedCalls>(d, std::move(pool)) : nullptr;
 }
 

@@ -40,7 +40,8 @@ class SteadyMemory {
   Pool* entered_ = nullptr;
 };
 
-std::unique_ptr<RecordedCalls> make_recorded_calls(Device device);
+// Recordings that are launched into one queue take their memory from one pool: what lies there is over when the next one runs.
+std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue);
 // Whether this thread is within RecordedCalls::run.
 bool is_recording_calls();
 

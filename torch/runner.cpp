@@ -100,6 +100,23 @@ at::Tensor Runner::output_within(size_t output, const c10::Storage& together) co
   return t;
 }
 
+// The largest piece of a device's memory in which spent values lie and nothing else does.
+static SpentInputs piece_of(std::span<const at::Tensor> spent, c10::Device device) {
+  std::map<const c10::StorageImpl*, size_t> alone;  // how many tensors that nobody else holds
+  for (const at::Tensor& t : spent)
+    if (t.defined() && t.has_storage() && t.device() == device) alone[t.storage().unsafeGetStorageImpl()] += t.use_count() == 1;
+  SpentInputs out;
+  for (const at::Tensor& t : spent) {
+    if (!t.defined() || !t.has_storage() || t.device() != device) continue;
+    const c10::Storage& storage = t.storage();
+    const auto bytes = static_cast<int64_t>(storage.nbytes());
+    const bool is_torchs = storage.allocator() == &cuda_allocator() && storage.data_ptr().get_deleter() == cuda_allocator().raw_deleter();
+    if (is_torchs && bytes > out.bytes && storage.use_count() == alone[storage.unsafeGetStorageImpl()])
+      out = {static_cast<std::byte*>(storage.data_ptr().get()), bytes};
+  }
+  return out;
+}
+
 Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
                const std::vector<int>& written, bool steady, const std::vector<bool>& inner)
     : executable_(std::move(executable)), takes_(std::move(takes)), gives_(std::move(gives)), input_buffers_(takes_.size(), -1) {
@@ -161,6 +178,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
   if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
+  if (!spent.empty() && use) frame.spent = piece_of(spent, *device_);
   c10::Storage together;
   if (together_.bytes > 0 && use)
     together = c10::Storage(c10::Storage::use_byte_size_t(), together_.bytes,

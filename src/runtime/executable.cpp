@@ -179,13 +179,55 @@ void Executable::find_lifetimes(const Targets& targets) {
     parts_[part_on(schedule_.buffers[b].type.device, targets)].arena.push_back({static_cast<int>(b), first[b], last[b]});
     schedule_.buffers[b].elements.collect_symbols(symbols);
   }
+  find_input_uses(last);
   std::sort(symbols.begin(), symbols.end());
   symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
   plan_symbols_ = std::move(symbols);
   if (plan_symbols_.empty()) fixed_plans_ = std::make_shared<const Plans>(plans({}));
 }
 
-Executable::Plans Executable::plans(std::span<const int64_t> symbols) const {
+// What a result may lie in is in use to the end. Of a call of the host's library nothing is known, but of those that may be recorded.
+void Executable::find_input_uses(const std::vector<int>& last) {
+  if (parts_.size() != 1) return;
+  constexpr int kEnd = std::numeric_limits<int>::max();
+  for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
+    const Buffer& buffer = schedule_.buffers[b];
+    if (buffer.kind != Buffer::Kind::input || buffer.type.device != parts_[0].device) continue;
+    auto is_kept_by = [&](size_t step) {
+      const auto& external = steps_[step].external;
+      const auto& reads = schedule_.steps[step].reads;
+      return external && !external->records(false) && std::ranges::find(reads, static_cast<int>(b)) != reads.end();
+    };
+    bool is_kept = buffer.version > 0 || std::ranges::find(schedule_.output_buffers, static_cast<int>(b)) != schedule_.output_buffers.end();
+    for (size_t step = 0; step < steps_.size() && !is_kept; ++step) is_kept = is_kept_by(step);
+    for (auto [later, first] : versions_) is_kept = is_kept || later == static_cast<int>(b) || first == static_cast<int>(b);
+    input_uses_.push_back({static_cast<int>(b), is_kept ? kEnd : last[b]});
+  }
+}
+
+// Up to where the next input begins, each is taken for the whole.
+LentMemory Executable::lent_by(const Frame& frame) const {
+  constexpr int64_t kAlignment = 64;
+  std::map<int64_t, int> uses;  // the last one, by where it begins
+  const auto begin = reinterpret_cast<intptr_t>(frame.spent.data);
+  for (const LastUse& u : input_uses_) {
+    const auto at = reinterpret_cast<intptr_t>(frame.data[static_cast<size_t>(u.buffer)]) - begin;
+    if (at < 0 || at >= frame.spent.bytes) continue;
+    int& last = uses.try_emplace(at, u.step).first->second;
+    last = std::max(last, u.step);
+  }
+  LentMemory out;
+  if (uses.empty() || begin % kAlignment != 0) return out;
+  out.bytes = frame.spent.bytes / kAlignment * kAlignment;
+  for (auto use = uses.begin(); use != uses.end(); ++use) {
+    const auto next = std::next(use);
+    out.uses.push_back({use->first, (next == uses.end() ? out.bytes : next->first) - use->first, use->second});
+    if (use->first % kAlignment != 0) return {};
+  }
+  return out;
+}
+
+Executable::Plans Executable::plans(std::span<const int64_t> symbols, const LentMemory& lent) const {
   Plans out;
   for (const Part& p : parts_) {
     std::vector<Lifetime> lifetimes;
@@ -193,7 +235,7 @@ Executable::Plans Executable::plans(std::span<const int64_t> symbols) const {
       const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
       lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last});
     }
-    out.by_part.push_back(plan_memory(lifetimes));
+    out.by_part.push_back(plan_memory(lifetimes, lent));
   }
   return out;
 }
@@ -311,14 +353,16 @@ RecordingCounts Executable::recordings() const {
   return out;
 }
 
-std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols) const {
+std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols, const LentMemory& lent) const {
   std::vector<int64_t> key;
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
+  if (lent.bytes > 0) key.push_back(lent.bytes);
+  for (const LentMemory::Use& u : lent.uses) key.push_back(u.offset);
   {
     std::shared_lock lock(mutex_);
     if (auto known = plans_.find(key)) return *known;
   }
-  auto made = std::make_shared<const Plans>(plans(symbols));
+  auto made = std::make_shared<const Plans>(plans(symbols, lent));
   std::unique_lock lock(mutex_);
   return plans_.insert(std::move(key), std::move(made));
 }
@@ -330,7 +374,10 @@ size_t Executable::remembered_plans() const {
 
 void Executable::place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const {
   const auto& buffers = parts_[part].arena;
-  for (size_t i = 0; i < buffers.size(); ++i) frame.data[static_cast<size_t>(buffers[i].buffer)] = arena + plan.offsets[i];
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    std::byte* const memory = !plan.is_lent.empty() && plan.is_lent[i] ? frame.spent.data : arena;
+    frame.data[static_cast<size_t>(buffers[i].buffer)] = memory + plan.offsets[i];
+  }
 }
 
 void Executable::run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const {
@@ -513,7 +560,9 @@ struct Executable::Drain {
 
 void Executable::run(Frame& frame) const {
   std::shared_ptr<const Plans> made;  // counting references is felt in a small call
-  const Plans& plans = fixed_plans_ ? *fixed_plans_ : *(made = plans_for(frame.symbols));
+  if (frame.spent.bytes > 0) made = plans_for(frame.symbols, lent_by(frame));
+  else if (!fixed_plans_) made = plans_for(frame.symbols);
+  const Plans& plans = made ? *made : *fixed_plans_;
   ErrorFlag errors;
   RunContext first = context_for(parts_[0], frame, errors);
   std::vector<RunContext> several;

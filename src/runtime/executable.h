@@ -36,18 +36,25 @@ class MemoryByStep {
   virtual void spend(Frame& frame, int buffer) = 0;
 };
 
+// Inputs whose memory nobody wants behind the run, in one piece: where they have been read for the last time, intermediates may lie.
+struct SpentInputs {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
 // The state of one run.
 struct Frame {
   const Executable* executable = nullptr;
   std::vector<int64_t> symbols;  // by SymbolId; those of extern results are set as the run goes
   std::vector<void*> data;       // address of each buffer on its device; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
-  std::span<const DeviceUse> devices = {};                           // those whose queue and memory the front provides
-  void* host = nullptr;                                              // the front's own state, for extern calls
-  void (*release)(Frame&, int buffer) = nullptr;                     // an extern's result is not needed any more
-  std::unique_ptr<RecordedCalls> (*record_calls)(Device) = nullptr;  // null, or null from it: externs are not recorded
-  const std::vector<PackedWeight>* packs = nullptr;                  // by contraction; null: pack on the fly
-  MemoryByStep* by_step = nullptr;                                   // null: all addresses are given. Not unless works_by_step()
+  std::span<const DeviceUse> devices = {};                                        // those whose queue and memory the front provides
+  void* host = nullptr;                                                           // the front's own state, for extern calls
+  void (*release)(Frame&, int buffer) = nullptr;                                  // an extern's result is not needed any more
+  std::unique_ptr<RecordedCalls> (*record_calls)(Device, void* queue) = nullptr;  // null, or null from it: externs are not recorded
+  const std::vector<PackedWeight>* packs = nullptr;                               // by contraction; null: pack on the fly
+  MemoryByStep* by_step = nullptr;  // null: all addresses are given. Not unless works_by_step()
+  SpentInputs spent = {};
 };
 
 // A call of the host's library, made by the front.
@@ -132,6 +139,9 @@ class Executable {
     };
     std::vector<ArenaBuffer> arena;
   };
+  struct LastUse {
+    int buffer, step;
+  };
   struct Plans {
     std::vector<MemoryPlan> by_part;
   };
@@ -165,6 +175,7 @@ class Executable {
   size_t part_on(Device device, const Targets& targets);
   void find_numbers();
   void find_lifetimes(const Targets& targets);
+  void find_input_uses(const std::vector<int>& last);
   void find_versions();
   void find_replays();
   bool is_replayable(size_t step, bool with_calls) const;
@@ -187,8 +198,9 @@ class Executable {
   void run_copy(const CompiledStep& step, Frame& frame, const RunContext& context) const;
   void run_on(Frame& frame, Contexts contexts) const;
   RunContext context_for(const Part& part, const Frame& frame, ErrorFlag& errors) const;
-  Plans plans(std::span<const int64_t> symbols) const;
-  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols) const;
+  Plans plans(std::span<const int64_t> symbols, const LentMemory& lent = {}) const;
+  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols, const LentMemory& lent = {}) const;
+  LentMemory lent_by(const Frame& frame) const;
   void place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
   const WeightPacking* packing_of(int contraction) const;
 
@@ -200,6 +212,7 @@ class Executable {
   std::vector<Packable> packables_;
   ExecutableStats stats_;
   std::vector<Part> parts_;
+  std::vector<LastUse> input_uses_;            // of inputs, if there is one device
   std::vector<int> number_buffers_;            // by graph input, of those that kernels are given as numbers
   std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
   std::vector<SymbolId> plan_symbols_;         // those that sizes of arena buffers depend on

@@ -71,9 +71,21 @@ MemoryPlan plan_earliest_first(const std::vector<Lifetime>& lifetimes) {
   return plan;
 }
 
+using Busy = std::vector<std::pair<int64_t, int64_t>>;  // from, to
+
+int64_t lowest_free(Busy& busy, int64_t bytes) {
+  std::sort(busy.begin(), busy.end());
+  int64_t at = 0;
+  for (auto [begin, end] : busy) {
+    if (at + bytes <= begin) break;
+    at = std::max(at, end);
+  }
+  return at;
+}
+
 }  // namespace
 
-MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes) {
+MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory& lent) {
   constexpr size_t kMany = 1000;  // each of them is compared with all others
   if (lifetimes.size() > kMany) return plan_earliest_first(lifetimes);
   std::vector<size_t> order(lifetimes.size());
@@ -81,21 +93,23 @@ MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes) {
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
   MemoryPlan plan;
   plan.offsets.assign(lifetimes.size(), 0);
+  if (lent.bytes > 0) plan.is_lent.assign(lifetimes.size(), false);
   std::vector<size_t> placed;
   for (size_t i : order) {
     const Lifetime& me = lifetimes[i];
-    std::vector<std::pair<int64_t, int64_t>> busy;
+    const int64_t bytes = round_up(me.bytes);
+    Busy arena, other;
     for (size_t j : placed)
       if (lifetimes[j].first <= me.last && me.first <= lifetimes[j].last)
-        busy.push_back({plan.offsets[j], plan.offsets[j] + round_up(lifetimes[j].bytes)});
-    std::sort(busy.begin(), busy.end());
-    int64_t at = 0;
-    for (auto [begin, end] : busy) {
-      if (at + round_up(me.bytes) <= begin) break;
-      at = std::max(at, end);
+        (lent.bytes > 0 && plan.is_lent[j] ? other : arena).push_back({plan.offsets[j], plan.offsets[j] + round_up(lifetimes[j].bytes)});
+    for (const LentMemory::Use& u : lent.uses)
+      if (u.last >= me.first) other.push_back({u.offset, u.offset + u.bytes});
+    if (const int64_t at = lowest_free(other, bytes); lent.bytes > 0 && at + bytes <= lent.bytes) {
+      plan.offsets[i] = at, plan.is_lent[i] = true;
+    } else {
+      plan.offsets[i] = lowest_free(arena, bytes);
+      plan.bytes = std::max(plan.bytes, plan.offsets[i] + bytes);
     }
-    plan.offsets[i] = at;
-    plan.bytes = std::max(plan.bytes, at + round_up(me.bytes));
     placed.push_back(i);
   }
   return plan;

@@ -12,13 +12,24 @@ struct Lifetime {
   int first, last;
 };
 
+// Memory that is there besides the arena. Parts of it are in use from the first step on, until one that is told.
+struct LentMemory {
+  struct Use {
+    int64_t offset, bytes;
+    int last;
+  };
+  int64_t bytes = 0;
+  std::vector<Use> uses;
+};
+
 struct MemoryPlan {
   std::vector<int64_t> offsets;  // by lifetime; multiples of 64
+  std::vector<bool> is_lent;     // by lifetime: an offset in the lent memory; empty: none
   int64_t bytes = 0;             // of the whole arena
 };
 
-// Offsets such that pieces alive at the same time do not overlap: largest first, each at the lowest place that is free; of very
-// many the earliest first.
-MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes);
+// Offsets such that pieces alive at the same time do not overlap: largest first, each at the lowest place that is free, in lent memory if
+// there is one; of very many the earliest first, and none in lent memory.
+MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory& lent = {});
 
 }  // namespace broach

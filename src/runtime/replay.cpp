@@ -67,7 +67,7 @@ class MemoryBeside : public Memory {
 bool conflict(const StepUse& a, const StepUse& b, std::span<void* const> data) {
   auto meet = [&](const MemoryUse& x, const MemoryUse& y) {
     if (!x.is_written && !y.is_written) return false;
-    if (x.own >= 0 || y.own >= 0) return x.own == y.own;
+    if (x.own >= 0 && y.own >= 0) return x.own == y.own;  // intermediates may lie in what is spent
     const auto *p = static_cast<const std::byte*>(data[static_cast<size_t>(x.buffer)]),
                *q = static_cast<const std::byte*>(data[static_cast<size_t>(y.buffer)]);
     return x.bytes < 0 || y.bytes < 0 || (p < q + y.bytes && q < p + x.bytes);
@@ -167,7 +167,7 @@ ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContex
   Kept fresh;
   fresh.key = key_;
   if (has_calls()) {
-    fresh.calls = frame.record_calls ? frame.record_calls(context.device) : nullptr;
+    fresh.calls = frame.record_calls ? frame.record_calls(context.device, context.queue) : nullptr;
     if (!fresh.calls) unsupported("calls of the host's library cannot be recorded");
   }
   fresh.recording = target.record(keeping);
@@ -177,6 +177,7 @@ ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContex
     else record_step(i, fresh, keeping, frame, step);
   }
   fresh.recording->finish();
+  if (fresh.calls) fresh.calls->finish();
   for (int b : made_by_calls_) fresh.made.push_back(frame.data[static_cast<size_t>(b)]);
   for (int b : loose_) fresh.told.push_back(frame.data[static_cast<size_t>(b)]);
   log_debug("steps ", first_, " to ", end() - 1, " are launched at once");

@@ -52,11 +52,14 @@ class RecordedCalls {
   virtual void run(void* queue, const std::function<void()>& call) = 0;
   // What a call has given is read behind the recording.
   virtual void keep(Frame& frame, int buffer) = 0;
+  // No call is recorded from here on.
+  virtual void finish() {}
   // Copies of what is kept, made in the run's queue.
   virtual void give(Frame& frame) const = 0;
 };
 
-// Memory that a step reads or writes. `own`: whose it is, equal for all buffers that lie in one memory; -1: a part of the arena.
+// Memory that a step reads or writes. `own`: whose it is, equal for all buffers that lie in one memory; -1: an intermediate, which
+// may lie where others did.
 struct MemoryUse {
   int buffer = -1, own = -1;
   int64_t bytes = -1;  // -1: not known

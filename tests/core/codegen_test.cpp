@@ -68,6 +68,22 @@ TEST_CASE("random graphs, fused") {
   for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false}, {});
 }
 
+TEST_CASE("random graphs, with intermediates where inputs were") {
+  int reused = 0;
+  for (int seed = 0; seed < count() / 3; ++seed) {
+    const Graph g = testing::random_graph(static_cast<uint32_t>(seed), {.low_precision = false});
+    const auto inputs = testing::random_inputs(g, static_cast<uint32_t>(seed));
+    std::vector<std::byte> piece;
+    const ScheduleOptions options{.strict = false, .fuse = false};
+    const auto expected = run_compiled(g, inputs, options);
+    const auto actual = run_compiled(g, inputs, options, SerialThreads(), 0, "cpu", &piece);
+    for (size_t i = 0; i < actual.size(); ++i) CHECK(testing::first_difference(actual[i], expected[i], 0, 0) == "");
+    auto is_there = [&](const HostTensor& t) { return std::ranges::search(piece, t.bytes).begin() != piece.end(); };
+    reused += !std::ranges::all_of(inputs, is_there);
+  }
+  CHECK(reused > count() / 12);
+}
+
 TEST_CASE("random graphs, one kernel an operation") {
   for (int seed = 0; seed < count() / 3; ++seed)
     compare(static_cast<uint32_t>(seed), {.low_precision = false}, {.strict = false, .fuse = false});

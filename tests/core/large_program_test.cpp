@@ -1,6 +1,8 @@
 // Programs of many operations: what a schedule makes of them grows with them, and no faster.
 #include <doctest/doctest.h>
 
+#include <random>
+
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -153,6 +155,37 @@ TEST_CASE("a plan of very many pieces shares memory") {
         const bool apart = plan.offsets[i] + a.bytes <= plan.offsets[k] || plan.offsets[k] + c.bytes <= plan.offsets[i];
         if (at_once && !apart) FAIL("pieces ", i, " and ", k, " overlap");
       }
+  }
+}
+
+TEST_CASE("a plan puts pieces where lent memory is not in use any more, and nowhere else") {
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    auto below = [&](int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random); };
+    std::vector<Lifetime> lifetimes;
+    for (int i = 0; i < 60; ++i) {
+      const int first = static_cast<int>(below(100));
+      lifetimes.push_back({below(700), first, first + static_cast<int>(below(20))});
+    }
+    LentMemory lent{64 * 40, {}};
+    for (int64_t at = 0; at < lent.bytes; at += 64 * (1 + below(6)))
+      lent.uses.push_back({at, 64 * (1 + below(4)), static_cast<int>(below(120))});
+    const MemoryPlan plan = plan_memory(lifetimes, lent);
+    CHECK(std::ranges::count(plan.is_lent, true) > 0);
+    CHECK(plan.bytes < plan_memory(lifetimes).bytes);
+    for (size_t i = 0; i < lifetimes.size(); ++i) {
+      const Lifetime& a = lifetimes[i];
+      const int64_t begin = plan.offsets[i], end = begin + a.bytes;
+      CHECK(begin % 64 == 0);
+      CHECK(end <= (plan.is_lent[i] ? lent.bytes : plan.bytes));
+      for (const LentMemory::Use& u : lent.uses)
+        if (plan.is_lent[i] && a.first <= u.last) CHECK((end <= u.offset || u.offset + u.bytes <= begin));
+      for (size_t k = 0; k < i; ++k) {
+        const Lifetime& c = lifetimes[k];
+        if (plan.is_lent[i] != plan.is_lent[k] || a.first > c.last || c.first > a.last) continue;
+        CHECK((end <= plan.offsets[k] || plan.offsets[k] + c.bytes <= begin));
+      }
+    }
   }
 }
 

@@ -198,7 +198,7 @@ struct ProgramWithCall {
 
   ProgramWithCall() {
     frame.data = {Program::address(10), Program::address(20), nullptr, nullptr};
-    frame.record_calls = [](Device) -> std::unique_ptr<RecordedCalls> { return std::make_unique<Calls>(); };
+    frame.record_calls = [](Device, void*) -> std::unique_ptr<RecordedCalls> { return std::make_unique<Calls>(); };
     calls_done = {};
   }
 
@@ -312,6 +312,17 @@ TEST_CASE("replay: small products that do not need each other are recorded besid
     };
     CHECK(recorded(arena(16)) == beside);
     CHECK(recorded(arena(12)) == "0 1 2 3 4 at once");
+  }
+  SUBCASE("also beside what is no part of it, in whose memory they may lie") {
+    auto spent = [](int place) {
+      return [place](auto& uses, auto& data) {
+        uses[1].memory.push_back({5, 5, 64, false});
+        data.push_back(Program::address(1000));
+        uses[2].memory[0].own = -1, data[2] = Program::address(place);
+      };
+    };
+    CHECK(recorded(spent(1064)) == beside);
+    CHECK(recorded(spent(1060)) == "0 1 fork 3 lane 0 2 lane 1 3 lane 2 4 join at once");
   }
   SUBCASE("of unknown size they meet") {
     auto unknown = [](auto& uses, auto&) {

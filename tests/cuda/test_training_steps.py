@@ -188,3 +188,30 @@ def test_threads_train_beside_each_other():
     for t in threads:
         t.join()
     assert not errors, errors[0]
+
+
+def test_gradients_are_computed_where_saved_values_lay():
+    layers = [m for _ in range(6) for m in (nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU())]
+    theirs = nn.Sequential(*layers).cuda()
+    ours = copy.deepcopy(theirs)
+    compiled, x = broach.compile(lambda x: ours(x).square().mean()), torch.randn(8192, 512, device="cuda")
+    theirs(x).square().mean().backward()
+
+    def step(retain):
+        for p in ours.parameters():
+            p.grad = None
+        loss = compiled(x)
+        torch.cuda.reset_peak_memory_stats()
+        loss.backward(retain_graph=retain)
+        peak = torch.cuda.max_memory_allocated()
+        for p, q in zip(theirs.parameters(), ours.parameters()):
+            assert (p.grad - q.grad).norm() <= 4e-3 * p.grad.norm() + 1e-5
+        if retain:  # the values are there once more
+            loss.backward()
+            for p, q in zip(theirs.parameters(), ours.parameters()):
+                assert (2 * p.grad - q.grad).norm() <= 8e-3 * p.grad.norm() + 1e-5
+        return peak
+
+    for _ in range(3):
+        once, kept = [step(False) for _ in range(4)][-1], [step(True) for _ in range(4)][-1]
+        assert once < kept - (8 << 20), (once, kept)

@@ -1,5 +1,7 @@
 #include "target/cuda/launch_graph.h"
 
+#include <mutex>
+
 #include "support/error.h"
 
 namespace broach::cuda {
@@ -16,6 +18,39 @@ std::vector<void*> addresses(std::vector<uint64_t>& parameters) {
   return out;
 }
 
+// Queues of a device's recordings. Each is used again: memory that a recording of libtorch's calls gave back is for others of its queue.
+class RecordingStreams {
+ public:
+  static Stream take(int device) {
+    {
+      const std::lock_guard lock(mutex());
+      std::vector<Stream>& known = free()[device];
+      if (!known.empty()) {
+        const Stream last = known.back();
+        known.pop_back();
+        return last;
+      }
+    }
+    Stream made = nullptr;
+    Driver::get().check(Driver::get().stream_make(&made, kNonBlocking), "making a stream");
+    return made;
+  }
+  static void give(int device, Stream stream) {
+    const std::lock_guard lock(mutex());
+    free()[device].push_back(stream);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static auto* of_process = new std::mutex;
+    return *of_process;
+  }
+  static std::map<int, std::vector<Stream>>& free() {
+    static auto* of_process = new std::map<int, std::vector<Stream>>;
+    return *of_process;
+  }
+};
+
 }  // namespace
 
 bool LaunchGraph::is_possible(const RunContext& run) {
@@ -23,8 +58,8 @@ bool LaunchGraph::is_possible(const RunContext& run) {
   return Driver::get().capture_state(static_cast<Stream>(run.queue), &state) == 0 && state == 0;
 }
 
-LaunchGraph::LaunchGraph() {
-  driver_.check(driver_.stream_make(&stream_, kNonBlocking), "making a stream");
+LaunchGraph::LaunchGraph() : device_(current_device()) {
+  stream_ = RecordingStreams::take(device_);
   current_ = stream_;
   mode_ = kRelaxed;
   driver_.capture_mode(&mode_);
@@ -42,11 +77,12 @@ LaunchGraph::~LaunchGraph() {
 
 void LaunchGraph::end_capture() {
   if (!stream_) return;
-  driver_.capture_end(stream_, &graph_);
+  const bool is_well = driver_.capture_end(stream_, &graph_) == 0;
   driver_.capture_mode(&mode_);
-  driver_.stream_end(stream_);
-  for (Stream lane : lanes_) driver_.stream_end(lane);
-  lanes_.clear();
+  lanes_.insert(lanes_.begin(), stream_);  // given last, and so the next one to be taken
+  for (; !lanes_.empty(); lanes_.pop_back())
+    if (is_well) RecordingStreams::give(device_, lanes_.back());
+    else driver_.stream_end(lanes_.back());
   stream_ = current_ = nullptr;
 }
 
@@ -62,9 +98,7 @@ bool LaunchGraph::fork(int lanes) {
   if (!stream_) return false;
   forked_ = static_cast<size_t>(lanes) - 1;
   while (lanes_.size() < forked_) {
-    Stream lane = nullptr;
-    driver_.check(driver_.stream_make(&lane, kNonBlocking), "making a stream");
-    lanes_.push_back(lane);
+    lanes_.push_back(RecordingStreams::take(device_));
   }
   for (size_t i = 0; i < forked_; ++i) order(stream_, lanes_[i]);
   return true;

@@ -46,6 +46,7 @@ class LaunchGraph : public Recording {
   Node last_node() const;
 
   const Driver& driver_ = Driver::get();
+  const int device_;
   Stream stream_ = nullptr;    // until it is finished
   Stream current_ = nullptr;   // where launches go
   std::vector<Stream> lanes_;  // besides it
