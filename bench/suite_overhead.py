@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import device
 from measure import Table, attempt, cell, fresh, median, race, variant
 
 VARIANTS = {
@@ -19,6 +20,7 @@ VARIANTS = {
     "dynamo": "Dynamo around an empty graph",
     "dynamo-fresh": "Dynamo around an allocation",
     "inductor": "Inductor",
+    "reduce-overhead": "Inductor, reduce-overhead",
     "broach-backend": 'Broach, torch.compile(backend="broach")',
     "broach": "Broach, broach.compile",
 }
@@ -28,11 +30,12 @@ PROGRAMS = {"function": "Three ops on ten floats", "module": "300 parameters in 
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="on cuda: what a call costs the host")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing (default %(default)s)")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    return [{"program": name, "seconds": chosen.seconds} for name in PROGRAMS]
+    return [{"program": name, "seconds": chosen.seconds, "device": chosen.device} for name in PROGRAMS]
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -41,20 +44,27 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     torch.set_grad_enabled(False)
-    x, y = torch.randn(10), torch.randn(10)
-    program = three_ops if job["program"] == "function" else many_parameters(10)
+    where, wait = job["device"], device.wait(job["device"])
+    x, y = torch.randn(10, device=where), torch.randn(10, device=where)
+    program = three_ops if job["program"] == "function" else many_parameters(10).to(where)
     calls, failed = {}, {}
     for name in VARIANTS:
+        if name == "reduce-overhead" and where == "cpu":
+            continue
         # Weights of its own: Inductor's kernels take pointers to them at each call, after which Broach compares their elements.
         own = fresh(program) if job["program"] == "function" else copy.deepcopy(program)
         call = attempt(lambda: variant(name, own), failed, name)
         if call is None or attempt(lambda: (call(x, y), call(x, y)), failed, name) is None:
             continue
         calls[name] = lambda call=call: call(x, y)
-    inner = 2000 if job["program"] == "function" else 100
-    samples = race(calls, job["seconds"], inner=inner, least=15)
+    for call in calls.values():
+        for _ in range(20):
+            call()
+    # On a GPU few enough that the device's queue never makes the host wait.
+    inner = 50 if where == "cuda" else 2000 if job["program"] == "function" else 100
+    samples = race(calls, job["seconds"], inner=inner, least=15, before=wait)
     if "broach" in calls:
-        samples[ALONE] = race({ALONE: calls["broach"]}, job["seconds"] / 4, inner=2000)[ALONE]
+        samples[ALONE] = race({ALONE: calls["broach"]}, job["seconds"] / 4, inner=50 if where == "cuda" else 2000, before=wait)[ALONE]
     return {"samples": samples, "failed": failed}
 
 
@@ -96,6 +106,7 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         rows = [
             [text, cell(times[name]), _above(times[name], times["dynamo"]), _above(times[name], times["dynamo-fresh"])]
             for name, text in (*VARIANTS.items(), (ALONE, ALONE))
+            if name in samples or name != "reduce-overhead"
         ]
         out.append(Table(f"{title}, a call", ["variant", "µs", "above Dynamo", "above an allocation"], rows))
     return out
