@@ -167,6 +167,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   frame.threads = &kThreads;
   const std::optional<DeviceUse> use = device_ ? device_use(*device_) : std::nullopt;
   if (use) frame.devices = {&*use, 1};
+  if (!spent.empty() && use) frame.spent = piece_of(spent, *device_);  // before calls of libtorch's hold what they are given
   frame.host = &host;
   frame.release = release_extern_result;
   frame.record_calls = make_recorded_calls;
@@ -178,7 +179,6 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
   if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
-  if (!spent.empty() && use) frame.spent = piece_of(spent, *device_);
   c10::Storage together;
   if (together_.bytes > 0 && use)
     together = c10::Storage(c10::Storage::use_byte_size_t(), together_.bytes,
