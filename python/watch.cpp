@@ -270,7 +270,8 @@ void Watch::on_register_hook(PyFrameObject* frame) {
 void Watch::abandon(PyFrameObject* frame) {
   abandoned_ = true;
   effects_.clear();
-  ends_ = !Function::abandon_capture({Outcome::rejected, cat("calls a function that torch.compile compiles at ", users_place(frame))});
+  ends_ = !Function::abandon_capture(
+      {Outcome::rejected, {cat("calls a function that torch.compile compiles at ", users_place(frame)), Fallback::torch_compile}});
   Compiling::end();
 }
 

@@ -31,10 +31,11 @@ const char* name_of(Outcome outcome);
 
 // Who may run the program where no attempt gives one.
 enum class Fallback {
-  dynamo,    // TorchDynamo, which compiles what it can
-  in_parts,  // the same, and it would take the program apart, since data decides the way
-  eager,     // not TorchDynamo, which is known to answer otherwise than eager
-  nothing,   // eager even where the whole program is to be compiled: compiling does not pay, or no code runs in the call
+  dynamo,         // TorchDynamo, which compiles what it can, if that is asked for; else eager
+  in_parts,       // the same, and it would take the program apart, since data decides the way
+  torch_compile,  // TorchDynamo, whose own functions the program calls
+  eager,          // not TorchDynamo, which is known to answer otherwise than eager
+  nothing,        // eager even where the whole program is to be compiled: compiling does not pay, or no code runs in the call
 };
 const char* name_of(Fallback fallback);
 

@@ -43,8 +43,10 @@ class Front:
             raise CaptureError(f"broach cannot capture {describe(self.program)} natively: {why}")
         if self.fullgraph and fallback == "in parts":
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
-        known = (fallback == "eager" or computes_with_numpy(self.program)) and not self.fullgraph
-        if known or fallback == "nothing":
+        # Dynamo answers otherwise than eager in more ways than are known: it runs what is made for it, and where that is asked for.
+        is_for_dynamo = fallback == "torch.compile" or self.options.get("capture") == "either"
+        is_eager = fallback == "eager" or computes_with_numpy(self.program) or not is_for_dynamo
+        if fallback == "nothing" or (is_eager and not self.fullgraph):
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
             return self.program
@@ -164,16 +166,23 @@ class _WithSettings:
     def __init__(self, compiled: Callable, suppress_errors: bool):
         _quiet_dynamo()
         self.compiled = compiled
+        self.free: list[Any] = []  # patches, each of which would leave a variable in the thread's context
         self.settings = {"skip_nnmodule_hook_guards": False, "skip_no_tensor_aliasing_guards_on_parameters": False, "suppress_errors": suppress_errors}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         gradients = torch.is_grad_enabled()
-        with torch._dynamo.config.patch(self.settings), _Quiet():
-            try:
+        try:
+            patch = self.free.pop()
+        except IndexError:
+            patch = torch._dynamo.config.patch(self.settings)
+        try:
+            with patch, _Quiet():
                 return self.compiled(*args, **kwargs)
-            except BaseException:  # of the program, whose `with torch.no_grad()` Dynamo's code does not leave then
-                torch.set_grad_enabled(gradients)
-                raise
+        except BaseException:  # of the program, whose `with torch.no_grad()` Dynamo's code does not leave then
+            torch.set_grad_enabled(gradients)
+            raise
+        finally:
+            self.free.append(patch)
 
 
 class _Quiet:

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 log = logging.getLogger("broach")
 
-CAPTURES = ("auto", "native", "dynamo")
+CAPTURES = ("auto", "native", "dynamo", "either")
 RNGS = ("eager", "counter")
 LARGEST = 2**31 - 1  # of a count
 
@@ -87,9 +87,9 @@ class Option:
 OPTIONS = {
     o.name: o
     for o in (
-        Option("capture", "auto", _capture, "how programs are captured: natively, by Dynamo, or natively where possible (auto)"),
+        Option("capture", "auto", _capture, "how programs are captured: natively, by Dynamo, by either, natively first, or natively and else not at all (auto)"),
         Option("verify", 0, _count, "compare natively captured calls with eager: this many first ones, then ever more rarely"),
-        Option("branches", 16, _count, "most programs kept for the ways that data lets a program take; 0: it goes to Dynamo"),
+        Option("branches", 16, _count, "most programs kept for the ways that data lets a program take; what takes more is no longer captured"),
         Option("strict", False, _flag, "results bit-equal to eager's for everything but contractions; slower"),
         Option("deterministic", False, _flag, "choose products and convolutions by rule, not by what was measured: equal bits from run to run"),
         Option("freeze", True, _flag, "keep weights packed for the kernels that read them; a write to a weight is noticed"),

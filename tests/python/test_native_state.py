@@ -524,9 +524,10 @@ def test_effects_raise_under_native(name):
 
 
 @pytest.mark.parametrize("name", ["print", "clock", "caught exception", "numpy", "file", "seed"])
-def test_effects_go_through_dynamo(name, capsys):
+@pytest.mark.parametrize("capture", ["auto", "either"])
+def test_effects_happen_in_every_call(name, capture, capsys):
     program, _ = EFFECTS[name]
-    compiled = broach.compile(program)
+    compiled = broach.compile(program, options={"capture": capture})
     calls = 6
     for _ in range(calls):
         x = torch.ones(3)
@@ -538,7 +539,8 @@ def test_effects_go_through_dynamo(name, capsys):
         assert not (why := difference(want, got)), why
         assert capsys.readouterr().out == ("seen\n" if name == "print" else "")
     told = broach.explain(compiled, torch.ones(3))
-    assert told.front == ("eager" if name in ("caught exception", "numpy") else "dynamo") and told.capture_reasons, told
+    is_eager = capture == "auto" or name in ("caught exception", "numpy")
+    assert told.front == ("eager" if is_eager else "dynamo") and told.capture_reasons, told
 
 
 def test_an_error_of_an_operator_is_caught():

@@ -78,7 +78,7 @@ def test_counts(name, kind, value):
 
 @pytest.mark.parametrize("kind, value", [(ValueError, "magically"), (ValueError, ""), (ValueError, "Native"), (TypeError, None), (TypeError, True), (TypeError, ["native"])], ids=repr)
 def test_captures(kind, value):
-    refused(kind, "'capture'", "'auto', 'native', 'dynamo'", repr(value), options={"capture": value})
+    refused(kind, "'capture'", "'auto', 'native', 'dynamo', 'either'", repr(value), options={"capture": value})
 
 
 @pytest.mark.parametrize(

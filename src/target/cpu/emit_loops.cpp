@@ -199,13 +199,26 @@ void KernelEmitter::fresh_values() {
 void KernelEmitter::for_reduced_axes(size_t from, size_t to, const std::function<void()>& body) {
   for (size_t a = from; a < to; ++a) {
     if (!k_.axes[a].reduced || a == plan_.vector_axis) continue;
-    loop("reduce", i64(0), integer(k_.axes[a].extent, false), i64(1), [&](V i) {
-      point_[k_.axes[a].id] = i;
-      for_reduced_axes(a + 1, to, body);
-    });
-    return;
+    auto run = [&](V begin, V end) {
+      loop("reduce", begin, end, i64(1), [&](V i) {
+        point_[k_.axes[a].id] = i;
+        for_reduced_axes(a + 1, to, body);
+      });
+    };
+    return in_blocks(a, run);
   }
   body();
+}
+
+// Over a reduced axis, at once or in the blocks of sums.
+void KernelEmitter::in_blocks(size_t axis, const std::function<void(V, V)>& body) {
+  const V extent = integer(k_.axes[axis].extent, false);
+  if (!sum_blocks_ || sum_blocks_->axis != axis) return body(i64(0), extent);
+  const V size = i64(sum_blocks_->size);
+  loop("block", i64(0), extent, size, [&](V begin) {
+    body(begin, b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, size), extent));
+    behind_block_();
+  });
 }
 
 // Rows: the vector axis is reduced.
@@ -216,15 +229,21 @@ void KernelEmitter::emit_stages() {
   for (const auto& stage : plan_.stages) {
     bool index = std::any_of(stage.begin(), stage.end(), [&](int r) { return is_index_reduction(plan_.expr(r).op); });
     unsigned unroll = index ? 1 : plan_.unroll;
+    sum_blocks_ = blocks_of(stage, unroll);
+    behind_block_ = [&] { add_to_totals(stage, unroll); };
     for (int r : stage)
       for (unsigned s = 0; s < unroll; ++s) reset(r, s);
     for_reduced_axes(0, k_.axes.size(), [&] {
-      vector_loop(i64(0), integer(plan_.vector().extent, false), unroll, [&](unsigned n) {
-        for_vectors(n, [&](unsigned s) {
-          for (int r : stage) accumulate(r, s);
+      auto run = [&](V begin, V end) {
+        vector_loop(begin, end, unroll, [&](unsigned n) {
+          for_vectors(n, [&](unsigned s) {
+            for (int r : stage) accumulate(r, s);
+          });
         });
-      });
+      };
+      in_blocks(plan_.vector_axis, run);
     });
+    if (std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, unroll);
     fresh_values();
     for (int r : stage) finished_[r] = result(r, unroll);
     fresh_values();
@@ -297,6 +316,8 @@ void KernelEmitter::emit_columns(unsigned n) {
   column_values_.assign(n, {});
   finished_.clear();
   for (const auto& stage : plan_.stages) {
+    sum_blocks_ = blocks_of(stage, 1);
+    behind_block_ = [&] { add_to_totals(stage, n); };
     for (int r : stage)
       for (unsigned s = 0; s < n; ++s) reset(r, s);
     for_reduced_axes(0, k_.axes.size(), [&] {
@@ -304,6 +325,7 @@ void KernelEmitter::emit_columns(unsigned n) {
         for (int r : stage) accumulate(r, s);
       });
     });
+    if (std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, n);
     for (unsigned s = 0; s < n; ++s)
       for (int r : stage) {
         const auto& e = plan_.expr(r);
@@ -321,46 +343,59 @@ void KernelEmitter::emit_columns(unsigned n) {
 void KernelEmitter::emit_tall(V begin, V end) {
   const unsigned many = plan_.tall_rows;
   const auto& reductions = plan_.stages[0];
-  auto place = [&](size_t i) {
+  const size_t count = reductions.size();
+  auto place = [&](size_t i) {  // behind the partial results those of the blocks that are done
     V column = b_.CreateSub(point_.at(plan_.vector().id), begin);
-    return scratch_address(static_cast<int64_t>(i), plan_.block, column, plan_.expr(reductions[i]).dtype);
+    return scratch_address(static_cast<int64_t>(i), plan_.block, column, plan_.expr(reductions[i % count]).dtype);
   };
+  auto load = [&](size_t i) {
+    return b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i % count]))), place(i), llvm::Align(4));
+  };
+  auto store_at = [&](size_t i, V v) { b_.CreateAlignedStore(v, place(i), llvm::Align(4)); };
   auto each = [&](const std::function<void()>& body) { vector_loop(begin, end, 1, [&](unsigned) { body(); }); };
   finished_.clear();
+  sum_blocks_ = blocks_of(reductions, 1);
   each([&] {
-    for (size_t i = 0; i < reductions.size(); ++i)
-      b_.CreateAlignedStore(splat(identity(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+    for (size_t i = 0; i < (sum_blocks_ ? 2 * count : count); ++i) store_at(i, splat(identity(plan_.expr(reductions[i % count]))));
+    for (size_t i = 0; i < count && sum_blocks_; ++i) store_at(2 * count + i, llvm::Constant::getNullValue(load(i)->getType()));
   });
-  size_t innermost = 0;
-  for (size_t a = 0; a < k_.axes.size(); ++a)
-    if (k_.axes[a].reduced) innermost = a;
-  SymbolId row_axis = k_.axes[innermost].id;
+  const size_t innermost = plan_.innermost_reduced();
   auto add_rows = [&](V first, unsigned rows) {
     each([&] {
       std::vector<V> sums;
-      for (size_t i = 0; i < reductions.size(); ++i)
-        sums.push_back(b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4)));
+      for (size_t i = 0; i < count; ++i) sums.push_back(load(i));
       for (unsigned row = 0; row < rows; ++row) {
-        point_[row_axis] = b_.CreateAdd(first, i64(row));
+        point_[k_.axes[innermost].id] = b_.CreateAdd(first, i64(row));
         fresh_values();
-        for (size_t i = 0; i < reductions.size(); ++i)
-          sums[i] = combine(reductions[i], sums[i], splat(value(plan_.expr(reductions[i]).args[0])));
+        for (size_t i = 0; i < count; ++i) sums[i] = combine(reductions[i], sums[i], splat(value(plan_.expr(reductions[i]).args[0])));
         for (const auto& s : k_.stores)
           if (plan_.stored_inside(s)) store(s, to_memory(value(s.expr), k_.buffers[static_cast<size_t>(s.access.buffer)]));
       }
-      for (size_t i = 0; i < reductions.size(); ++i) b_.CreateAlignedStore(sums[i], place(i), llvm::Align(4));
+      for (size_t i = 0; i < count; ++i) store_at(i, sums[i]);
+    });
+  };
+  behind_block_ = [&] {
+    each([&] {
+      for (size_t i = 0; i < count; ++i) {
+        auto sums = is_sum(reductions[i]) ? add_exactly(load(count + i), load(2 * count + i), load(i))
+                                          : std::pair{combine(reductions[i], load(count + i), load(i)), load(2 * count + i)};
+        store_at(count + i, sums.first), store_at(2 * count + i, sums.second);
+        store_at(i, splat(identity(plan_.expr(reductions[i]))));
+      }
     });
   };
   for_reduced_axes(0, innermost, [&] {
-    V rows = integer(plan_.kernel.axes[innermost].extent, false), whole = b_.CreateSub(rows, b_.CreateURem(rows, i64(many)));
-    loop("rows", i64(0), whole, i64(many), [&](V first) { add_rows(first, many); });
-    if (many > 1) loop("row", whole, rows, i64(1), [&](V row) { add_rows(row, 1); });
+    auto run = [&](V from, V to) {
+      V whole = b_.CreateSub(to, b_.CreateURem(b_.CreateSub(to, from), i64(many)));
+      loop("rows", from, whole, i64(many), [&](V first) { add_rows(first, many); });
+      if (many > 1) loop("row", whole, to, i64(1), [&](V row) { add_rows(row, 1); });
+    };
+    in_blocks(innermost, run);
   });
+  const size_t results = std::exchange(sum_blocks_, std::nullopt) ? count : 0;
   each([&] {
     column_values_.assign(1, {});
-    for (size_t i = 0; i < reductions.size(); ++i)
-      column_values_[0][reductions[i]] =
-          b_.CreateAlignedLoad(vector_of(accumulator_type(plan_.expr(reductions[i]))), place(i), llvm::Align(4));
+    for (size_t i = 0; i < count; ++i) column_values_[0][reductions[i]] = load(results + i);
     store_vectors(1, false);
     column_values_.clear();
   });

@@ -66,8 +66,64 @@ KernelEmitter::Accumulator& KernelEmitter::accumulator(int r, unsigned slot) {
   return list[slot];
 }
 
+bool KernelEmitter::is_sum(int r) const { return plan_.expr(r).op == Op::reduce_sum && is_floating(plan_.expr(r).dtype); }
+
+std::optional<KernelEmitter::SumBlocks> KernelEmitter::blocks_of(const std::vector<int>& stage, unsigned unroll) const {
+  constexpr int64_t kBlock = 256, kLong = 2 * kBlock;  // of a chain
+  if (std::ranges::none_of(stage, [&](int r) { return is_sum(r); })) return std::nullopt;
+  std::vector<size_t> axes;  // innermost first
+  if (plan_.vector_reduced) axes.push_back(plan_.vector_axis);
+  for (size_t a = k_.axes.size(); a-- > 0;)
+    if (k_.axes[a].reduced && a != plan_.vector_axis) axes.push_back(a);
+  int64_t inside = 1, chain = 1;
+  std::optional<SumBlocks> out;
+  for (size_t a : axes) {
+    // Of sizes that are not known rows are taken to be short.
+    const int64_t step = a == plan_.vector_axis ? static_cast<int64_t>(lanes_) * unroll : 1;
+    const int64_t turns = (k_.axes[a].extent.maybe_constant().value_or(a == plan_.vector_axis ? 1 : kLong) + step - 1) / step;
+    if (!out && inside * turns >= kBlock) out = {a, std::max<int64_t>(1, kBlock / std::max<int64_t>(1, inside)) * step};
+    inside *= turns, chain *= turns;
+  }
+  return chain >= kLong ? out : std::nullopt;
+}
+
+// A sum and what its rounding added (Kahan 1965), which is nothing where the sum is not finite.
+std::pair<llvm::Value*, llvm::Value*> KernelEmitter::add_exactly(V total, V excess, V x) {
+  const V y = b_.CreateFSub(x, excess), sum = b_.CreateFAdd(total, y), added = b_.CreateFSub(b_.CreateFSub(sum, total), y);
+  const V size = b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, added);
+  const V is_finite = b_.CreateFCmpOLT(size, llvm::ConstantFP::getInfinity(size->getType()));
+  return {sum, b_.CreateSelect(is_finite, added, llvm::Constant::getNullValue(size->getType()))};
+}
+
+// The sums of a block that is done begin anew.
+void KernelEmitter::add_to_totals(const std::vector<int>& stage, unsigned slots) {
+  for (int r : stage)
+    for (unsigned s = 0; s < slots && is_sum(r); ++s) {
+      Accumulator& a = accumulator(r, s);
+      Type* t = a.value->getAllocatedType();
+      const auto [total, excess] = add_exactly(b_.CreateLoad(t, a.total), b_.CreateLoad(t, a.excess), b_.CreateLoad(t, a.value));
+      b_.CreateStore(total, a.total);
+      b_.CreateStore(excess, a.excess);
+      b_.CreateStore(splat(identity(plan_.expr(r))), a.value);
+    }
+}
+
+void KernelEmitter::take_totals(const std::vector<int>& stage, unsigned slots) {
+  for (int r : stage)
+    for (unsigned s = 0; s < slots && is_sum(r); ++s) {
+      Accumulator& a = accumulator(r, s);
+      b_.CreateStore(b_.CreateLoad(a.value->getAllocatedType(), a.total), a.value);
+    }
+}
+
 void KernelEmitter::reset(int r, unsigned slot) {
   Accumulator& a = accumulator(r, slot);
+  if (sum_blocks_ && is_sum(r)) {
+    Type* t = a.value->getAllocatedType();
+    if (!a.total) a.total = local(t, "total"), a.excess = local(t, "excess");
+    b_.CreateStore(llvm::Constant::getNullValue(t), a.excess);
+    b_.CreateStore(splat(identity(plan_.expr(r))), a.total);
+  }
   b_.CreateStore(splat(identity(plan_.expr(r))), a.value);
   if (a.position) b_.CreateStore(llvm::Constant::getAllOnesValue(vector_of(b_.getInt64Ty())), a.position);
 }

@@ -41,6 +41,13 @@ class KernelEmitter : ScalarEmitter {
   struct Accumulator {
     llvm::AllocaInst* value;
     llvm::AllocaInst* position = nullptr;
+    // Of the blocks that are done, where sums are made in blocks, and what rounding added to it.
+    llvm::AllocaInst *total = nullptr, *excess = nullptr;
+  };
+  // A reduced axis of which so many elements at a time are summed by themselves: in one long chain of sums rounding errors add up.
+  struct SumBlocks {
+    size_t axis;
+    int64_t size;
   };
   DType reduced_dtype(const KernelExpr& r) const { return is_index_reduction(r.op) ? plan_.expr(r.args[0]).dtype : r.dtype; }
   Type* accumulator_type(const KernelExpr& r) { return scalar_type(reduced_dtype(r)); }
@@ -49,7 +56,12 @@ class KernelEmitter : ScalarEmitter {
   V binary(Op op, V a, V b, DType t);
   V replaces(const KernelExpr& r, V a, V p, V b, V q);
   Accumulator& accumulator(int r, unsigned slot);
+  bool is_sum(int r) const;
+  std::optional<SumBlocks> blocks_of(const std::vector<int>& stage, unsigned unroll) const;
   void reset(int r, unsigned slot);
+  std::pair<V, V> add_exactly(V total, V excess, V x);
+  void add_to_totals(const std::vector<int>& stage, unsigned slots);
+  void take_totals(const std::vector<int>& stage, unsigned slots);
   void accumulate(int r, unsigned slot);
   V result(int r, unsigned slots);
   V index_result(int r, V v);
@@ -66,6 +78,7 @@ class KernelEmitter : ScalarEmitter {
   void vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body);
   void fresh_values();
   void for_reduced_axes(size_t from, size_t to, const std::function<void()>& body);
+  void in_blocks(size_t axis, const std::function<void(V, V)>& body);
   void emit_stages();
   void store_rows();
   void for_vectors(unsigned n, const std::function<void(unsigned)>& body);
@@ -87,7 +100,9 @@ class KernelEmitter : ScalarEmitter {
   V mask_ = nullptr;             // lanes that exist; null for all
   std::map<int, V> values_;      // of expressions at the current point
   std::map<int, V> finished_;    // reductions of earlier stages
-  std::set<int> filled_;         // expressions whose row of scratch memory is filled
+  std::optional<SumBlocks> sum_blocks_;
+  std::function<void()> behind_block_;
+  std::set<int> filled_;  // expressions whose row of scratch memory is filled
   std::vector<std::map<int, V>> column_values_;
   std::map<int, std::vector<Accumulator>> accumulators_;
 };

@@ -161,7 +161,7 @@ class Planner {
       p_.tall = is_tall();
       p_.tall_rows = fits_in_cache() ? 4 : 1;
       p_.block = p_.tall ? tall_block() : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * p_.unroll : 4096;
-      if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 8 * (p_.block + 64));
+      if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 3 * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);
       p_.shape.units = p_.shape.units * p_.blocks;
       auto extent = p_.vector().extent.maybe_constant();
@@ -180,6 +180,12 @@ class Planner {
 
 bool KernelPlan::moves_with_reduced(const SymInt& index) const {
   return std::any_of(kernel.axes.begin(), kernel.axes.end(), [&](const KernelAxis& a) { return a.reduced && index.contains(a.id); });
+}
+
+size_t KernelPlan::innermost_reduced() const {
+  size_t a = kernel.axes.size() - 1;
+  while (a > 0 && !kernel.axes[a].reduced) --a;
+  return a;
 }
 
 bool KernelPlan::stores_inside() const {

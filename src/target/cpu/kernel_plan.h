@@ -27,6 +27,7 @@ struct KernelPlan : KernelFacts {
   std::vector<bool> coarse;   // by expression: a transcendental function or a quotient that is computed to a few bits more than bf16 has
   std::vector<bool> streams;  // by store: so large that it should go past the caches, if the buffer is aligned
 
+  size_t innermost_reduced() const;
   const KernelExpr& expr(int e) const { return kernel.exprs[static_cast<size_t>(e)]; }
   const KernelAxis& vector() const { return kernel.axes[vector_axis]; }
   bool moves_with_reduced(const SymInt& index) const;
