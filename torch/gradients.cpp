@@ -445,6 +445,21 @@ void BackwardRun::compute() {
   for (size_t slot : part.gives) values_[slot] = std::move(made[slot - inputs]);
 }
 
+// Whoever accumulates a gradient that nobody else holds takes its memory. So those that lie in one memory are one tensor, where they are
+// alike, or else copies.
+static void set_apart(std::vector<at::Tensor>& gradients) {
+  std::map<const c10::StorageImpl*, const at::Tensor*> first;
+  for (at::Tensor& t : gradients) {
+    if (!t.defined() || !t.has_storage()) continue;
+    const auto [at, fresh] = first.try_emplace(t.storage().unsafeGetStorageImpl(), &t);
+    const at::Tensor& other = *at->second;
+    if (fresh || t.is_same(other)) continue;
+    const bool alike = t.sizes() == other.sizes() && t.strides() == other.strides() && t.storage_offset() == other.storage_offset() &&
+                       t.scalar_type() == other.scalar_type() && t.is_conj() == other.is_conj() && t.is_neg() == other.is_neg();
+    t = alike ? other : t.clone();
+  }
+}
+
 // The gradients of the part that was computed. What no later part reads is the caller's alone, who may keep the tensor as it is.
 std::vector<at::Tensor> BackwardRun::made() {
   std::vector<ResultSpec> own(gradients_.size());
@@ -456,6 +471,11 @@ std::vector<at::Tensor> BackwardRun::made() {
     return r.is_of_input() ? given_back_[static_cast<size_t>(&r - own.data())] : values_[slot_of(r)];
   };
   std::vector<at::Tensor> out = tensors_of(own, memory, wanted, symbols_);
+  set_apart(out);
+  for (size_t g = 0; g < own.size(); ++g) {
+    auto is_same = [&](const ResultSpec& later) { return later.is_made() && own[g].is_made() && slot_of(later) == slot_of(own[g]); };
+    if (out[g].defined() && std::ranges::any_of(gradients_, is_same)) out[g] = out[g].clone();
+  }
   for (const ResultSpec& r : own) {
     if (r.is_of_input()) given_back_[static_cast<size_t>(&r - own.data())].reset();
     if (r.is_made() && variant_->last_read[slot_of(r)] <= static_cast<ptrdiff_t>(next_)) values_[slot_of(r)].reset();

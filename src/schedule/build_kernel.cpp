@@ -13,9 +13,10 @@ namespace {
 
 class KernelBuilder {
  public:
-  KernelBuilder(const Space& space, const std::function<const Place*(const Value&)>& place, bool strict) : place_(place), space_(space) {
+  KernelBuilder(const Space& space, const std::function<const Place*(const Value&)>& place, const KernelRounding& rounding)
+      : place_(place), space_(space), rounding_(rounding) {
     space_.forget_taken();
-    k_.strict = strict;
+    k_.strict = rounding.strict;
   }
 
   KernelStep build(const std::vector<const Node*>& roots, const std::function<Place(const Node*)>& target) {
@@ -23,6 +24,7 @@ class KernelBuilder {
     std::stable_sort(order.begin(), order.end(), [](const Node* a, const Node* b) { return is_reduce(a->op) > is_reduce(b->op); });
     for (const Node* root : order) store(root, target(root));
     k_.axes = space_.axes();
+    k_.round_what_is_stored();
     return finish_kernel(std::move(k_), std::move(exprs_.buffers()));
   }
 
@@ -110,7 +112,8 @@ class KernelBuilder {
   int elementwise(const Node& n, const Index& index, int predicate) {
     std::vector<int> args;
     for (const Value& in : n.inputs) args.push_back(expr(in, index, predicate));
-    return exprs_.op(n.op, n.results[0].dtype, std::move(args));
+    const bool rounded = is_low_precision(n.results[0].dtype) && !k_.strict && rounding_.values[n.id];
+    return exprs_.op(n.op, n.results[0].dtype, std::move(args), rounded);
   }
 
   // 0 <= i < size; what the axes' extents decide is left out.
@@ -212,17 +215,68 @@ class KernelBuilder {
 
   const std::function<const Place*(const Value&)>& place_;
   Space space_;
+  const KernelRounding& rounding_;
   Kernel k_;
   ExprList exprs_{k_};
   std::vector<Dynamic> dynamic_;
   std::map<Key, int> done_;
 };
 
+bool is_extreme(Op op) { return op == Op::reduce_max || op == Op::reduce_min || is_index_reduction(op); }
+
+// Whether the result jumps where an operand moves by a rounding.
+bool jumps(const Node& n) {
+  switch (n.op) {
+    case Op::eq:
+    case Op::ne:
+    case Op::lt:
+    case Op::le:
+    case Op::gt:
+    case Op::ge:
+    case Op::sign:
+    case Op::floor:
+    case Op::ceil:
+    case Op::round:
+    case Op::trunc:
+    case Op::floor_div:
+    case Op::mod:
+    case Op::fmod: return true;
+    case Op::cast: return !is_floating(n.results[0].dtype);
+    default: return is_extreme(n.op);
+  }
+}
+
+// Whether each element of the result is one of an operand, perhaps with another sign or type.
+bool hands_on(const Node& n) {
+  switch (n.op) {
+    case Op::cast: return is_floating(n.results[0].dtype);
+    case Op::neg:
+    case Op::abs:
+    case Op::relu:
+    case Op::min:
+    case Op::max:
+    case Op::where: return true;
+    default: return kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
+  }
+}
+
 }  // namespace
 
+// Two kernels may compute one value, and where it is compared with its own largest element both must mean the same: there all of them
+// round. So they do where eager's rounding decides on which side of a step a value is.
+KernelRounding find_rounding(const Graph& graph, bool strict) {
+  std::vector<bool> out(graph.nodes().size());
+  for (size_t i = graph.nodes().size(); i-- > 0;) {
+    const Node& n = graph.nodes()[i];
+    if (!jumps(n) && !(out[n.id] && hands_on(n))) continue;
+    for (const Value& in : n.inputs) out[in.node->id] = true;
+  }
+  return {strict, std::move(out)};
+}
+
 KernelStep build_kernel(const Group& group, const std::function<const Place*(const Value&)>& place,
-                        const std::function<Place(const Node*)>& target, bool strict) {
-  return KernelBuilder(group.space, place, strict).build(group.roots, target);
+                        const std::function<Place(const Node*)>& target, const KernelRounding& rounding) {
+  return KernelBuilder(group.space, place, rounding).build(group.roots, target);
 }
 
 }  // namespace broach

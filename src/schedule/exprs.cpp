@@ -15,7 +15,7 @@ size_t hash(const KernelExpr& e) {
   for (int a : e.args) mix(static_cast<size_t>(a));
   mix(static_cast<size_t>(e.access.buffer));
   mix(e.access.index.hash());
-  mix(static_cast<size_t>(e.predicate));
+  mix(static_cast<size_t>(e.predicate) * 2 + e.rounded);
   if (e.kind == Kind::constant) mix(std::hash<std::string>()(exact_text(e.value)));
   return h;
 }
@@ -45,6 +45,12 @@ int ExprList::add(KernelExpr e) {
   const int at = static_cast<int>(k_.exprs.size()) - 1;
   known_.emplace(h, at);
   return at;
+}
+
+int ExprList::op(Op o, DType dtype, std::vector<int> args, bool rounded) {
+  KernelExpr e = of(Kind::op, dtype, o, std::move(args));
+  e.rounded = rounded;
+  return add(std::move(e));
 }
 
 int ExprList::constant(Scalar v, DType dtype) {

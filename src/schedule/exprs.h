@@ -19,7 +19,7 @@ class ExprList {
 
   // Each gives the position of the expression in the kernel.
   int add(KernelExpr e);
-  int op(Op o, DType dtype, std::vector<int> args) { return add(of(KernelExpr::Kind::op, dtype, o, std::move(args))); }
+  int op(Op o, DType dtype, std::vector<int> args, bool rounded = false);
   int constant(Scalar v, DType dtype);
   int position(const SymInt& i);
   int cast(int e, DType to) { return (*this)[e].dtype == to ? e : op(Op::cast, to, {e}); }

@@ -97,6 +97,7 @@ Kernel joined(Kernel a, const Kernel& b, const Expressions& known, const std::ve
   }
   for (const KernelStore& s : b.stores) a.stores.push_back({placed(s.access), place[static_cast<size_t>(s.expr)]});
   if (b.axes.size() > a.axes.size()) a.axes = b.axes;
+  a.round_what_is_stored();
   return a;
 }
 

@@ -47,6 +47,7 @@ struct KernelExpr {
   Access access;
   SymInt limit;
   int predicate = -1;
+  bool rounded = false;  // of an op of a low-precision type: to it; otherwise it stays as wide as it is computed
   // Of values bit for bit: -0.0 is not 0.0, NaN is NaN.
   friend bool operator==(const KernelExpr& a, const KernelExpr& b);
 };
@@ -64,7 +65,10 @@ struct Kernel {
   std::vector<KernelStore> stores;
   int symbols = 0;      // symbols 0..n-1 are the parameters of a launch
   int parameters = 0;   // numbers that follow them, of which kernels with the same code differ
-  bool strict = false;  // round after every primitive of a low-precision type, contract nothing
+  bool strict = false;  // round after every primitive of a low-precision type
+
+  // What is stored in a low-precision type has the value for whoever reads it here that it has for others.
+  void round_what_is_stored();
 
   // One line a part. Kernels are equal if their texts are, which is the key under which code is shared.
   std::string str() const;

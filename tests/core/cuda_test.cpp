@@ -37,7 +37,7 @@ Kernels kernels_of(const Graph& source) { return kernels_of(broach::testing::sch
 void compile(const Kernels& kernels, const cuda::Variant& variant) {
   const std::string source = cuda::emit_unit(kernels, variant);
   try {
-    CHECK(!cuda::Nvrtc::get().machine_code(source, variant.architecture, true).empty());
+    CHECK(!cuda::Nvrtc::get().machine_code(source, variant.architecture).empty());
   } catch (const Unsupported& e) {
     std::string texts;
     for (const auto& k : kernels) texts += k->str();
@@ -67,7 +67,7 @@ TEST_CASE("cuda: NVIDIA's compiler takes the kernels of random graphs") {
 
 TEST_CASE("cuda: NVIDIA's compiler takes the sums of rows") {
   if (!has_compiler()) return;
-  for (int architecture : {75, 90}) CHECK(!cuda::Nvrtc::get().machine_code(cuda::sum_rows_source(), architecture, true).empty());
+  for (int architecture : {75, 90}) CHECK(!cuda::Nvrtc::get().machine_code(cuda::sum_rows_source(), architecture).empty());
 }
 
 // A file with schedules, as BROACH_DUMP=schedule prints them, one behind the other.

@@ -205,12 +205,14 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
+  const llvm::IRBuilderBase::FastMathFlagGuard guard(b_);
+  if (is_function(e.op) && !k_.strict) b_.setFastMathFlags(contracting());
   auto pair = any_vector ? halves(e) : std::nullopt;
   V v = pair                                    ? interleaved(pair->first, pair->second)
         : plan_.coarse[static_cast<size_t>(at)] ? emit_coarse(b_, e.op, args[0], features_)
                                                 : nullptr;
   if (!v) v = operation(e, args, from);
-  if (k_.strict && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
+  if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
 }

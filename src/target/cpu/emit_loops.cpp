@@ -32,10 +32,14 @@ KernelEmitter::KernelEmitter(KernelPlan plan, llvm::Module& module, const std::s
   auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty(), ptr, ptr}, false);
   fn_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, name, module);
   entry_ = BasicBlock::Create(context_, "entry", fn_);
-  if (k_.strict) return;
+}
+
+// Within a function. What the program adds and multiplies is rounded each time: another kernel may compute the same beside other
+// operations, and both must find the same.
+llvm::FastMathFlags KernelEmitter::contracting() {
   llvm::FastMathFlags flags;
   flags.setAllowContract(true);
-  b_.setFastMathFlags(flags);
+  return flags;
 }
 
 KernelShape KernelEmitter::run() {

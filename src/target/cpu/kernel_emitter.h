@@ -28,6 +28,7 @@ class KernelEmitter : ScalarEmitter {
   void store(const KernelStore& s, V v);
   V value(int e);
   V compute(int at);
+  static llvm::FastMathFlags contracting();
   bool is_constant(int e, int64_t number) const;
   std::optional<std::pair<V, V>> halves(const KernelExpr& e);
   V interleaved(V low, V high);

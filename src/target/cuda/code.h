@@ -33,8 +33,8 @@ class Code {
   Library library_ = nullptr;
 };
 
-inline std::shared_ptr<const Code> compile_source(const std::string& source, int architecture, bool contract) {
-  return std::make_shared<const Code>(Nvrtc::get().machine_code(source, architecture, contract));
+inline std::shared_ptr<const Code> compile_source(const std::string& source, int architecture) {
+  return std::make_shared<const Code>(Nvrtc::get().machine_code(source, architecture));
 }
 
 // What is not generated: compiled for each architecture as it is first asked for. For the life of the process.
@@ -44,7 +44,7 @@ class WrittenCode {
   Function function(const std::string& name, int architecture) {
     std::lock_guard lock(mutex_);
     auto& code = known_[architecture];
-    if (!code) code = compile_source(source_, architecture, true);
+    if (!code) code = compile_source(source_, architecture);
     return code->function(name);
   }
 

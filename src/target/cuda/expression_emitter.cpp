@@ -196,7 +196,7 @@ std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
   else if (e.op == Op::nextafter && is_low_precision(e.dtype)) unsupported("cuda: no code for nextafter on ", name_of(e.dtype));
   else if (const auto inverse = inverse_of_divisor(e)) out = cat("divided(", args, ", ", constant_text(*inverse, e.dtype), ")");
   else out = cat("op_", name_of(e.op), "(", args, ")");
-  if (k_.strict && is_low_precision(e.dtype)) out = from_memory(to_memory(out, e.dtype), e.dtype);
+  if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) out = from_memory(to_memory(out, e.dtype), e.dtype);
   return out;
 }
 

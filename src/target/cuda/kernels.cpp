@@ -127,7 +127,7 @@ class CudaKernel : public CompiledKernel {
     auto& known = others_[wanted];
     if (known) return known;
     auto kernel = std::make_shared<const Kernel>(first_->plan.kernel);
-    auto code = compile_source(emit_unit(std::span(&kernel, 1), wanted), wanted.architecture, !kernel->strict);
+    auto code = compile_source(emit_unit(std::span(&kernel, 1), wanted), wanted.architecture);
     return known = std::make_shared<const Built>(plan_kernel(*kernel, wanted), "k0", std::move(code));
   }
 
@@ -177,7 +177,7 @@ void compile_missing(const Kernels& kernels, std::map<std::string, std::shared_p
   auto variant = [&](const Kernel& k) { return first_variant(k, architecture); };
   const std::string source = unit_of(kernels, variant);
   log_debug("cuda source:\n", source);
-  const auto code = compile_source(source, architecture, !kernels[0]->strict);
+  const auto code = compile_source(source, architecture);
   for (size_t i = 0; i < kernels.size(); ++i) {
     auto built = std::make_shared<const Built>(plan_kernel(*kernels[i], variant(*kernels[i])), cat("k", i), code);
     std::string text = kernels[i]->str();
@@ -196,15 +196,15 @@ CompiledKernels compile_kernels(std::span<const std::shared_ptr<const Kernel>> k
   enter_device(current_device());
   std::map<std::string, std::shared_ptr<const CompiledKernel>> known;
   std::vector<std::string> texts;
-  std::map<bool, Kernels> missing;  // strict ones are compiled otherwise
+  Kernels missing;
   for (const auto& k : kernels) {
     texts.push_back(k->str());
     auto [at, fresh] = known.try_emplace(texts.back());
     if (!fresh) continue;
     at->second = Known::get().find(architecture, texts.back());
-    if (!at->second) missing[k->strict].push_back(k);
+    if (!at->second) missing.push_back(k);
   }
-  for (const auto& [strict, list] : missing) compile_missing(list, known, architecture);
+  if (!missing.empty()) compile_missing(missing, known, architecture);
   if (settings.progress) settings.progress(static_cast<int>(kernels.size()), static_cast<int>(kernels.size()));
   CompiledKernels out;
   for (const std::string& text : texts) out.push_back(known.at(text));

@@ -227,7 +227,7 @@ std::string Nvrtc::version_text() const {
   return cat(major, ".", minor);
 }
 
-std::string Nvrtc::machine_code(const std::string& source, int architecture, bool contract) const {
+std::string Nvrtc::machine_code(const std::string& source, int architecture) const {
   struct Owned {
     const Nvrtc& nvrtc;
     Program program = nullptr;
@@ -237,8 +237,7 @@ std::string Nvrtc::machine_code(const std::string& source, int architecture, boo
   } owned{*this};
   if (create(&owned.program, source.c_str(), "broach.cu", 0, nullptr, nullptr) != 0) unsupported("cuda: the compiler takes no program");
   const std::string arch = cat("--gpu-architecture=sm_", architecture);
-  const char* options[] = {arch.c_str(), "--std=c++17", contract ? "--fmad=true" : "--fmad=false", "--device-as-default-execution-space",
-                           "--disable-warnings"};
+  const char* options[] = {arch.c_str(), "--std=c++17", "--fmad=false", "--device-as-default-execution-space", "--disable-warnings"};
   const int result = compile(owned.program, 5, options);
   if (result != 0) {
     size_t bytes = 0;

@@ -110,9 +110,9 @@ struct Nvrtc {
   int (*destroy)(Program*);
 
   std::string version_text() const;
-  // Machine code for an architecture (90). `contract`: products and sums may become one operation. Throws Unsupported with the
-  // compiler's words.
-  std::string machine_code(const std::string& source, int architecture, bool contract) const;
+  // Machine code for an architecture (90), in which products and sums are rounded one by one: two kernels that compute the same value,
+  // each beside other operations, find the same. Throws Unsupported with the compiler's words.
+  std::string machine_code(const std::string& source, int architecture) const;
 };
 
 // libcublasLt.so. Results are cublasStatus_t: 0 is success.
