@@ -405,7 +405,7 @@ PyObject* Form::build(size_t& at, const Leaves& leaves) const {
     }
     case Kind::integer: {
       const c10::SymInt& s = leaves.program_ints[static_cast<size_t>(p.index)];
-      if (!s.is_heap_allocated()) return PyLong_FromLongLong(s.as_int_unchecked());
+      if (const auto n = s.maybe_as_int()) return PyLong_FromLongLong(*n);  // large ones are on the heap
       return number_of("Int", s.toSymNode());
     }
     case Kind::floating: {

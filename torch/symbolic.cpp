@@ -27,6 +27,16 @@ double modulo(double a, double b) {
   return (b < 0) == (r < 0) ? r : r + b;
 }
 
+// As Python's // does it: from what is left over, so that an infinite divisor gives -1 or 0.
+double floor_quotient(double a, double b) {
+  const double left = modulo(a, b), rest = std::fmod(a, b);
+  double quotient = (a - rest) / b;
+  if (rest != 0 && left != rest) quotient -= 1;
+  if (quotient == 0) return std::copysign(0.0, a / b);
+  const double floor = std::floor(quotient);
+  return quotient - floor > 0.5 ? floor + 1 : floor;
+}
+
 // What a stand-in has no answer to is no error of the program's: the capture is over even where the program catches it.
 template <class F>
 auto answered(const F& f) {
@@ -92,7 +102,7 @@ class SizeNode : public c10::SymNodeImpl {
   SymNode floordiv(const SymNode& o) override {
     if (is_float() || o->is_float()) {
       double a = fixed_number(), b = fixed_number(o);
-      return answered([&] { return number(floats().constant(std::floor((a - modulo(a, b)) / b + 0.5))); });
+      return answered([&] { return number(floats().constant(floor_quotient(a, b))); });
     }
     return answered([&] {
       const auto [sign, by] = divisor(o);

@@ -18,7 +18,11 @@ Value filled(OpCall& c, const Shape& shape, double number) {
   return c.b.full(shape, stored(number, t.dtype), t.dtype, t.device);
 }
 
-Value filled_with_argument(OpCall& c, const Shape& shape, size_t i) { return c.b.expand(operand(c, i, c.result().dtype), shape); }
+// A fraction that changes from call to call may be none that an integer can be: eager's own call says so.
+Value filled_with_argument(OpCall& c, const Shape& shape, size_t i) {
+  if (c.is_run_time_number(i) && is_floating(c.tensor(i).dtype()) && is_integral(c.result().dtype)) return {};
+  return c.b.expand(operand(c, i, c.result().dtype), shape);
+}
 
 // Entries whose sizes are argument `size` (or those of tensor 0, where it is a tensor).
 void add_full(OpTable& t, const char* names, size_t size, size_t layout, double number) {

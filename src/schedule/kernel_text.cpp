@@ -13,7 +13,8 @@
 //     e5 = reduce_argmax(e4, position=i1) : i64
 //     b1[i0] = e5
 //
-// Others are `constant 0.1` and `position 2*i0 + 1`; a load and a check of bounds may end with `if e7`, their predicate.
+// Others are `constant 0.1` and `position 2*i0 + 1`; a load and a check of bounds may end with `if e7`, their predicate, and an op of a
+// low-precision type with `rounded`.
 #include "ir/parse.h"
 #include "ir/text.h"
 #include "schedule/kernel.h"
@@ -282,6 +283,7 @@ class KernelVerifier {
       check(before(e.predicate, at).dtype == DType::b1, "its predicate is not b1");
     }
     for (int a : e.args) before(a, at);
+    check(!e.rounded || (e.kind == Kind::op && is_low_precision(e.dtype)), "is rounded to what it is");
     switch (e.kind) {
       case Kind::constant: return;
       case Kind::parameter: return check(as_int(e.value) >= 0 && as_int(e.value) < k_.parameters, "is none of the parameters");

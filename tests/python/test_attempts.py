@@ -10,9 +10,9 @@ import torch
 import broach
 
 
-def attempts(program, *calls, **options):
+def attempts(program, *calls, capture="auto", **options):
     """Of each attempt what it was made with and its outcome."""
-    compiled = broach.compile(program, **options)
+    compiled = broach.compile(program, options={"capture": capture}, **options)
     for args in calls:
         compiled(*args)
     return compiled, [(tried, outcome) for tried, outcome, *_ in compiled.stats()["attempts"]]
@@ -120,7 +120,7 @@ EAGER = {
 
 @pytest.mark.parametrize("name", EAGER)
 def test_what_dynamo_must_not_run(name):
-    compiled, _ = attempts(EAGER[name], *[[torch.ones(4)]] * 4)
+    compiled, _ = attempts(EAGER[name], *[[torch.ones(4)]] * 4, capture="either")
     assert compiled.stats()["front"] == "fallback" and compiled.fallback is EAGER[name], compiled.stats()["reasons"]
 
 
@@ -128,6 +128,6 @@ def test_words_in_a_reason_decide_nothing():
     """A path that reads like a reason for eager."""
     scope = {}
     exec(compile("def program(x):\n    return x + len(x.tolist())\n", "/tmp/an error is caught/program.py", "exec"), scope)
-    compiled, _ = attempts(scope["program"], *[[torch.ones(4)]] * 4)
+    compiled, _ = attempts(scope["program"], *[[torch.ones(4)]] * 4, capture="either")
     told = compiled.stats()
     assert any("is caught" in why for why in told["reasons"]) and compiled.fallback is not scope["program"]

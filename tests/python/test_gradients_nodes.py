@@ -112,3 +112,23 @@ def test_results_apart_do_not_keep_each_other():
         del results
         gc.collect()
         assert all(r() is None for r in gone)
+
+
+def test_equal_gradients_lie_apart():
+    """Two parameters that are only added have one gradient, which each accumulates by itself."""
+    w, d = (torch.nn.Parameter(torch.randn(3, 8)) for _ in range(2))
+    programs = [lambda x: torch.nn.functional.linear(x, w + d).tanh().sum(), lambda x: ((w - d) @ x.t()).tanh().sum(), lambda x: (w * d.detach() + d).tanh().sum() + (w + d).sum() * x.sum()]
+    for program in programs:
+        fast = broach.compile(program)
+        for _ in range(4):
+            x, got = torch.randn(4, 8), []
+            for run in (program, fast):
+                w.grad = d.grad = None
+                run(x).backward()
+                run(x).backward()
+                assert w.grad.data_ptr() != d.grad.data_ptr()
+                got.append((w.grad, d.grad))
+                first, second = torch.autograd.grad(run(x), (w, d))
+                got[-1] += (first, second)
+            for a, b in zip(*got, strict=True):
+                torch.testing.assert_close(b, a)

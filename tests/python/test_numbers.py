@@ -342,3 +342,32 @@ def test_zeros_of_both_signs_where_numbers_have_to_stay():
     x = torch.randn(4)
     for s in (0.0, -0.0, 0.0, -0.0):
         assert torch.equal(compiled(x, s), program(x, s))
+
+
+def test_floor_division_as_python_does_it():
+    def program(x, a, b):
+        return x * (a // b), a // b, a % b, divmod(a, b)
+
+    inf = math.inf
+    for calls in ([(3.0, 2.0), (4.5, 3.0), (-7.0, inf), (7.0, -inf), (-0.0, 2.0), (-7.5, 2.0), (1.0, 0.1)], [(3.0, 2.5), (-0.0, 2.0), (0.0, -2.0)],
+                  [(3, 2.0), (-7, inf), (5, -3.5)]):  # fmt: skip
+        compiled = broach.compile(program)
+        for a, b in calls:
+            want, got = program(torch.ones(2), a, b), compiled(torch.ones(2), a, b)
+            assert str(want) == str(got), (a, b, want, got)
+
+
+def test_integers_at_the_end_of_64_bits_are_plain():
+    compiled = broach.compile(lambda x, n: (x + 1, n - 2**62 - 2**62, [n + 2**62]))
+    for n in (4, 3, 9, 1):
+        _, low, (high,) = compiled(torch.ones(1), n)
+        assert type(low) is int and low == n - 2**63 and type(high) is int and high == n + 2**62
+
+
+def test_a_fraction_that_no_integer_can_be():
+    compiled = broach.compile(lambda x, a: (torch.full_like(x, a, dtype=torch.int64), torch.full((2,), a, dtype=torch.int32)))
+    for a in (3.0, 4.0, 5.5, -2.25):
+        assert [t.tolist() for t in compiled(torch.ones(1), a)] == [[int(a)], [int(a)] * 2]
+    for a in (math.nan, math.inf, 1e30):
+        with pytest.raises(RuntimeError, match="without overflow"):
+            compiled(torch.ones(1), a)
