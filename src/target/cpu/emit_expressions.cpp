@@ -212,7 +212,7 @@ llvm::Value* KernelEmitter::compute(int at) {
         : plan_.coarse[static_cast<size_t>(at)] ? emit_coarse(b_, e.op, args[0], features_)
                                                 : nullptr;
   if (!v) v = operation(e, args, from);
-  if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) v = to_compute(to_memory(v, e.dtype), e.dtype);
+  if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) v = round_to(v, e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
 }

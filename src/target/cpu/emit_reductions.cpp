@@ -131,6 +131,13 @@ void KernelEmitter::reset(int r, unsigned slot) {
 void KernelEmitter::accumulate(int r, unsigned slot) {
   const auto& e = plan_.expr(r);
   Accumulator& a = accumulator(r, slot);
+  const auto& product = plan_.expr(e.args[0]);
+  if (is_sum(r) && product.op == Op::mul && !product.rounded && product.dtype == e.dtype && !mask_ && features_.fma && !k_.strict) {
+    // Rounded once, in every kernel that sums it.
+    V p = splat(value(product.args[0])), q = splat(value(product.args[1])), sum = b_.CreateLoad(p->getType(), a.value);
+    b_.CreateStore(b_.CreateIntrinsic(llvm::Intrinsic::fma, {p->getType()}, {p, q, sum}), a.value);
+    return;
+  }
   V x = splat(value(e.args[0]));
   V old = b_.CreateLoad(x->getType(), a.value);
   if (a.position) {

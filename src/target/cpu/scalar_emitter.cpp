@@ -70,6 +70,16 @@ V ScalarEmitter::to_memory(V v, DType t) {
   return v;
 }
 
+// To nearest even in the upper half of the bits, which is all that bf16 has of them; NaN stays what it is.
+V ScalarEmitter::round_to(V v, DType t) {
+  if (t != DType::bf16) return to_compute(to_memory(v, t), t);
+  Type* bits = is_vector(v) ? static_cast<Type*>(vector_of(b_.getInt32Ty())) : b_.getInt32Ty();
+  auto number = [&](uint64_t n) { return llvm::ConstantInt::get(bits, n); };
+  const V i = b_.CreateBitCast(v, bits), odd = b_.CreateAnd(b_.CreateLShr(i, number(16)), number(1));
+  const V nearest = b_.CreateAnd(b_.CreateAdd(b_.CreateAdd(i, number(0x7fff)), odd), number(0xffff0000));
+  return b_.CreateSelect(b_.CreateFCmpUNO(v, v), v, b_.CreateBitCast(nearest, v->getType()));
+}
+
 V ScalarEmitter::constant(const Scalar& s, DType t) {
   if (t == DType::b1) return b_.getInt1(as_double(s) != 0);
   if (is_integral(t)) return llvm::ConstantInt::get(scalar_type(t), static_cast<uint64_t>(as_int(s)), true);

@@ -29,6 +29,7 @@ class ScalarEmitter {
 
   V to_compute(V v, DType t);
   V to_memory(V v, DType t);
+  V round_to(V v, DType t);  // the nearest value of a low-precision type, in the type that is computed in
   V constant(const Scalar& s, DType t);
 
   // An elementwise primitive; `from` is the element type of the last operand.
