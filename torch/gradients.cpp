@@ -122,7 +122,10 @@ class CompiledCall : public ag::Node {
       auto& [variable, own] = saved_[i];
       return !own.defined() ? variable.unpack(getptr()) : released_ ? std::move(own) : own;
     };
-    return give(backward_->run(saved, tangents, wanted(), symbols_, in_parts));
+    BackwardRun run = backward_->run(saved, tangents, wanted(), symbols_, in_parts);
+    for (auto& [variable, own] : saved_)
+      if (released_) own.reset();  // what nobody reads would keep the memory of the others
+    return give(std::move(run));
   }
 
   // For the result of a tangent of which others are made on the way, by the program run again: the gradients of these, `ends`. What goes
@@ -445,18 +448,24 @@ void BackwardRun::compute() {
   for (size_t slot : part.gives) values_[slot] = std::move(made[slot - inputs]);
 }
 
-// Whoever accumulates a gradient that nobody else holds takes its memory. So those that lie in one memory are one tensor, where they are
-// alike, or else copies.
-static void set_apart(std::vector<at::Tensor>& gradients) {
-  std::map<const c10::StorageImpl*, const at::Tensor*> first;
-  for (at::Tensor& t : gradients) {
-    if (!t.defined() || !t.has_storage()) continue;
-    const auto [at, fresh] = first.try_emplace(t.storage().unsafeGetStorageImpl(), &t);
-    const at::Tensor& other = *at->second;
-    if (fresh || t.is_same(other)) continue;
-    const bool alike = t.sizes() == other.sizes() && t.strides() == other.strides() && t.storage_offset() == other.storage_offset() &&
-                       t.scalar_type() == other.scalar_type() && t.is_conj() == other.is_conj() && t.is_neg() == other.is_neg();
-    t = alike ? other : t.clone();
+static bool is_same_window(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() && a.storage_offset() == b.storage_offset() &&
+         a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+}
+
+// Whoever accumulates a gradient that nobody else holds takes its memory. So those that are one window of one memory are one tensor, and
+// what a later part gives as well is copied.
+void BackwardRun::set_apart(const std::vector<ResultSpec>& own, std::vector<at::Tensor>& out) const {
+  std::vector<at::Tensor*> first(variant_->slots.size());
+  std::vector<bool> comes_again(variant_->slots.size());
+  for (const ResultSpec& later : gradients_)
+    if (later.is_made()) comes_again[static_cast<size_t>(later.index)] = true;
+  for (size_t g = 0; g < own.size(); ++g) {
+    if (!own[g].is_made() || !out[g].defined()) continue;
+    const auto index = static_cast<size_t>(own[g].index);
+    if (comes_again[index]) out[g] = out[g].clone();
+    else if (!first[index]) first[index] = &out[g];
+    else if (is_same_window(*first[index], out[g])) out[g] = *first[index];
   }
 }
 
@@ -471,11 +480,7 @@ std::vector<at::Tensor> BackwardRun::made() {
     return r.is_of_input() ? given_back_[static_cast<size_t>(&r - own.data())] : values_[slot_of(r)];
   };
   std::vector<at::Tensor> out = tensors_of(own, memory, wanted, symbols_);
-  set_apart(out);
-  for (size_t g = 0; g < own.size(); ++g) {
-    auto is_same = [&](const ResultSpec& later) { return later.is_made() && own[g].is_made() && slot_of(later) == slot_of(own[g]); };
-    if (out[g].defined() && std::ranges::any_of(gradients_, is_same)) out[g] = out[g].clone();
-  }
+  set_apart(own, out);
   for (const ResultSpec& r : own) {
     if (r.is_of_input()) given_back_[static_cast<size_t>(&r - own.data())].reset();
     if (r.is_made() && variant_->last_read[slot_of(r)] <= static_cast<ptrdiff_t>(next_)) values_[slot_of(r)].reset();

@@ -84,6 +84,7 @@ class BackwardRun {
  private:
   void compute();
   std::vector<at::Tensor> made();
+  void set_apart(const std::vector<ResultSpec>& own, std::vector<at::Tensor>& out) const;
 
   std::shared_ptr<const BackwardVariant> variant_;
   std::vector<ResultSpec> gradients_;

@@ -112,7 +112,7 @@ static SpentInputs piece_of(std::span<const at::Tensor> spent, c10::Device devic
     const auto bytes = static_cast<int64_t>(storage.nbytes());
     const bool is_torchs = storage.allocator() == &cuda_allocator() && storage.data_ptr().get_deleter() == cuda_allocator().raw_deleter();
     if (is_torchs && bytes > out.bytes && storage.use_count() == alone[storage.unsafeGetStorageImpl()])
-      out = {static_cast<std::byte*>(storage.data_ptr().get()), bytes};
+      out = {device_of(device), static_cast<std::byte*>(storage.data_ptr().get()), bytes};
   }
   return out;
 }

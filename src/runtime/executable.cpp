@@ -186,48 +186,47 @@ void Executable::find_lifetimes(const Targets& targets) {
   if (plan_symbols_.empty()) fixed_plans_ = std::make_shared<const Plans>(plans({}));
 }
 
-// What a result may lie in is in use to the end. Of a call of the host's library nothing is known, but of those that may be recorded.
-void Executable::find_input_uses(const std::vector<int>& last) {
-  if (parts_.size() != 1) return;
-  constexpr int kEnd = std::numeric_limits<int>::max();
-  for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
-    const Buffer& buffer = schedule_.buffers[b];
-    if (buffer.kind != Buffer::Kind::input || buffer.type.device != parts_[0].device) continue;
-    auto is_kept_by = [&](size_t step) {
-      const auto& external = steps_[step].external;
-      const auto& reads = schedule_.steps[step].reads;
-      return external && !external->records(false) && std::ranges::find(reads, static_cast<int>(b)) != reads.end();
-    };
-    bool is_kept = buffer.version > 0 || std::ranges::find(schedule_.output_buffers, static_cast<int>(b)) != schedule_.output_buffers.end();
-    for (size_t step = 0; step < steps_.size() && !is_kept; ++step) is_kept = is_kept_by(step);
-    for (auto [later, first] : versions_) is_kept = is_kept || later == static_cast<int>(b) || first == static_cast<int>(b);
-    input_uses_.push_back({static_cast<int>(b), is_kept ? kEnd : last[b]});
+// From its first element to its last, in elements.
+static int64_t extent_of(const Buffer& buffer, std::span<const int64_t> symbols) {
+  int64_t last = 0;
+  for (size_t d = 0; d < buffer.type.shape.size(); ++d) {
+    const int64_t size = buffer.type.shape[d].eval(symbols);
+    if (size == 0) return 0;
+    last += (size - 1) * buffer.strides[d].eval(symbols);
   }
+  return last + 1;
 }
 
-// Up to where the next input begins, each is taken for the whole.
+// What a result may lie in is in use to the end. Of a call of the host's library nothing is known, but of those that may be recorded.
+void Executable::find_input_uses(const std::vector<int>& last) {
+  constexpr int kEnd = std::numeric_limits<int>::max();
+  std::set<int> kept(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
+  for (size_t step = 0; step < steps_.size(); ++step)
+    if (steps_[step].external && !steps_[step].external->records(false))
+      kept.insert(schedule_.steps[step].reads.begin(), schedule_.steps[step].reads.end());
+  for (auto [later, first] : versions_) kept.insert({later, first});
+  for (size_t b = 0; b < schedule_.buffers.size(); ++b)
+    if (const int buffer = static_cast<int>(b); schedule_.buffers[b].kind == Buffer::Kind::input)
+      input_uses_.push_back({buffer, kept.contains(buffer) ? kEnd : last[b]});
+}
+
 LentMemory Executable::lent_by(const Frame& frame) const {
   constexpr int64_t kAlignment = 64;
-  std::map<int64_t, int> uses;  // the last one, by where it begins
+  LentMemory out;
   const auto begin = reinterpret_cast<intptr_t>(frame.spent.data);
   for (const LastUse& u : input_uses_) {
+    const Buffer& buffer = schedule_.buffers[static_cast<size_t>(u.buffer)];
     const auto at = reinterpret_cast<intptr_t>(frame.data[static_cast<size_t>(u.buffer)]) - begin;
-    if (at < 0 || at >= frame.spent.bytes) continue;
-    int& last = uses.try_emplace(at, u.step).first->second;
-    last = std::max(last, u.step);
+    if (buffer.type.device != frame.spent.device || at < 0 || at >= frame.spent.bytes) continue;
+    const int64_t from = at / kAlignment * kAlignment, bytes = extent_of(buffer, frame.symbols) * size_of(buffer.type.dtype);
+    out.uses.push_back({from, (at + bytes - from + kAlignment - 1) / kAlignment * kAlignment, u.step});
   }
-  LentMemory out;
-  if (uses.empty() || begin % kAlignment != 0) return out;
-  out.bytes = frame.spent.bytes / kAlignment * kAlignment;
-  for (auto use = uses.begin(); use != uses.end(); ++use) {
-    const auto next = std::next(use);
-    out.uses.push_back({use->first, (next == uses.end() ? out.bytes : next->first) - use->first, use->second});
-    if (use->first % kAlignment != 0) return {};
-  }
+  if (!out.uses.empty() && begin % kAlignment == 0) out.bytes = frame.spent.bytes / kAlignment * kAlignment;
+  else out.uses.clear();
   return out;
 }
 
-Executable::Plans Executable::plans(std::span<const int64_t> symbols, const LentMemory& lent) const {
+Executable::Plans Executable::plans(std::span<const int64_t> symbols, const LentMemory& lent, Device device) const {
   Plans out;
   for (const Part& p : parts_) {
     std::vector<Lifetime> lifetimes;
@@ -235,7 +234,7 @@ Executable::Plans Executable::plans(std::span<const int64_t> symbols, const Lent
       const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
       lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last});
     }
-    out.by_part.push_back(plan_memory(lifetimes, lent));
+    out.by_part.push_back(plan_memory(lifetimes, p.device == device ? lent : LentMemory{}));
   }
   return out;
 }
@@ -353,16 +352,17 @@ RecordingCounts Executable::recordings() const {
   return out;
 }
 
-std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols, const LentMemory& lent) const {
+std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols, const LentMemory& lent,
+                                                               Device device) const {
   std::vector<int64_t> key;
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
   if (lent.bytes > 0) key.push_back(lent.bytes);
-  for (const LentMemory::Use& u : lent.uses) key.push_back(u.offset);
+  for (const LentMemory::Use& u : lent.uses) key.insert(key.end(), {u.offset, u.bytes});
   {
     std::shared_lock lock(mutex_);
     if (auto known = plans_.find(key)) return *known;
   }
-  auto made = std::make_shared<const Plans>(plans(symbols, lent));
+  auto made = std::make_shared<const Plans>(plans(symbols, lent, device));
   std::unique_lock lock(mutex_);
   return plans_.insert(std::move(key), std::move(made));
 }
@@ -560,7 +560,7 @@ struct Executable::Drain {
 
 void Executable::run(Frame& frame) const {
   std::shared_ptr<const Plans> made;  // counting references is felt in a small call
-  if (frame.spent.bytes > 0) made = plans_for(frame.symbols, lent_by(frame));
+  if (frame.spent.bytes > 0) made = plans_for(frame.symbols, lent_by(frame), frame.spent.device);
   else if (!fixed_plans_) made = plans_for(frame.symbols);
   const Plans& plans = made ? *made : *fixed_plans_;
   ErrorFlag errors;

@@ -38,6 +38,7 @@ class MemoryByStep {
 
 // Inputs whose memory nobody wants behind the run, in one piece: where they have been read for the last time, intermediates may lie.
 struct SpentInputs {
+  Device device = {};
   std::byte* data = nullptr;
   int64_t bytes = 0;
 };
@@ -198,8 +199,8 @@ class Executable {
   void run_copy(const CompiledStep& step, Frame& frame, const RunContext& context) const;
   void run_on(Frame& frame, Contexts contexts) const;
   RunContext context_for(const Part& part, const Frame& frame, ErrorFlag& errors) const;
-  Plans plans(std::span<const int64_t> symbols, const LentMemory& lent = {}) const;
-  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols, const LentMemory& lent = {}) const;
+  Plans plans(std::span<const int64_t> symbols, const LentMemory& lent = {}, Device device = {}) const;
+  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols, const LentMemory& lent = {}, Device device = {}) const;
   LentMemory lent_by(const Frame& frame) const;
   void place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
   const WeightPacking* packing_of(int contraction) const;
@@ -212,7 +213,7 @@ class Executable {
   std::vector<Packable> packables_;
   ExecutableStats stats_;
   std::vector<Part> parts_;
-  std::vector<LastUse> input_uses_;            // of inputs, if there is one device
+  std::vector<LastUse> input_uses_;            // of inputs, until when they are in use
   std::vector<int> number_buffers_;            // by graph input, of those that kernels are given as numbers
   std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
   std::vector<SymbolId> plan_symbols_;         // those that sizes of arena buffers depend on
