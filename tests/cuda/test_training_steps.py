@@ -190,19 +190,8 @@ def test_threads_train_beside_each_other():
     assert not errors, errors[0]
 
 
-class _Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(512, 1536)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).view(64, 128, 3, 8, 64).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(8192, 512)
-
-
-@pytest.mark.parametrize("mixer", [lambda: nn.Linear(512, 512), _Attention], ids=["product", "attention"])
-def test_gradients_are_computed_where_saved_values_lay(mixer):
-    layers = [m for _ in range(6) for m in (mixer(), nn.LayerNorm(512), nn.GELU())]
+def test_gradients_are_computed_where_saved_values_lay():
+    layers = [m for _ in range(6) for m in (nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU())]
     theirs = nn.Sequential(*layers).cuda()
     ours = copy.deepcopy(theirs)
     compiled, x = broach.compile(lambda x: ours(x).square().mean()), torch.randn(8192, 512, device="cuda")
