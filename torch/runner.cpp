@@ -102,12 +102,13 @@ at::Tensor Runner::output_within(size_t output, const c10::Storage& together) co
 
 // The largest piece of a device's memory in which spent values lie and nothing else does.
 static SpentInputs piece_of(std::span<const at::Tensor> spent, c10::Device device) {
+  auto is_alone = [&](const at::Tensor& t) { return t.defined() && t.use_count() == 1 && t.has_storage() && t.device() == device; };
   std::map<const c10::StorageImpl*, size_t> alone;  // how many tensors that nobody else holds
   for (const at::Tensor& t : spent)
-    if (t.defined() && t.has_storage() && t.device() == device) alone[t.storage().unsafeGetStorageImpl()] += t.use_count() == 1;
+    if (is_alone(t)) ++alone[t.storage().unsafeGetStorageImpl()];
   SpentInputs out;
   for (const at::Tensor& t : spent) {
-    if (!t.defined() || !t.has_storage() || t.device() != device) continue;
+    if (!is_alone(t)) continue;
     const c10::Storage& storage = t.storage();
     const auto bytes = static_cast<int64_t>(storage.nbytes());
     const bool is_torchs = storage.allocator() == &cuda_allocator() && storage.data_ptr().get_deleter() == cuda_allocator().raw_deleter();
