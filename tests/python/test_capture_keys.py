@@ -28,7 +28,8 @@ def program(x, layer):
 with torch.no_grad():
     layer, x = torch.nn.Linear(4, 6), torch.randn(3, 4)
     for _ in range(3):
-        assert torch.allclose(program(x, layer), torch.nn.functional.max_pool1d(layer(x), 2) * 2)
+        want = torch.nn.functional.max_pool1d(layer(x), 2) * 2
+        assert torch.allclose(program(x, layer), want, atol=2e-6), want  # a sum near zero is off by what its terms are rounded by
 """
 REFUSED = """
 explained = broach.explain(lambda x: x + 1, torch.ones(3))
