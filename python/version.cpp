@@ -195,8 +195,7 @@ Pending* Pending::current() { return pending; }
 
 void Pending::reject(Reason why) {
   // Of two reasons the one counts that leaves less to Dynamo.
-  auto strictness = [](Fallback f) { return f == Fallback::torch_compile ? 0 : f == Fallback::dynamo ? 1 : 2; };
-  const bool is_stricter = strictness(why.fallback) > strictness(verdict.reason.fallback);
+  const bool is_stricter = verdict.reason.fallback <= Fallback::dynamo && why.fallback > verdict.reason.fallback;
   if (verdict.is_good() || is_stricter) verdict.reason = std::move(why);
   verdict.outcome = Outcome::rejected;
 }

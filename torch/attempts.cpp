@@ -45,7 +45,7 @@ const char* name_of(Outcome outcome) {
 }
 
 const char* name_of(Fallback fallback) {
-  static constexpr const char* names[] = {"dynamo", "in parts", "torch.compile", "eager", "nothing"};
+  static constexpr const char* names[] = {"torch.compile", "dynamo", "in parts", "eager", "nothing"};
   return names[static_cast<size_t>(fallback)];
 }
 

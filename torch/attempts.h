@@ -29,11 +29,11 @@ enum class Outcome {
 };
 const char* name_of(Outcome outcome);
 
-// Who may run the program where no attempt gives one.
+// Who may run the program where no attempt gives one; what leaves less to TorchDynamo comes later.
 enum class Fallback {
+  torch_compile,  // TorchDynamo, whose own functions the program calls
   dynamo,         // TorchDynamo, which compiles what it can, if that is asked for; else eager
   in_parts,       // the same, and it would take the program apart, since data decides the way
-  torch_compile,  // TorchDynamo, whose own functions the program calls
   eager,          // not TorchDynamo, which is known to answer otherwise than eager
   nothing,        // eager even where the whole program is to be compiled: compiling does not pay, or no code runs in the call
 };

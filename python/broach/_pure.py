@@ -1,5 +1,5 @@
 """What is known of functions and types written in C, each by its own name after its source was read. What is not listed here
-sends a program that uses it to the Dynamo front.
+keeps a program that uses it from being captured natively.
 
 What a program does by Python code is watched while it runs; what C code does cannot be seen. A function's name is
 "module.function" or "Type.method", a type's is the name that C gives it.

@@ -222,17 +222,11 @@ class KernelBuilder {
   std::map<Key, int> done_;
 };
 
-bool is_extreme(Op op) { return op == Op::reduce_max || op == Op::reduce_min || is_index_reduction(op); }
-
-// Whether the result jumps where an operand moves by a rounding.
+// Whether the result jumps where an operand moves by a rounding, or is compared with it, as an extreme is.
 bool jumps(const Node& n) {
   switch (n.op) {
-    case Op::eq:
-    case Op::ne:
-    case Op::lt:
-    case Op::le:
-    case Op::gt:
-    case Op::ge:
+    case Op::reduce_max:
+    case Op::reduce_min:
     case Op::sign:
     case Op::floor:
     case Op::ceil:
@@ -242,7 +236,7 @@ bool jumps(const Node& n) {
     case Op::mod:
     case Op::fmod: return true;
     case Op::cast: return !is_floating(n.results[0].dtype);
-    default: return is_extreme(n.op);
+    default: return kind_of(n.op) == OpKind::compare || is_index_reduction(n.op);
   }
 }
 
@@ -254,9 +248,8 @@ bool hands_on(const Node& n) {
     case Op::abs:
     case Op::relu:
     case Op::min:
-    case Op::max:
-    case Op::where: return true;
-    default: return kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
+    case Op::max: return true;
+    default: return carries(n.op);
   }
 }
 

@@ -122,7 +122,7 @@ struct ContractionRules {
 };
 
 struct CompileSettings {
-  bool strict = false;  // round and contract as eager does; fold nothing into weights
+  bool strict = false;  // round as eager does; fold nothing into weights
   ContractionRules contractions;
   HostContractionFunction host_contraction = nullptr;  // a candidate beside the target's own; null: there is none
   int threads = 0;                                     // for compiling; 0: as many as the machine has

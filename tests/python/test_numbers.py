@@ -364,10 +364,12 @@ def test_integers_at_the_end_of_64_bits_are_plain():
         assert type(low) is int and low == n - 2**63 and type(high) is int and high == n + 2**62
 
 
-def test_a_fraction_that_no_integer_can_be():
-    compiled = broach.compile(lambda x, a: (torch.full_like(x, a, dtype=torch.int64), torch.full((2,), a, dtype=torch.int32)))
-    for a in (3.0, 4.0, 5.5, -2.25):
-        assert [t.tolist() for t in compiled(torch.ones(1), a)] == [[int(a)], [int(a)] * 2]
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("made", [lambda x, a, t: torch.full_like(x, a, dtype=t), lambda x, a, t: torch.full((1,), a, dtype=t)], ids=["like", "full"])
+def test_a_fraction_that_no_integer_can_be(made, dtype):
+    compiled = broach.compile(lambda x, a: made(x, a, dtype))
+    for a in (3.0, 4.0, 5.5, 2.25):
+        assert compiled(torch.ones(1), a).tolist() == [int(a)]
     for a in (math.nan, math.inf, 1e30):
         with pytest.raises(RuntimeError, match="without overflow"):
             compiled(torch.ones(1), a)

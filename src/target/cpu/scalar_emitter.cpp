@@ -303,7 +303,7 @@ V ScalarEmitter::cast(V v, DType from, DType to) {
   if (from == to) return v;
   if (is_stored_only(from)) return cast(emit_f8_to_f32(b_, v, format_of(from)), DType::f32, to);
   if (is_stored_only(to)) {  // rounded at each step: a unit of so few digits is large
-    V wide = is_low_precision(from) ? to_compute(to_memory(v, from), from) : cast(v, from, DType::f32);
+    V wide = is_low_precision(from) ? round_to(v, from) : cast(v, from, DType::f32);
     return emit_f32_to_f8(b_, wide, format_of(to));
   }
   if (is_low_precision(from) && to == DType::f32) return v;
