@@ -36,6 +36,14 @@ struct Capabilities {
     int64_t columns = 2048;               // results that a kernel computes in one piece where its lanes are results
   } reductions;
 
+  // Kernels that go through rows one after the other can add up their elements by columns meanwhile: one reading serves sums along both.
+  struct RowAdder {
+    DeviceKind device = DeviceKind::cpu;  // whose kernels
+    int64_t fewest = 0, most = 0;         // columns; 0: none can
+    int64_t parts = 0;                    // of rows, that keep a machine busy
+    int64_t smallest = 0;                 // elements worth it
+  } row_adder;
+
   // Rows of large products' matrices begin at multiples of so many bytes, where that is free to choose; 0: anywhere.
   int64_t row_bytes = 0;
 

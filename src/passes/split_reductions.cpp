@@ -140,14 +140,60 @@ Value variance_by_parts(GraphBuilder& b, const Parted& p, Value mean) {
   return b.reduce(Op::reduce_sum, b.binary(Op::add, within, between), first(p.count));
 }
 
+// Sums along columns of what is reduced along its rows too: where kernels add up rows, both are one reading, and the sums stay whole.
+class SumsBesideRows {
+ public:
+  SumsBesideRows(const Graph& graph, const Capabilities::RowAdder& able) : able_(able), goes_to_rows_(graph.nodes().size()) {
+    if (able.most == 0) return;
+    for (size_t i = graph.nodes().size(); i-- > 0;) {
+      const Node& n = graph.nodes()[i];
+      const bool reduces_rows = is_reduce(n.op) && n.ints(Attr::dims) == std::vector{static_cast<int64_t>(n.inputs[0].rank()) - 1};
+      if (reduces_rows) goes_to_rows_[n.inputs[0].node->id] = true;
+      else if (goes_to_rows_[n.id]) for_each_as_large(n, [&](const Node& in) { goes_to_rows_[in.id] = true; });
+    }
+  }
+
+  bool contain(const Node& n) const {
+    if (able_.most == 0 || n.op != Op::reduce_sum || n.results[0].device.kind != able_.device) return false;
+    const Shape& x = n.inputs[0].shape();
+    if (n.results[0].shape.size() != 1 || n.results[0].shape[0] != x.back()) return false;
+    const auto columns = x.back().maybe_constant(), elements = product(x).maybe_constant();
+    if (!columns || !elements || *columns < able_.fewest || *columns > able_.most || *elements < able_.smallest) return false;
+    std::vector<const Node*> work{n.inputs[0].node};
+    constexpr size_t kMostVisited = 64;
+    for (size_t visited = 0; !work.empty() && visited < kMostVisited; ++visited) {
+      const Node* m = work.back();
+      work.pop_back();
+      if (goes_to_rows_[m->id]) return true;
+      for_each_as_large(*m, [&](const Node& in) { work.push_back(&in); });
+    }
+    return false;
+  }
+
+ private:
+  // Operands of the same rows, of which a value is computed element by element.
+  template <class F>
+  static void for_each_as_large(const Node& n, const F& f) {
+    const Shape& shape = n.results[0].shape;
+    if (shape.empty() || (!is_elementwise(n.op) && n.op != Op::reshape)) return;
+    for (const Value& v : n.inputs)
+      if (v.rank() > 0 && v.shape().back() == shape.back() && product(v.shape()) == product(shape)) f(*v.node);
+  }
+
+  const Capabilities::RowAdder& able_;
+  std::vector<bool> goes_to_rows_;  // by node
+};
+
 class Splitter {
  public:
   Splitter(const Graph& graph, const Capabilities& capabilities)
-      : worth_(capabilities.reductions), channels_last_(lie_channels_last(graph, capabilities)) {}
+      : worth_(capabilities.reductions),
+        channels_last_(lie_channels_last(graph, capabilities)),
+        beside_rows_(graph, capabilities.row_adder) {}
 
   std::optional<std::vector<Value>> rule(GraphBuilder& b, const Node& n, std::span<const Value> in) {
     auto combine = fold_of(n.op);
-    if (!is_reduce(n.op) || !combine || n.ints(Attr::dims).empty()) return std::nullopt;
+    if (!is_reduce(n.op) || !combine || n.ints(Attr::dims).empty() || beside_rows_.contain(n)) return std::nullopt;
     const Value x = in[0];
     const auto& dims = n.ints(Attr::dims);
     // Then dimension 1 lies innermost.
@@ -170,6 +216,7 @@ class Splitter {
  private:
   const Capabilities::Reductions& worth_;
   std::vector<bool> channels_last_;  // by node of the old graph
+  SumsBesideRows beside_rows_;
   Partings partings_;
 };
 

@@ -42,7 +42,8 @@ StepCost cost_of(const KernelStep& s, std::span<const int64_t> symbols) {
       double& most = read[e.access.buffer];
       most = std::max(most, elements(k, e.access, uses, eval));
     }
-  for (const auto& st : k.stores) written[st.access.buffer] += elements(k, st.access, uses, eval);
+  for (const auto& st : k.stores)
+    written[st.access.buffer] += elements(k, st.access, uses, eval) / (st.adds ? static_cast<double>(rows_added(k)) : 1);
   StepCost c;
   for (const auto* counts : {&read, &written})
     for (const auto& [b, n] : *counts) c.bytes += n * static_cast<double>(size_of(k.buffers[static_cast<size_t>(b)]));

@@ -48,4 +48,7 @@ class ExprList {
 // With the symbols and the beginnings of buffers told by each launch. `buffers`, by position in the kernel, are the schedule's.
 KernelStep finish_kernel(Kernel kernel, std::vector<int> buffers);
 
+// Without buffers that nothing reads or stores.
+KernelStep without_idle_buffers(KernelStep step);
+
 }  // namespace broach

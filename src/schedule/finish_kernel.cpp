@@ -59,6 +59,30 @@ std::vector<int64_t> take_starts(Kernel& k) {
 
 }  // namespace
 
+KernelStep without_idle_buffers(KernelStep step) {
+  Kernel k = *step.kernel;
+  std::vector<bool> is_touched(k.buffers.size());
+  for (const KernelStore& s : k.stores) is_touched[static_cast<size_t>(s.access.buffer)] = true;
+  for (const KernelExpr& e : k.exprs)
+    if (e.kind == Kind::load) is_touched[static_cast<size_t>(e.access.buffer)] = true;
+  std::vector<int> place, buffers;
+  std::vector<int64_t> starts;
+  std::vector<DType> types;
+  for (size_t b = 0; b < k.buffers.size(); ++b) {
+    place.push_back(static_cast<int>(buffers.size()));
+    if (!is_touched[b]) continue;
+    buffers.push_back(step.buffers[b]), types.push_back(k.buffers[b]);
+    if (!step.starts.empty()) starts.push_back(step.starts[b]);
+  }
+  for (KernelStore& s : k.stores) s.access.buffer = place[static_cast<size_t>(s.access.buffer)];
+  for (KernelExpr& e : k.exprs)
+    if (e.kind == Kind::load) e.access.buffer = place[static_cast<size_t>(e.access.buffer)];
+  k.buffers = std::move(types);
+  if (std::ranges::all_of(starts, [](int64_t start) { return start == 0; })) starts.clear();
+  step.kernel = std::make_shared<const Kernel>(std::move(k)), step.buffers = std::move(buffers), step.starts = std::move(starts);
+  return step;
+}
+
 KernelStep finish_kernel(Kernel k, std::vector<int> buffers) {
   k = normalize_axes(std::move(k));
   std::vector<SymbolId> symbols = number_symbols(k);

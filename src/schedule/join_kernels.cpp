@@ -12,6 +12,8 @@
 #include <functional>
 #include <map>
 
+#include "schedule/add_rows_up.h"
+#include "schedule/exprs.h"
 #include "schedule/same_points.h"
 #include "schedule/schedule.h"
 #include "support/error.h"
@@ -95,37 +97,20 @@ Kernel joined(Kernel a, const Kernel& b, const Expressions& known, const std::ve
     place.push_back(static_cast<int>(same - a.exprs.begin()));
     if (same == a.exprs.end()) a.exprs.push_back(std::move(e));
   }
-  for (const KernelStore& s : b.stores) a.stores.push_back({placed(s.access), place[static_cast<size_t>(s.expr)]});
+  for (const KernelStore& s : b.stores) a.stores.push_back({placed(s.access), place[static_cast<size_t>(s.expr)], s.adds});
   if (b.axes.size() > a.axes.size()) a.axes = b.axes;
   a.round_what_is_stored();
   return a;
 }
 
-// Without the stores into these buffers, and without buffers that nothing touches.
+// Without the stores into these buffers.
 KernelStep without(KernelStep step, const std::vector<int>& dead) {
-  Kernel k = *step.kernel;
-  std::erase_if(k.stores, [&](const KernelStore& s) {
+  auto k = std::make_shared<Kernel>(*step.kernel);
+  std::erase_if(k->stores, [&](const KernelStore& s) {
     return std::ranges::find(dead, step.buffers[static_cast<size_t>(s.access.buffer)]) != dead.end();
   });
-  std::vector<bool> is_touched(k.buffers.size());
-  for (const KernelStore& s : k.stores) is_touched[static_cast<size_t>(s.access.buffer)] = true;
-  for (const KernelExpr& e : k.exprs)
-    if (e.kind == KernelExpr::Kind::load) is_touched[static_cast<size_t>(e.access.buffer)] = true;
-  std::vector<int> place, buffers;
-  std::vector<int64_t> starts;
-  std::vector<DType> types;
-  for (size_t b = 0; b < k.buffers.size(); ++b) {
-    place.push_back(static_cast<int>(buffers.size()));
-    if (!is_touched[b]) continue;
-    buffers.push_back(step.buffers[b]), types.push_back(k.buffers[b]);
-    if (!step.starts.empty()) starts.push_back(step.starts[b]);
-  }
-  for (KernelStore& s : k.stores) s.access.buffer = place[static_cast<size_t>(s.access.buffer)];
-  for (KernelExpr& e : k.exprs)
-    if (e.kind == KernelExpr::Kind::load) e.access.buffer = place[static_cast<size_t>(e.access.buffer)];
-  k.buffers = std::move(types);
-  if (std::ranges::all_of(starts, [](int64_t start) { return start == 0; })) starts.clear();
-  return {std::make_shared<const Kernel>(std::move(k)), std::move(buffers), std::move(step.symbols), std::move(starts), {}};
+  step.kernel = std::move(k), step.numbers.clear();
+  return without_idle_buffers(std::move(step));
 }
 
 // Whether the axes of `more` are those of `few` and reduced ones, over which `few` has nothing to reduce.
@@ -137,8 +122,8 @@ bool begins_with(const Kernel& more, const Kernel& few) {
 
 class Joiner {
  public:
-  Joiner(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t most_points)
-      : steps_(steps), buffers_(buffers), most_points_(most_points), dead_(steps.size()) {
+  Joiner(std::vector<Step>& steps, std::vector<Buffer>& buffers, const std::vector<int>& outputs, const ScheduleOptions& options)
+      : steps_(steps), buffers_(buffers), most_points_(options.launch_points), adder_(options.row_adder), dead_(steps.size()) {
     for (const Step& s : steps)
       for (int b : s.reads) ++readers_[b];
     for (int b : outputs) ++readers_[b];
@@ -146,18 +131,72 @@ class Joiner {
 
   void run() {
     for (size_t i = 0; i < steps_.size(); ++i) {
+      add_rows(i);
       auto c = candidate(steps_[i], most_points_);
-      if (c && most_points_ > 0 && sums_many(*std::get<KernelStep>(steps_[i].work).kernel)) take_producers(i);
-      if (dead_[i]) continue;
-      if (c) take_in(*c, i);
-      for (int b : steps_[i].reads) read_[memory_of(b)] = i;
-      for (int b : steps_[i].writes) written_[memory_of(b)] = i;
+      if (c && most_points_ > 0 && (sums_many(kernel_of(i)) || rows_added(kernel_of(i)) > 0)) take_producers(i);
+      if (c && !dead_[i]) join_rows(i);
+      if (c && !dead_[i]) take_in(*c, i);
+      for_each_at(i, [&](const Step& s) { note(s, i); });
     }
-    size_t at = 0;
-    std::erase_if(steps_, [&](const Step&) { return dead_[at++]; });
+    std::vector<Step> all;
+    for (size_t i = 0; i < steps_.size(); ++i) for_each_at(i, [&](Step& s) { all.push_back(std::move(s)); });
+    steps_ = std::move(all);
   }
 
  private:
+  const Kernel& kernel_of(size_t i) const { return *std::get<KernelStep>(steps_[i].work).kernel; }
+
+  // The step that is left of this one, and what was put behind it.
+  template <class F>
+  void for_each_at(size_t i, const F& f) {
+    if (!dead_[i]) f(steps_[i]);
+    if (const auto rest = rests_.find(i); rest != rests_.end()) f(rest->second);
+  }
+
+  void note(const Step& s, size_t at) {
+    auto last = [&](size_t& of) { of = std::max(of, at); };
+    for (int b : s.reads) last(read_[memory_of(b)]);
+    for (int b : s.writes) last(written_[memory_of(b)]);
+  }
+
+  // A sum of columns as one of rows, and what is left to sum.
+  void add_rows(size_t i) {
+    auto two = add_rows_up(steps_[i], adder_, buffers_);
+    if (!two) return;
+    for (int b : steps_[i].reads) --readers_[b];
+    for (const Step* s : {&two->rows, &two->rest})
+      for (int b : s->reads) ++readers_[b];
+    steps_[i] = std::move(two->rows);
+    rests_.emplace(i, std::move(two->rest));
+  }
+
+  // Of a kernel that adds up rows and another one along them: who reads a row for one does for the other.
+  void join_rows(size_t i) {
+    const int64_t added = rows_added(kernel_of(i));
+    for (size_t first = i, tried = 0; first-- > 0 && tried < kMostApart; ++tried) {
+      const Step &a = steps_[first], &b = steps_[i];
+      if (dead_[first] || !candidate(a, most_points_)) continue;
+      const int64_t others = rows_added(kernel_of(first));
+      if ((added == 0 && others == 0) || (added > 0 && others > 0 && added != others)) continue;
+      const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
+      if (a.device != b.device || ka.symbols != kb.symbols || ka.kernel->axes != kb.kernel->axes || !fits(*ka.kernel, *kb.kernel)) continue;
+      const std::optional<Expressions> known = loads_of_stored(a, b);
+      if (known && (!known->empty() || reads_the_same(ka, kb)) && meet(first, a, i, *known) && dead_[i]) return;
+    }
+  }
+
+  // At the place of the later of the two, or else of the earlier, if that is possible.
+  bool meet(size_t first, const Step& a, size_t i, const Expressions& known) {
+    const bool sinks = !rests_.contains(first) && may_sink(first, steps_[i]);
+    if (!sinks && !may_rise(first, i)) return false;
+    become_one(a, steps_[i], known);
+    dead_[sinks ? first : i] = true;
+    if (sinks) return true;
+    steps_[first] = std::move(steps_[i]);
+    note(steps_[first], first);
+    return true;
+  }
+
   // Versions of an input lie in the same memory.
   int memory_of(int buffer) const {
     const Buffer& b = buffers_[static_cast<size_t>(buffer)];
@@ -180,7 +219,8 @@ class Joiner {
     const Step& a = steps_[first];
     Step& b = steps_[second];
     const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
-    if (a.device != b.device || ka.symbols != kb.symbols || !fits(*ka.kernel, *kb.kernel) || !may_sink(first, b)) return false;
+    if (a.device != b.device || ka.symbols != kb.symbols || !fits(*ka.kernel, *kb.kernel)) return false;
+    if (rests_.contains(first) || !may_sink(first, b)) return false;
     const std::optional<Expressions> known = loads_of_stored(a, b);
     if (!known) return false;
     const bool same = ka.kernel->axes == kb.kernel->axes;
@@ -198,19 +238,7 @@ class Joiner {
       const std::optional<Step> producer = over_points(steps_[first], steps_[i]);
       if (!producer) continue;
       const std::optional<Expressions> known = loads_of_stored(*producer, steps_[i]);
-      if (!known || known->empty()) continue;
-      if (may_sink(first, steps_[i])) {
-        become_one(*producer, steps_[i], *known);
-        dead_[first] = true;
-      } else if (may_rise(first, i)) {
-        become_one(*producer, steps_[i], *known);
-        steps_[first] = std::move(steps_[i]);
-        dead_[i] = true;
-        auto note = [&](size_t& last) { last = std::max(last, first); };
-        for (int b : steps_[first].reads) note(read_[memory_of(b)]);
-        for (int b : steps_[first].writes) note(written_[memory_of(b)]);
-        return;
-      }
+      if (known && !known->empty() && meet(first, *producer, i, *known) && dead_[i]) return;
     }
   }
 
@@ -233,17 +261,18 @@ class Joiner {
   }
 
   // Whether the second can be done where the first is: nothing between them writes what it reads, or touches what it writes.
-  bool may_rise(size_t first, size_t second) const {
+  bool may_rise(size_t first, size_t second) {
     const Step& b = steps_[second];
     if (std::ranges::any_of(b.writes, [&](int w) { return buffers_[static_cast<size_t>(w)].kind == Buffer::Kind::input; })) return false;
-    for (size_t i = first + 1; i < second; ++i) {
-      if (dead_[i]) continue;
-      const Step& s = steps_[i];
-      auto touches = [&](int x) { return meets(s.writes, x); };
-      if (std::ranges::any_of(b.reads, touches) || std::ranges::any_of(b.writes, [&](int x) { return touches(x) || meets(s.reads, x); }))
-        return false;
-    }
-    return true;
+    bool free = true;
+    for (size_t i = first; i < second; ++i)
+      for_each_at(i, [&](const Step& s) {
+        if (&s == &steps_[first]) return;
+        auto touches = [&](int x) { return meets(s.writes, x); };
+        free = free && std::ranges::none_of(b.reads, touches) &&
+               std::ranges::none_of(b.writes, [&](int x) { return touches(x) || meets(s.reads, x); });
+      });
+    return free;
   }
 
   void become_one(const Step& a, Step& b, const Expressions& known) {
@@ -345,8 +374,10 @@ class Joiner {
   }
 
   std::vector<Step>& steps_;
-  const std::vector<Buffer>& buffers_;
+  std::vector<Buffer>& buffers_;
   int64_t most_points_;
+  const Capabilities::RowAdder& adder_;
+  std::map<size_t, Step> rests_;  // by the step behind which they are done
   std::vector<bool> dead_;
   std::map<std::string, std::vector<std::pair<size_t, bool>>> open_;  // steps by form, in their order, and whether they are small
   std::map<int, size_t> read_, written_;                              // by memory: the last step that did
@@ -355,8 +386,8 @@ class Joiner {
 
 }  // namespace
 
-void join_kernels(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t most_points) {
-  Joiner(steps, buffers, outputs, most_points).run();
+void join_kernels(std::vector<Step>& steps, std::vector<Buffer>& buffers, const std::vector<int>& outputs, const ScheduleOptions& options) {
+  Joiner(steps, buffers, outputs, options).run();
 }
 
 }  // namespace broach

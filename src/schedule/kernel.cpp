@@ -39,6 +39,16 @@ void simplify_indices(Kernel& k) {
 
 }  // namespace
 
+int64_t rows_added(const Kernel& k) {
+  for (const KernelStore& s : k.stores) {
+    if (!s.adds) continue;
+    for (const Term& t : s.access.index.terms())
+      for (const Atom& a : t.factors)
+        if (a.kind == AtomKind::floordiv) return a.args->second.maybe_constant().value_or(0);
+  }
+  return 0;
+}
+
 Ranges ranges_of(const Kernel& k) {
   Ranges r;
   for (int s = 0; s < k.symbols; ++s) r[static_cast<SymbolId>(s)] = Range{0, nullptr};

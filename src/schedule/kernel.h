@@ -55,6 +55,9 @@ struct KernelExpr {
 struct KernelStore {
   Access access;
   int expr;
+  // An element is the sum of what is stored in it: at the points of so many rows, one behind the other, as tells the one floordiv of its
+  // address. Rows are the positions of the axes that are not reduced, of which the last moves fastest.
+  bool adds = false;
   friend bool operator==(const KernelStore&, const KernelStore&) = default;
 };
 
@@ -78,6 +81,9 @@ struct Kernel {
   void verify() const;
   friend bool operator==(const Kernel&, const Kernel&) = default;
 };
+
+// How many rows share what their stores add up; 0 if no store does.
+int64_t rows_added(const Kernel& kernel);
 
 // What a kernel's symbols and axes can be.
 Ranges ranges_of(const Kernel& kernel);

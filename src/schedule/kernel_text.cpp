@@ -14,7 +14,7 @@
 //     b1[i0] = e5
 //
 // Others are `constant 0.1` and `position 2*i0 + 1`; a load and a check of bounds may end with `if e7`, their predicate, and an op of a
-// low-precision type with `rounded`.
+// low-precision type with `rounded`. A store of sums of 16 rows is `b2[64*floordiv(i0, 16) + i1] += e4`.
 #include "ir/parse.h"
 #include "ir/text.h"
 #include "schedule/kernel.h"
@@ -69,7 +69,7 @@ std::string Kernel::str() const {
   for (const auto& a : axes) out += cat("  ", a.reduced ? "reduce " : "axis ", SymInt::symbol(a.id), " < ", a.extent, "\n");
   for (size_t i = 0; i < buffers.size(); ++i) out += cat("  buffer b", i, " : ", name_of(buffers[i]), "\n");
   for (size_t i = 0; i < exprs.size(); ++i) out += cat("  e", i, " = ", text_of(exprs[i]), "\n");
-  for (const auto& s : stores) out += cat("  ", text_of(s.access), " = e", s.expr, "\n");
+  for (const auto& s : stores) out += cat("  ", text_of(s.access), s.adds ? " += e" : " = e", s.expr, "\n");
   return out;
 }
 
@@ -216,8 +216,9 @@ class KernelParser : TextParser {
 
   void store() {
     Access a = access();
+    const bool adds = c_.accept("+");
     c_.expect("=");
-    k_.stores.push_back({std::move(a), operand()});
+    k_.stores.push_back({std::move(a), operand(), adds});
   }
 
   bool has_header_ = false;
@@ -322,6 +323,7 @@ class KernelVerifier {
 
   void store(const KernelStore& s) const {
     check(s.access.dynamic.empty(), "its address is not known before the kernel runs");
+    check(!s.adds || rows_added(k_) > 0, "adds up, but no number of rows");
     access(s.access, before(s.expr, k_.exprs.size()).dtype, k_.exprs.size());
   }
 

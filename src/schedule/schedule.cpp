@@ -70,7 +70,7 @@ Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions
   Schedule s;
   s.steps = order_steps(d, memory, make_steps(d, memory));
   s.output_buffers = output_buffers(d, memory);
-  if (options.fuse) join_kernels(s.steps, memory.buffers, s.output_buffers, options.launch_points);
+  if (options.fuse) join_kernels(s.steps, memory.buffers, s.output_buffers, options);
   share_kernels(s.steps);
   s.buffers = std::move(memory.buffers);
   s.graph = std::move(graph);

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "ir/capabilities.h"
 #include "schedule/kernel.h"
 
 namespace broach {
@@ -113,6 +114,7 @@ struct ScheduleOptions {
   bool fuse = true;
   std::vector<int> numbers = {};  // inputs that are numbers of the host's: what kernels read of them is given with each launch
   int64_t launch_points = 0;      // see Capabilities
+  Capabilities::RowAdder row_adder = {};
 };
 
 struct Schedule {
@@ -137,8 +139,8 @@ bool can_fail(const Schedule& schedule);
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions& options);
 
 // Kernels over the same axes become one where none needs the other: those of at most so many points, and elementwise ones that read the same.
-// `outputs`: buffers of the program's results.
-void join_kernels(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t most_points);
+// Sums of columns become sums of rows where the target has them. `outputs`: buffers of the program's results.
+void join_kernels(std::vector<Step>& steps, std::vector<Buffer>& buffers, const std::vector<int>& outputs, const ScheduleOptions& options);
 
 // Kernels that differ only in constants become one kernel that is given them, where there are several.
 void share_kernels(std::vector<Step>& steps);

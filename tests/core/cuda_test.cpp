@@ -125,6 +125,28 @@ TEST_CASE("cuda: saved kernels are loaded") {
   for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == 100.0F * static_cast<float>(i + 1));
 }
 
+// A block takes its rows one by one: sums along a row over the block, sums along columns in registers until the last row.
+TEST_CASE("cuda: rows that are added up are read once") {
+  const char* kernel =
+      "kernel symbols 0\n  axis i0 < 5000\n  reduce i1 < 768\n  buffer b0 : bf16\n  buffer b1 : bf16\n  buffer b2 : f32\n"
+      "  e0 = load b0[768*i0 + i1] : bf16\n  e1 = cast(e0) : f32\n  e2 = reduce_sum(e1) : f32\n  e3 = sub(e1, e2) : f32\n"
+      "  e4 = cast(e3) : bf16\n  e5 = mul(e1, e1) : f32\n  b1[768*i0 + i1] = e4\n  b2[i1 + 768*floordiv(i0, 7)] += e5\n";
+  const std::string text = emitted(kernel);
+  INFO(text);
+  const auto count = [&](const std::string& part) {
+    size_t n = 0;
+    for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  CHECK(count("load_row<8>(b0") == 1);
+  CHECK(count("store_row<8>(b1") == 1);
+  CHECK(count("store_row<8>(b2") == 1);
+  CHECK(count("for (int unit = first; unit < min(units, first + 7); ++unit)") == 1);
+  if (has_compiler())
+    for (const cuda::Variant& v : {cuda::Variant{90}, cuda::Variant{75, false, true}})
+      compile({std::make_shared<const Kernel>(Kernel::parse(kernel))}, v);
+}
+
 // Rows of 63 elements: 16 threads side by side for each, elements in registers between the passes.
 TEST_CASE("cuda: a softmax is one kernel, which reads its rows once") {
   const std::string text = emitted(

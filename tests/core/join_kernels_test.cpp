@@ -18,9 +18,9 @@ int kernels_of(const std::string& text, int64_t points) {
   return kernels_of(testing::scheduled(Graph::parse(text), {.launch_points = points}));
 }
 
-void check_results(const Graph& g, uint32_t seed, const ScheduleOptions& options) {
+void check_results(const Graph& g, uint32_t seed, const ScheduleOptions& options, const std::string& target = "cpu") {
   const auto inputs = testing::random_inputs(g, seed);
-  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, options);
+  const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, options, SerialThreads(), 0, target);
   REQUIRE(have.size() == want.size());
   for (size_t i = 0; i < have.size(); ++i) {
     INFO("seed ", seed, " output ", i, "\n", g.str());
@@ -165,4 +165,66 @@ return %6, %7, %10
     CHECK(kernels_of(testing::scheduled(g, {.launch_points = kPoints})) == 2);
     for (uint32_t seed = 0; seed < 3; ++seed) check_results(g, seed, {.launch_points = kPoints});
   }
+}
+
+namespace {
+
+// Three parts of rows, however few there are.
+const ScheduleOptions kAdding{.launch_points = kPoints, .row_adder = {DeviceKind::cpu, 2, 4096, 3, 2}};
+
+// The gradients of a layer norm, whose operand is centred and scaled, or of some rows of them: of the operand, the weight and the bias.
+std::string norm_gradients(const std::string& rows, const std::string& row_dims, const std::string& returned) {
+  const std::string all = "[" + rows + ", 16]", kept = "[" + rows + "]", last = row_dims == "0" ? "1" : "2";
+  const std::string ones = row_dims == "0" ? "[1, 16]" : "[1, 1, 16]", beside = "[" + rows + ", 1]";
+  return "%0 = input(index=0) : f32" + all + "\n%1 = input(index=1) : f32" + all + "\n%2 = input(index=2) : f32[16]\n" +
+         "%3 = reshape(%2, shape=" + ones + ") : f32" + ones + "\n%4 = expand(%3, shape=" + all + ") : f32" + all + "\n" +
+         "%5 = mul(%0, %4) : f32" + all + "\n%6 = mul(%5, %1) : f32" + all + "\n" + "%7 = reduce_sum(%6, dims=[" + last + "]) : f32" +
+         kept + "\n%8 = reduce_sum(%5, dims=[" + last + "]) : f32" + kept + "\n" + "%9 = reshape(%7, shape=" + beside + ") : f32" + beside +
+         "\n%10 = expand(%9, shape=" + all + ") : f32" + all + "\n" + "%11 = reshape(%8, shape=" + beside + ") : f32" + beside +
+         "\n%12 = expand(%11, shape=" + all + ") : f32" + all + "\n" + "%13 = mul(%1, %10) : f32" + all + "\n%14 = sub(%5, %13) : f32" +
+         all + "\n%15 = sub(%14, %12) : f32" + all + "\n" + "%16 = mul(%0, %1) : f32" + all + "\n%17 = reduce_sum(%16, dims=[" + row_dims +
+         "]) : f32[16]\n" + "%18 = reduce_sum(%0, dims=[" + row_dims + "]) : f32[16]\n%19 = neg(%18) : f32[16]\n" + "%20 = tanh(%0) : f32" +
+         all + "\n%21 = reduce_sum(%15, dims=[" + row_dims + "]) : f32[16]\nreturn " + returned + "\n";
+}
+
+int adding(const Schedule& s) {
+  return static_cast<int>(std::ranges::count_if(s.steps, [](const Step& step) {
+    const auto* k = std::get_if<KernelStep>(&step.work);
+    return k && rows_added(*k->kernel) > 0;
+  }));
+}
+
+}  // namespace
+
+// Of a layer norm: one reading of its two operands, and a kernel for each sum of parts.
+TEST_CASE("joined kernels: what is summed along rows and along columns is read once") {
+  const Graph g = Graph::parse(norm_gradients("50", "0", "%15, %17, %19"));
+  const Schedule s = testing::scheduled(g, kAdding);
+  INFO(s.str());
+  CHECK(adding(s) == 1);
+  CHECK(kernels_of(s) == 3);
+  CHECK(adding(testing::scheduled(g, {.launch_points = kPoints})) == 0);
+}
+
+TEST_CASE("joined kernels: rows that are added up give what sums of columns give") {
+  const std::pair<std::string, std::string> shapes[] = {{"50", "0"}, {"13", "0"}, {"8", "0"}, {"5, 7", "0, 1"}, {"3, 40", "0, 1"}};
+  for (const auto& [rows, dims] : shapes)
+    for (const char* returned : {"%15, %17, %19", "%17, %15", "%19", "%17, %18, %19, %20", "%15, %21, %17", "%21, %20"})
+      for (int64_t parts : {3, 100}) {
+        const Graph g = Graph::parse(norm_gradients(rows, dims, returned));
+        ScheduleOptions options = kAdding;
+        options.row_adder.parts = parts;
+        CHECK(adding(testing::scheduled(g, options)) > 0);
+        check_results(g, 1, options, "reference");
+      }
+}
+
+TEST_CASE("joined kernels: random graphs give what they gave where rows are added up") {
+  int adders = 0;
+  for (uint32_t seed = 0; seed < 80; ++seed) {
+    const Graph g = testing::random_graph(seed, {.steps = 40, .low_precision = seed % 2 == 0, .max_elements = 64});
+    adders += adding(testing::scheduled(g, kAdding));
+    check_results(g, seed, kAdding, "reference");
+  }
+  CHECK(adders > 0);
 }

@@ -191,8 +191,8 @@ def test_threads_train_beside_each_other():
 
 
 def test_gradients_are_computed_where_saved_values_lay():
-    layers = [m for _ in range(6) for m in (nn.Linear(512, 512), nn.LayerNorm(512), nn.GELU())]
-    theirs = nn.Sequential(*layers).cuda()
+    wide = [nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)]  # whose gradients come last, and are the largest
+    theirs = nn.Sequential(*wide, *(m for _ in range(6) for m in (nn.Linear(512, 512), nn.GELU()))).cuda()
     ours = copy.deepcopy(theirs)
     compiled, x = broach.compile(lambda x: ours(x).square().mean()), torch.randn(8192, 512, device="cuda")
     theirs(x).square().mean().backward()

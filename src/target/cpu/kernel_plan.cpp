@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "support/error.h"
 #include "target/cpu/coarse_math.h"
 #include "target/cpu/scalar_emitter.h"
 
@@ -17,6 +18,7 @@ class Planner {
   Planner(const Kernel& kernel, const CodegenOptions& options) : options_(options) { p_.kernel = kernel; }
 
   KernelPlan run() {
+    if (rows_added(k_) > 0) unsupported("cpu: no code for kernels that add up rows");
     if (k_.axes.empty()) k_.axes.push_back({kFirstAxis, 1, false});  // a kernel of one point
     static_cast<KernelFacts&>(p_) = find_facts(k_);
     choose_vector_axis();

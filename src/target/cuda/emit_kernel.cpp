@@ -17,9 +17,8 @@ class KernelEmitter : ExpressionEmitter {
   std::string run() {
     depth_ = 0;
     open(head());
-    unit();
-    for (const auto& stage : p_.stages) reduce(stage);
-    store_all();
+    if (p_.added > 0) add_rows();
+    else unit(), compute();
     close();
     return std::move(out_);
   }
@@ -33,11 +32,49 @@ class KernelEmitter : ExpressionEmitter {
     return out + ")";
   }
 
+  void compute() {
+    for (const auto& stage : p_.stages) reduce(stage);
+    store_all();
+  }
+
+  void count_units() {
+    for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+    line("const ", index_type(), " units = ", index(p_.units, 0), ";");
+  }
+
+  // The block's rows, one after the other, and then what they add up to.
+  void add_rows() {
+    count_units();
+    for (size_t s = 0; s < k_.stores.size(); ++s)
+      if (k_.stores[s].adds)
+        line(computed_type(k_.buffers[static_cast<size_t>(k_.stores[s].access.buffer)]), " t", s, "[", p_.trips * p_.lanes, "] = {};");
+    line("const ", index_type(), " first = static_cast<", index_type(), ">(blockIdx.x) * ", p_.added, ";");
+    line("const bool is_unit = true;");
+    declare(p_.kept, true);
+    if (!p_.kept.empty())
+      for_steps([&] {
+        for (int e : p_.kept)
+          for (int64_t l = 0; l < p_.lanes; ++l) value(e, l);
+      });
+    filled_ = p_.kept;
+    open(cat("for (", index_type(), " unit = first; unit < min(units, first + ", p_.added, "); ++unit)"));
+    begin_unit();
+    compute();
+    close();
+    values_.clear(), filled_.clear();
+    stand(p_.unit_axes, "first", 1);
+    for_steps([&] {
+      for (size_t s = 0; s < k_.stores.size(); ++s)
+        if (k_.stores[s].adds) store(k_.stores[s], [&](int64_t lane) { return sum_of(s, lane); });
+    });
+  }
+
+  std::string sum_of(size_t store, int64_t lane) const { return cat("t", store, "[", cache_step_, " * ", p_.lanes, " + ", lane, "]"); }
+
   // The unit of this thread, and where its axes stand. A team stays whole for its reductions: behind the last unit it repeats that.
   void unit() {
-    for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+    count_units();
     const bool rows = p_.shape == Shape::rows;
-    line("const ", index_type(), " units = ", index(p_.units, 0), ";");
     line(index_type(), " unit = static_cast<", index_type(), ">(blockIdx.x) * ", p_.width, " + static_cast<int>(threadIdx.",
          rows ? "y" : "x", ");");
     if (p_.has_reductions()) {
@@ -46,8 +83,17 @@ class KernelEmitter : ExpressionEmitter {
     } else {
       line("if (unit >= units) return;");
     }
-    stand(p_.unit_axes, "unit", rows ? 1 : p_.lanes);
-    for (int e : p_.cached) line(computed_type(p_.expr(e).dtype), " c", e, "[", p_.trips * p_.lanes, "];");
+    begin_unit();
+  }
+
+  void begin_unit() {
+    stand(p_.unit_axes, "unit", p_.shape == Shape::rows ? 1 : p_.lanes);
+    declare(p_.cached, false);
+  }
+
+  void declare(const std::set<int>& cached, bool kept) {
+    for (int e : cached)
+      if (p_.kept.contains(e) == kept) line(computed_type(p_.expr(e).dtype), " c", e, "[", p_.trips * p_.lanes, "];");
   }
 
   // The positions of these axes, of which the last has `lanes` elements to a count.
@@ -181,7 +227,12 @@ class KernelEmitter : ExpressionEmitter {
 
   void store_those(bool inside) {
     for (const KernelStore& s : k_.stores)
-      if (p_.is_inside(s) == inside) store(s);
+      if (p_.is_inside(s) == inside && !s.adds) store(s, [&](int64_t lane) { return value(s.expr, lane); });
+    for (size_t s = 0; inside && s < k_.stores.size(); ++s)
+      for (int64_t l = 0; k_.stores[s].adds && l < p_.lanes; ++l) {
+        const std::string x = value(k_.stores[s].expr, l);
+        line(sum_of(s, l), " += ", x, ";");
+      }
   }
 
   void store_inside() {

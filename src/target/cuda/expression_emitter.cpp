@@ -200,17 +200,17 @@ std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
   return out;
 }
 
-void ExpressionEmitter::store(const KernelStore& s) {
+void ExpressionEmitter::store(const KernelStore& s, const std::function<std::string(int64_t lane)>& value) {
   const DType stored = k_.buffers[static_cast<size_t>(s.access.buffer)];
   const bool along = p_.shape != KernelPlan::Shape::rows || p_.is_inside(s);
   if (along && p_.is_packed(s.access)) {
     std::string row;
     for (int64_t l = 0; l < p_.lanes; ++l)
-      row += (l ? ", " : "") + cat("static_cast<", stored_type(stored), ">(", to_memory(value(s.expr, l), stored), ")");
+      row += (l ? ", " : "") + cat("static_cast<", stored_type(stored), ">(", to_memory(value(l), stored), ")");
     line("store_row<", p_.lanes, ">(", address(s.access, 0), ", Row<", stored_type(stored), ", ", p_.lanes, ">{{", row, "}});");
     return;
   }
-  for (int64_t l = 0; l < (along ? p_.lanes : 1); ++l) line("*(", address(s.access, l), ") = ", to_memory(value(s.expr, l), stored), ";");
+  for (int64_t l = 0; l < (along ? p_.lanes : 1); ++l) line("*(", address(s.access, l), ") = ", to_memory(value(l), stored), ";");
 }
 
 }  // namespace broach::cuda

@@ -1,6 +1,7 @@
 // Text of a kernel's values at one point: the lanes of a thread are written out one by one, and what they have in common once.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -25,7 +26,7 @@ class ExpressionEmitter {
   // The name of a value: of the lane, or of all lanes where they do not differ.
   std::string value(int e, int64_t lane);
   std::string index(const SymInt& n, int64_t lane) const;
-  void store(const KernelStore& s);
+  void store(const KernelStore& s, const std::function<std::string(int64_t lane)>& value);
   const char* index_type() const { return p_.variant.wide ? "i64" : "int"; }
 
   const KernelPlan& p_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "support/error.h"
+
 namespace broach::cuda {
 
 namespace {
@@ -42,6 +44,7 @@ class Planner {
     p_.variant = variant;
     if (k_.axes.empty()) k_.axes.push_back({kFirstAxis, 1, false});  // a kernel of one point
     static_cast<KernelFacts&>(p_) = find_facts(k_);
+    p_.added = rows_added(k_);
   }
 
   KernelPlan run() {
@@ -50,6 +53,7 @@ class Planner {
     choose_lanes();
     choose_team();
     find_cached();
+    if (p_.added > 0) find_kept();
     return std::move(p_);
   }
 
@@ -74,7 +78,7 @@ class Planner {
   void choose_axis() {
     int best = std::numeric_limits<int>::min();
     for (size_t a = 0; a < k_.axes.size(); ++a)
-      if (int s = score(a); s >= best) best = s, p_.axis = a;  // the innermost of equals
+      if (int s = score(a); s >= best && (p_.added == 0 || k_.axes[a].reduced)) best = s, p_.axis = a;  // the innermost of equals
     p_.shape = !p_.has_reduced ? Shape::points : k_.axes[p_.axis].reduced ? Shape::rows : Shape::columns;
   }
 
@@ -126,14 +130,27 @@ class Planner {
       return;
     }
     const int64_t vectors = std::max<int64_t>(1, (steps + p_.lanes - 1) / p_.lanes);
+    if (p_.added > 0) return choose_adders(vectors);
     int64_t team = std::clamp<int64_t>(power_of_two((vectors + 3) / 4), 1, 1024);
     while (team < 1024 && team < vectors && units * team < kBusy) team *= 2;
     p_.team = static_cast<int>(team);
     p_.width = static_cast<int>(std::max<int64_t>(1, 128 / team));
+    write_out(vectors);
+  }
+
+  void write_out(int64_t vectors) {
     constexpr int64_t kMostWrittenOut = 32;  // elements
     const auto known = p_.steps.maybe_constant();
-    const int64_t trips = (vectors + team - 1) / team;
+    const int64_t trips = (vectors + p_.team - 1) / p_.team;
     if (known && trips * p_.lanes <= kMostWrittenOut) p_.trips = trips;
+  }
+
+  // A thread has few columns, for it keeps their sums.
+  void choose_adders(int64_t vectors) {
+    p_.team = static_cast<int>(std::clamp<int64_t>(power_of_two(vectors), 32, 1024));
+    p_.width = 1;
+    write_out(vectors);
+    if (p_.trips == 0) unsupported("cuda: no code for sums of rows of ", p_.steps, " elements");
   }
 
   // What several passes need is kept in registers, so only where steps are written out; and of a chain of such values the last.
@@ -152,6 +169,21 @@ class Planner {
       if (!worth || !is_last[i] || passes[i] < 2 || !p_.inner[i] || left < p_.trips * p_.lanes) continue;
       p_.cached.insert(static_cast<int>(i));
       left -= p_.trips * p_.lanes;
+    }
+  }
+
+  // What only the columns decide, such as a norm's weights, is loaded once for all rows.
+  void find_kept() {
+    auto moves_with_rows = [&](size_t e) { return std::ranges::any_of(p_.unit_axes, [&](size_t a) { return p_.uses[e][a]; }); };
+    std::set<int> last;
+    for (size_t i = 0; i < k_.exprs.size(); ++i)
+      if (moves_with_rows(i)) for_each_operand(k_.exprs[i], [&](int a) { last.insert(a); });
+    int64_t left = 32;
+    for (int e : last) {
+      const auto i = static_cast<size_t>(e);
+      const bool worth = k_.exprs[i].kind == Kind::load || k_.exprs[i].kind == Kind::op;
+      if (!worth || !p_.inner[i] || moves_with_rows(i) || (left -= p_.trips * p_.lanes) < 0) continue;
+      p_.cached.insert(e), p_.kept.insert(e);
     }
   }
 

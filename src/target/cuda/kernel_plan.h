@@ -2,7 +2,8 @@
 //
 // A unit is one result, or a few side by side (`lanes`). Without reduced axes a thread computes a unit. With them a team of threads
 // does: side by side along a reduced axis where its elements lie side by side (rows), or each for some rows of the columns that its
-// neighbours share (columns). Elements next to each other are next to each other in a warp in any case.
+// neighbours share (columns). Elements next to each other are next to each other in a warp in any case. Where rows are added up, a team
+// takes those that share a sum one after the other, and keeps its part of the sums in registers.
 #pragma once
 
 #include <set>
@@ -29,11 +30,13 @@ struct KernelPlan : KernelFacts {
   size_t axis = 0;                           // along which threads, and the elements of a thread, lie side by side
   int64_t lanes = 1;                         // elements of a thread side by side
   int team = 1;                              // threads that compute a unit together
-  int width = 256;                           // units of a block
+  int width = 256;                           // units of a block, at a time
+  int64_t added = 0;                         // rows that a block adds up; 0: none
   std::vector<size_t> unit_axes, step_axes;  // that units and the team's steps count, outermost first
   SymInt units, steps;                       // steps: of the whole team, in elements
   int64_t trips = 0;                         // steps of each thread, if they are known and few enough to be written out; else 0
   std::set<int> cached;                      // expressions that a thread keeps from one pass over its elements to the next
+  std::set<int> kept;                        // of these, those that are the same in all rows that a block adds up
 
   const KernelExpr& expr(int e) const { return kernel.exprs[static_cast<size_t>(e)]; }
   SymbolId axis_id() const { return kernel.axes[axis].id; }
@@ -45,6 +48,7 @@ struct KernelPlan : KernelFacts {
   // Whether the lanes of an access are one access of up to 16 bytes, if its buffer begins at such an address.
   bool is_packed(const Access& access) const;
   int block_threads() const { return team * width; }
+  int64_t block_units() const { return added > 0 ? added : width; }
 };
 
 KernelPlan plan_kernel(const Kernel& kernel, const Variant& variant);

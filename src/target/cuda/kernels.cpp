@@ -58,7 +58,7 @@ struct Built {
 
   LaunchSizes sizes(std::span<const int64_t> symbols) const {
     constexpr int64_t kNarrow = (int64_t{1} << 31) - (int64_t{1} << 21);
-    const int64_t units = plan.units.eval(symbols), blocks = (units + plan.width - 1) / plan.width;
+    const int64_t units = plan.units.eval(symbols), blocks = (units + plan.block_units() - 1) / plan.block_units();
     if (blocks > std::numeric_limits<int32_t>::max()) fail("cuda: a kernel of ", units, " results is too large for one launch");
     return {static_cast<unsigned>(blocks), reach(plan, symbols) < kNarrow};
   }

@@ -82,7 +82,7 @@ class Launch {
       values_.push_back(runs ? evaluate(k_.exprs[i], uses_[i]) : zeros(k_.exprs[i].dtype, sizes_over(uses_[i])));
       if (is_out_of_bounds_) return false;
     }
-    for (const KernelStore& s : k_.stores) write(s);
+    for (const KernelStore& s : k_.stores) s.adds ? add(s) : write(s);
     return true;
   }
 
@@ -198,6 +198,16 @@ class Launch {
       one.set(0, at(s.expr, point));
       std::memcpy(address(s.access, point), one.bytes.data(), one.bytes.size());
     });
+  }
+
+  void add(const KernelStore& s) const {
+    std::map<std::byte*, double> sums;
+    for_each_index(extents_, [&](const Sizes& point, int64_t) { sums[address(s.access, point)] += as_double(at(s.expr, point)); });
+    HostTensor one = zeros(value(s.expr).type.dtype, Sizes());
+    for (const auto& [address, sum] : sums) {
+      one.set(0, sum);
+      std::memcpy(address, one.bytes.data(), one.bytes.size());
+    }
   }
 
   const Kernel& k_;
@@ -350,7 +360,11 @@ class ReferenceTarget : public Target {
     return std::make_shared<InterpretedRoutine>(o);
   }
   const Capabilities& capabilities() const override {
-    static const Capabilities all = all_capabilities();
+    static const Capabilities all = [] {
+      Capabilities c = all_capabilities();
+      c.row_adder = {DeviceKind::cpu, 2, 4096, 3, 2};
+      return c;
+    }();
     return all;
   }
 
