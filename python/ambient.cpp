@@ -48,8 +48,15 @@ uint64_t ambient_settings() {
   for (auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA})
     for (auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN})
       add(static_cast<uint64_t>(c.float32Precision(backend, op)), 2);
-  for (c10::ScalarType type : Autocast::now().types) add(static_cast<uint64_t>(type), 6);
+  // A program may turn autocast on by itself, to the type that is set while it is off.
+  const Autocast autocast = Autocast::now();
+  for (size_t i = 0; i < autocast.types.size(); ++i) {
+    add(autocast.types[i] != c10::ScalarType::Undefined, 1);
+    add(static_cast<uint64_t>(at::autocast::get_autocast_dtype(Autocast::kDevices[i])), 6);
+  }
   add(at::autocast::is_autocast_cache_enabled(), 1);
+  add(c.checkSparseTensorInvariants() == true, 1);
+  static_assert(6 + 13 + 2 + 1 + 12 + 4 * 7 + 2 <= 64);
   return word;
 }
 

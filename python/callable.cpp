@@ -154,6 +154,7 @@ PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   }
   if (d.guarded) find_changed_numbers(d, a);
   auto v = std::make_shared<Version>(d.subject, d.constant, d.options);
+  if (d.subject.has_checkpoints) v->function.keep_inputs_apart();  // see Version::run_program
   p.subject = &d.subject;
   p.version = v.get();
   p.arguments = a;

@@ -507,7 +507,8 @@ std::vector<PyObject*> Form::roots() const {
   std::vector<PyObject*> out;
   for (const Part& p : parts_)
     if (p.kind == Kind::identity) out.push_back(p.value.get());
-    else if (p.type && (p.kind == Kind::object || p.kind == Kind::dict)) out.push_back(reinterpret_cast<PyObject*>(p.type));
+    else if (p.type && (p.kind == Kind::object || p.kind == Kind::dict || p.kind == Kind::tuple))
+      out.push_back(reinterpret_cast<PyObject*>(p.type));
   return out;
 }
 

@@ -49,7 +49,7 @@ inline Ref import_module(const char* name) {
 // The keys of a dict that keeps an order besides, as a tuple; null with a Python error. Where keys have become equal the interpreter goes
 // from one to the other for ever.
 inline Ref ordered_keys(PyObject* dict) {
-  Ref each = Ref::steal(PyObject_GetIter(dict)), keys = Ref::steal(PyTuple_New(PyDict_GET_SIZE(dict)));
+  Ref each = Ref::steal(PyODict_Type.tp_iter(dict)), keys = Ref::steal(PyTuple_New(PyDict_GET_SIZE(dict)));
   for (Py_ssize_t i = 0; each && keys && i < PyTuple_GET_SIZE(keys.get()); ++i) {
     PyObject* key = PyIter_Next(each.get());
     if (!key) return PyErr_Occurred() ? Ref() : (PyErr_SetString(PyExc_RuntimeError, "a dict without some of its keys"), Ref());
@@ -60,7 +60,9 @@ inline Ref ordered_keys(PyObject* dict) {
 
 // The elements, in their order. False where it has none to give.
 inline bool read_elements(PyObject* o, std::vector<Ref>& out) {
-  Ref all = PyODict_Check(o) ? ordered_keys(o) : Ref::steal(PySequence_Tuple(o));
+  // As they are, and not as a class of the program's may give them.
+  const auto tuple_of = [](Ref list) { return list ? Ref::steal(PyList_AsTuple(list.get())) : Ref(); };
+  Ref all = PyODict_Check(o) ? ordered_keys(o) : PyDict_Check(o) ? tuple_of(Ref::steal(PyDict_Keys(o))) : Ref::steal(PySequence_Tuple(o));
   if (!all) return PyErr_Clear(), false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(all.get()); ++i) out.push_back(Ref::borrow(PyTuple_GET_ITEM(all.get(), i)));
   return true;

@@ -272,7 +272,8 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     case Kind::cell: return value(PyCell_GET(o));
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc})
+      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc,
+                          f->func_module, f->func_annotations})
         value(v);
       return true;
     }
@@ -281,7 +282,11 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
       value(n.place && !is_empty_of_tensor(o, *n.place) ? *n.place : nullptr);
       for (Py_ssize_t offset : n.slots) value(*reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset));
       return true;
-    case Kind::mro: return value(reinterpret_cast<PyTypeObject*>(o)->tp_mro);
+    case Kind::mro:
+      value(reinterpret_cast<PyTypeObject*>(o)->tp_mro);
+      if (is_heap(reinterpret_cast<PyTypeObject*>(o)))
+        value(reinterpret_cast<PyHeapTypeObject*>(o)->ht_name), value(reinterpret_cast<PyHeapTypeObject*>(o)->ht_qualname);
+      return true;
     case Kind::weak: return value(PyWeakref_GET_OBJECT(o) == Py_None ? Py_False : Py_True);
     case Kind::context: return values.push_back(Ref::steal(contextvar_value(o))), true;
     case Kind::fields:
@@ -482,8 +487,8 @@ void State::add_words(Node& n) {
     case Kind::cell: word(&reinterpret_cast<PyCellObject*>(o)->ob_ref); break;
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject** field :
-           {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict, &f->func_name, &f->func_qualname, &f->func_doc})
+      for (PyObject** field : {&f->func_code, &f->func_defaults, &f->func_kwdefaults, &f->func_dict, &f->func_name, &f->func_qualname,
+                               &f->func_doc, &f->func_module, &f->func_annotations})
         word(field);
       break;
     }
@@ -492,7 +497,11 @@ void State::add_words(Node& n) {
       if (n.place) word(n.place);
       for (Py_ssize_t offset : n.slots) word(reinterpret_cast<char*>(o) + offset);
       break;
-    case Kind::mro: word(&reinterpret_cast<PyTypeObject*>(o)->tp_mro); break;
+    case Kind::mro:
+      word(&reinterpret_cast<PyTypeObject*>(o)->tp_mro);
+      if (is_heap(reinterpret_cast<PyTypeObject*>(o)))
+        word(&reinterpret_cast<PyHeapTypeObject*>(o)->ht_name), word(&reinterpret_cast<PyHeapTypeObject*>(o)->ht_qualname);
+      break;
     default: break;
   }
   n.words = static_cast<uint32_t>(words_.size()) - n.first;
@@ -576,8 +585,8 @@ std::string State::path(const Node& n, size_t i) const {
     case Kind::list:
     case Kind::sequence: return cat(base, "[", i, "]");
     case Kind::function: {
-      static constexpr const char* fields[] = {".__code__", ".__defaults__", ".__kwdefaults__", ".__dict__",
-                                               ".__name__", ".__qualname__", ".__doc__"};
+      static constexpr const char* fields[] = {".__code__",     ".__defaults__", ".__kwdefaults__", ".__dict__",       ".__name__",
+                                               ".__qualname__", ".__doc__",      ".__module__",     ".__annotations__"};
       return cat(base, fields[i]);
     }
     case Kind::instance: return i == 0 ? base + ".__class__" : i == 1 ? base + ".__dict__" : cat(base, ", slot ", i - 2);

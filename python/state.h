@@ -154,6 +154,7 @@ class State {
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
   void visit_tensor(PyObject* t, int parent, const std::string& label);
   void visit_function(PyObject* f, int parent, const std::string& label);
+  void watch_annotations(PyObject* names, int parent);
   void visit_module(PyObject* module, PyObject* name);
   static bool may_name(PyCodeObject* code, PyObject* name);
   void visit_module_names(PyObject* module, PyCodeObject* code);
@@ -161,7 +162,7 @@ class State {
   void visit_referents(PyObject* o, int parent, const std::string& label);
   void visit_queued();
   // Whether a name that is not there could come later, and how far a value is looked into.
-  enum class Names { all, found, shallow };
+  enum class Names { all, all_shallow, found, shallow };
   void watch_names(PyObject* dict, PyObject* names, const std::string& label, Names which);
   void watch_entries(PyObject* container, int parent, const std::string& label);
   void watch_imports(PyCodeObject* code, PyObject* globals);

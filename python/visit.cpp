@@ -279,7 +279,10 @@ void State::visit_cache(PyObject* wrapper, int parent, const std::string& label)
 
 // `name`: by which code finds it; null for any.
 void State::visit_module(PyObject* o, PyObject* name) {
-  if (known_.emplace(o, -1).second) keep_.push_back(Ref::borrow(o));
+  if (known_.emplace(o, -1).second) {
+    keep_.push_back(Ref::borrow(o));
+    if (Py_TYPE(o) != &PyModule_Type) visit_type(Py_TYPE(o), -1, cat("module ", name_of_module(PyModule_GetDict(o)), ","));
+  }
   if (owner_of_module(name_of_module(PyModule_GetDict(o))) == Owner::own) return;
   auto& names = modules_[o];
   if (!names.insert(name).second) return;
@@ -312,6 +315,7 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
           visit(v, parent, label);
     return;
   }
+  if (PY_VERSION_HEX < 0x030E0000) PyFunction_GetAnnotations(f);  // a dict once it is asked for; later versions run code for it
   int id = add(Kind::function, f, parent, cat(label.empty() ? "" : label, "<", text_of(code->co_name), ">"));
   known_.emplace(f, id);
   fill(id);
@@ -324,6 +328,15 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
   if (PyObject* defaults = PyFunction_GET_DEFAULTS(f)) visit(defaults, id, " default ");
   if (PyObject* defaults = PyFunction_GET_KW_DEFAULTS(f)) visit(defaults, id, " keyword default ");
   if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
+  watch_annotations(reinterpret_cast<PyFunctionObject*>(f)->func_annotations, id);
+}
+
+// What they name, and not what that consists of.
+void State::watch_annotations(PyObject* names, int parent) {
+  if (!names || !PyDict_CheckExact(names) || known_.contains(names)) return;
+  const int id = add(Kind::dict, names, parent, ".__annotations__");
+  known_.emplace(names, id);
+  fill(id);
 }
 
 // Its elements are the trace's business; attributes that Python code gave it are state.
@@ -335,9 +348,10 @@ void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
   known_.emplace(o, id);
   Node& n = nodes_.back();
   n.place = cpython::dict_place_if_any(o);
+  PyObject** const place = n.place;
   fill(id);
-  if (!n.place || !*n.place || known_.contains(*n.place)) return;
-  node_of(Kind::dict, *n.place, id, "");
+  visit_type(Py_TYPE(o), id, label);
+  if (place && *place && !known_.contains(*place)) node_of(Kind::dict, *place, id, "");
 }
 
 // ---- classes ----
@@ -373,6 +387,7 @@ void State::visit_class_dict(PyTypeObject* base) {
   for (size_t k = 0; k < keys.size(); ++k)
     if (std::string_view key = text_of(keys[k].get()); PyFunction_Check(values[k].get()) || !starts_with_dunder(key))
       visit_class_value(values[k].get(), id, cat(".", key));
+  watch_annotations(PyDict_GetItemString(dict, "__annotations__"), id);
 }
 
 // Functions are looked at when they run.
@@ -384,7 +399,7 @@ void State::visit_class_value(PyObject* v, int parent, const std::string& label)
       if (PyFunction_Check(each)) candidates_.insert(each);
     return has_seen(v);
   }
-  if (!is_atom(v)) visit(v, parent, label);
+  if (!is_atom(v) || (PyType_Check(v) && owner_of_type(type) == Owner::user)) visit(v, parent, label);  // one with a class of its own
 }
 
 // `self_node`: -1 where the object is no node yet, -2 where it is known without one.
@@ -424,7 +439,7 @@ void State::watch_names(PyObject* dict, PyObject* names, const std::string& labe
     PyObject* name = PyTuple_GET_ITEM(names, i);
     if (!PyUnicode_Check(name)) continue;  // a constant
     PyObject* value = without_stand_ins(PyDict_GetItemWithError(dict, name));
-    if (!value && which != Names::all) continue;
+    if (!value && which != Names::all && which != Names::all_shallow) continue;
     if (!named_.emplace(dict, name).second) continue;  // names are interned
     if (!left_out_.empty() && is_left_out(dict, name)) continue;
     if (unwatched && unwatched->contains(std::string(text_of(name)))) continue;
@@ -432,7 +447,7 @@ void State::watch_names(PyObject* dict, PyObject* names, const std::string& labe
     nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
     if (value && PyModule_Check(value)) visit_module(value, name);
-    else if (value && which != Names::shallow) visit(value, id, cat(" ", text_of(name)));
+    else if (value && which != Names::shallow && which != Names::all_shallow) visit(value, id, cat(" ", text_of(name)));
     else if (value) watch_entries(value, id, cat(" ", text_of(name)));
   }
 }
@@ -454,10 +469,9 @@ void State::visit_module_names(PyObject* module, PyCodeObject* code) {
   PyObject* dict = PyModule_GetDict(module);
   std::string_view name = name_of_module(dict);
   const Owner whose = owner_of_module(name), reader = owner_of_file(code->co_filename);
-  // Whether a name is there is asked of modules that programs are made of.
-  const Names which = whose == Owner::torch || reader == Owner::torch ? Names::shallow
-                      : whose == Owner::user && reader == Owner::user ? Names::all
-                                                                      : Names::found;
+  // Whether a name is there is asked by programs alone.
+  const bool shallow = whose == Owner::torch || reader == Owner::torch;
+  const Names which = reader != Owner::user ? (shallow ? Names::shallow : Names::found) : shallow ? Names::all_shallow : Names::all;
   watch_names(dict, cpython::names_of(code), cat("module ", name, ","), which);
   watch_names(dict, cpython::constants_of(code), cat("module ", name, ","), which);  // getattr(module, "name")
 }

@@ -232,6 +232,8 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name);
   if (function == "register_hook" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) on_register_hook(frame);
+  if (function == "register_post_accumulate_grad_hook" && text_of(code->co_filename).ends_with("/torch/_tensor.py"))
+    effect(frame, {"registers a hook for an accumulated gradient", Fallback::eager});
   if (!torch_codes_.insert(code).second) return;
   if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
     torch_codes_.erase(code);  // whoever asks next

@@ -21,7 +21,7 @@ bool is_object(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HE
 
 }  // namespace
 
-Shallow::Shallow(PyObject* o) : object(o) {
+Shallow::Shallow(PyObject* o) : object(o), type(Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(o)))) {
   if (PyList_Check(o)) items = Ref::steal(PyList_GetSlice(o, 0, PyList_GET_SIZE(o)));
   if (PyDict_Check(o)) items = Ref::steal(PyDict_Copy(o));
   if (PyDict_Check(o)) read_elements(o, order);
@@ -72,6 +72,7 @@ bool Writes::find(const std::vector<Shallow>& before, Form& form, const Form::Ru
       continue;
     }
     if (PySet_Check(b.object) && PyObject_RichCompareBool(b.object, b.items.get(), Py_EQ) != 1) return form.refuse(b.object);
+    if (reinterpret_cast<PyObject*>(Py_TYPE(b.object)) != b.type.get()) return form.refuse({"another class", Fallback::eager});
     if (PyDict_Check(b.object) && !keeps_order(b.object, b.order)) return form.refuse({"items in another order", Fallback::eager});
     if (PyDict_Check(b.object) &&
         !find_in_dict(b.object, b.items.get(), container, Write::Kind::item, Write::Kind::no_item, form, rules, leaves))

@@ -10,6 +10,7 @@ namespace broach {
 struct Shallow {
   explicit Shallow(PyObject* o);
   PyObject* object;
+  Ref type;
   Ref items;       // of a list or dict: a copy
   Ref attributes;  // a copy of the instance dict
   std::vector<Ref> slots;

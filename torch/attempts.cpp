@@ -22,6 +22,7 @@ constexpr Next kNext[] = {
     {kNoProgram, kStandIns, kStandIns, kPlain, false, "it has run, and may be compiled without what stands for its values"},
     {kNoProgram, kSizes, kSizes, kPlain, false, "it has run, and may be compiled with its sizes as numbers"},
     {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, false, "what it reads or selects is known only as it runs"},
+    {of(Outcome::wants_apart), kPlain, kPlain, kApart, false, "what stands for an input has no history that leads elsewhere"},
 };
 
 // What a front does after its own verdicts.
@@ -38,9 +39,9 @@ constexpr Anew kAnew[] = {
 }  // namespace
 
 const char* name_of(Outcome outcome) {
-  static constexpr const char* names[] = {"compiled", "refuses symbols", "wants stand-ins", "unclear",     "needs gradients",
-                                          "learnt",   "spoilt",          "rejected",        "unsupported", "bug",
-                                          "error"};
+  static constexpr const char* names[] = {
+      "compiled", "refuses symbols", "wants stand-ins", "wants inputs apart", "unclear", "needs gradients",
+      "learnt",   "spoilt",          "rejected",        "unsupported",        "bug",     "error"};
   return names[static_cast<size_t>(outcome)];
 }
 
@@ -53,6 +54,7 @@ std::string name_of(With with) {
   std::string out;
   for (auto [bit, name] : {std::pair{kSizes, "sizes"}, {kNumbers, "numbers"}, {kStandIns, "values"}})
     if (with & bit) out += (out.empty() ? "symbols for " : ", ") + std::string(name);
+  if (with & kApart) out += cat(out.empty() ? "" : ", ", "inputs apart");
   return out.empty() ? "plain" : out;
 }
 

@@ -18,6 +18,7 @@ enum class Outcome {
   compiled,
   refuses_symbols,  // it does not bear what stands for its sizes, numbers or values, and is as if it had not run
   wants_stand_ins,  // it goes by values or sizes that only stand-ins let it be compiled for
+  wants_apart,      // inputs have a history that leads to what else it reads: gradients end there only if something stands for them
   unclear,          // its host code may have state: the next run tells
   needs_gradients,  // no backward is compiled
   learnt,           // rejected by the front, which knows by now what to do otherwise
@@ -63,6 +64,7 @@ using With = uint8_t;
 constexpr With kPlain = 0;
 constexpr With kSizes = 1;     // symbols for the sizes of inputs that differ from call to call
 constexpr With kNumbers = 2;   // symbols for the numbers that it is given
+constexpr With kApart = 8;     // what stands for inputs with a history
 constexpr With kStandIns = 4;  // what stands for values that it computes and reads on the host, and for sizes that depend on data
 std::string name_of(With with);
 
@@ -90,6 +92,7 @@ class Plan {
   bool has(With with) const { return (with_ & with) == with; }
   // Moves on by the first row that fits; null if there is nothing else to try.
   const Next* follow(Outcome outcome, With with);
+  void add(With with) { with_ |= with; }
 
  private:
   With with_ = kSizes | kNumbers, dropped_ = kPlain;

@@ -74,6 +74,7 @@ class Capture {
   // With symbols: throws Unsupported where what stands for a tensor was given a gradient, which the tensor itself lacks.
   void must_not_give_gradients() const;
   const std::vector<at::Tensor>& inputs() const { return inputs_; }
+  const std::vector<at::Tensor>& given() const { return given_; }
   bool is_symbolic() const { return symbolic_; }
   // Whether anything that existed before the program, or that the capture does not understand, was written so far.
   bool has_written() const;
@@ -86,6 +87,8 @@ class Capture {
   // so does everybody where the recording cannot be used. To be said before the program runs.
   void replace_run() { keep_for_roll_back(), is_replaced_ = true; }
   bool is_replaced() const { return is_replaced_; }
+  // The same for the results of a run that may be rolled back, said behind it.
+  void replace_results() { is_replaced_ = true; }
   // Whether it labels its parts for profilers, which a compiled run does not.
   bool has_labels() const { return has_labels_; }
   // Whether a tensor that stands for another outlived the program, in a place that the capture does not know. Drops `inputs`.
@@ -304,6 +307,7 @@ class Capture {
   int32_t first_storage_of_gradients_ = 0;
   std::vector<Region> regions_;  // those under way, the innermost last
   std::string no_gradients_;     // why
+  Outcome no_gradients_as_ = Outcome::needs_gradients;
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;

@@ -22,6 +22,7 @@
 #include <unordered_set>
 
 #include "capture.h"
+#include "input_history.h"
 #include "keys.h"
 #include "nodes.h"
 #include "support/error.h"
@@ -229,6 +230,11 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     };
     if (std::ranges::any_of(inputs_, overlaps) || std::ranges::any_of(lifted_, overlaps))
       return "a result is a window of a tensor whose elements may lie in one place";
+    auto differs = [&](const at::Tensor& other) {
+      return shares(other) && (other.scalar_type() != t.scalar_type() || other.is_conj() != t.is_conj() || other.is_neg() != t.is_neg());
+    };
+    if (std::ranges::any_of(inputs_, differs) || std::ranges::any_of(lifted_, differs))
+      return "a result is a view of a tensor that is given, as numbers of another type";
     if (std::any_of(inputs_.begin(), inputs_.end(), shares) || std::any_of(lifted_.begin(), lifted_.end(), shares)) continue;
     if (t.is_leaf()) return "a result is a leaf that the program makes";
     if (std::any_of(results.begin(), results.end(), [&](const at::Tensor& other) { return is_window(t, other); })) continue;
@@ -320,6 +326,8 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results, Gr
   if (!no_gradients_.empty()) return no_gradients_;
   std::vector<at::Tensor> leaves;
   if (std::string why = find_differentiable(results, leaves); !why.empty()) return why;
+  if (!end_walks(leaves))
+    return no_gradients_as_ = Outcome::wants_apart, "an input has a history that leads to another tensor that needs them";
   Walk walk(leaves, code != nullptr);
   ag::edge_list roots;
   std::vector<at::Tensor> tangents;
@@ -457,7 +465,7 @@ void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode
   tangents_.clear();
   real_tangents_.clear();
   std::lock_guard lock(mutex_);
-  fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
+  fail_with({cat("gradients are needed: ", why), Fallback::eager}, no_gradients_as_);
 }
 
 }  // namespace broach

@@ -15,6 +15,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "capture.h"
@@ -161,6 +162,18 @@ void resample(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   stack->push_back(std::move(given.back()));
 }
 
+// ---- normalization ----
+
+// Without the gradient of an operand that lies channels last, torch's kernel writes to memory that it did not get.
+void group_norm_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  const c10::List<bool> asked = stack->back().toBoolList();
+  const bool is_asked = asked[0];
+  stack->back() = c10::List<bool>({true, asked[1], asked[2]});
+  op.callBoxed(stack);
+  if (!is_asked) (*stack)[stack->size() - 3] = at::Tensor();
+}
+
 // ---- recurrent layers ----
 
 // Steps that are recorded one by one: their products and what is around them fuse, which a layer as one operation does not.
@@ -227,6 +240,7 @@ std::vector<torch::Library> registered() {
         "_upsample_bilinear2d_aa.vec", "_upsample_bicubic2d_aa.vec", "upsample_nearest1d.vec", "upsample_nearest2d.vec",
         "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
+  m.impl("native_group_norm_backward", torch::CppFunction::makeFromBoxedFunction<&group_norm_gradient>());
   for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
   return all;
 }

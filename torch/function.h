@@ -21,6 +21,7 @@
 namespace broach {
 
 class Capture;
+class InputWithHistory;
 
 // Counters and reasons of one function, for `explain` and the logs.
 struct FunctionStats {
@@ -55,6 +56,9 @@ class Function {
     friend bool operator==(const Modes&, const Modes&) = default;
     static Modes now();
   };
+
+  // To be said before the first call: runs are recorded that do not count, and inputs must not have their history.
+  void keep_inputs_apart() { plan_.add(kApart); }
 
   // What happens to a call of a program that cannot be compiled: it runs eagerly, or throws Unsupported.
   enum class OnFailure { run_eagerly, raise };
@@ -125,6 +129,7 @@ class Function {
     Results results;
     bool has_history = false;       // for autograd
     bool has_windows = false;       // tensors that share memory, which those that stand for them count writes of apart
+    bool reaches_behind = false;    // gradients that the program asked for went on to tensors behind those that it is given
     bool must_run_eagerly = false;  // what the run has done was taken back
     std::unique_ptr<Capture> capture;
     std::vector<SymInt> ints, int_results;
@@ -157,6 +162,9 @@ class Function {
   static void run_again(const CallInputs& call, Recorded& recorded);
   static bool run_in_place(const CallInputs& call, Recorded& recorded);
   void describe_results(Recorded& out) const;
+  static void give_numbers(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out, std::vector<c10::SymInt>& ints,
+                           std::vector<c10::SymFloat>& floats);
+  static void take_outside(const CallInputs& call, std::vector<InputWithHistory>& with_history, Recorded& out);
   Verdict judge(const CallInputs& call, const Modes& modes, const Recorded& recorded);
   Verdict compile(const Modes& modes, Recorded& recorded) const;
   void settle(const Modes& modes, Recorded& recorded, bool goes_on);

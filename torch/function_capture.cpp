@@ -11,11 +11,13 @@
 #include "capture.h"
 #include "function.h"
 #include "gradients.h"
+#include "input_history.h"
 #include "products.h"
 #include "support/bug.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "symbolic.h"
+#include "tensors.h"
 #include "ways_out.h"
 
 namespace broach {
@@ -132,6 +134,7 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   Attempt& attempt = out.attempt;
   attempt.with = symbols_in(sizes, plan);
   const bool symbolic = attempt.with != kPlain;
+  if (plan.has(kApart)) attempt.with |= kApart;
   try {
     Stopwatch watch(attempt.capture_seconds);
     record(call, symbolic ? &sizes : nullptr, out);
@@ -161,7 +164,8 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   if (out.must_run_eagerly) return out;
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
-  if (symbolic && (out.has_history || out.has_windows)) run_again(call, out);
+  const bool trains = attempt.verdict.outcome == Outcome::needs_gradients;  // what it wrote must get a history, too
+  if (symbolic && (out.has_history || out.has_windows || trains)) run_again(call, out);
   else if (out.capture->is_replaced() && (out.has_history || !attempt.verdict.is_good())) out.must_run_eagerly = !run_in_place(call, out);
   return out;
 }
@@ -218,40 +222,42 @@ class GradientsBefore {
  public:
   explicit GradientsBefore(at::TensorList tensors) {
     for (const at::Tensor& t : tensors)
-      if (t.defined() && t.is_leaf()) had_.emplace_back(t, t.grad());
+      if (t.defined() && t.is_leaf()) had_.push_back({t, t.grad(), t.grad().defined() ? version_of(t.grad()) : 0});
+  }
+  bool have_changed() const {
+    return std::ranges::any_of(had_, [](const Had& h) {
+      return !h.tensor.grad().is_same(h.gradient) || (h.gradient.defined() && version_of(h.gradient) != h.version);
+    });
   }
   // Their elements are the capture's to put back.
   void put_back() const {
-    for (const auto& [t, gradient] : had_)
-      if (!t.grad().is_same(gradient)) t.mutable_grad() = gradient;
+    for (const Had& h : had_)
+      if (!h.tensor.grad().is_same(h.gradient)) h.tensor.mutable_grad() = h.gradient;
   }
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> had_;
+  struct Had {
+    at::Tensor tensor, gradient;
+    int64_t version;  // of the gradient
+  };
+  std::vector<Had> had_;
 };
 
 void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
   std::vector<at::Tensor> tensors = call.tensors.vec();
   std::vector<InputWithHistory> with_history;
+  std::vector<at::Tensor> behind;
+  const bool apart = at::GradMode::is_enabled() && (sizes || (out.attempt.with & kApart) || !end_walks(call.tensors, &behind));
   for (at::Tensor& t : tensors)
-    if (at::GradMode::is_enabled() && t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
+    if (apart && t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
   out.capture = std::make_unique<Capture>(tensors, sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
   Capture& capture = *out.capture;
   if (options_.whole) capture.refuse_reads_of_the_program();
   if (!with_history.empty()) capture.keep_for_roll_back();
   std::vector<c10::SymInt> given;
-  if (sizes)
-    for (const SymInt& e : out.ints = sizes->ints) given.push_back(program_integer(e, sizes->symbols));
-  else
-    for (int64_t i : call.ints) given.push_back(i), out.ints.push_back(i);
   std::vector<c10::SymFloat> floats;
-  for (size_t k = 0; k < call.floats.size(); ++k) {
-    double value = call.floats[k];
-    bool constant = !sizes || !sizes->floats[k];
-    out.floats.push_back(constant ? std::optional(value) : std::nullopt);
-    floats.push_back(constant ? c10::SymFloat(value) : program_float(sizes->symbols->floats.given(k, value), sizes->symbols));
-  }
-  const GradientsBefore gradients(call.tensors);
+  give_numbers(call, sizes, out, given, floats);
+  const GradientsBefore gradients(call.tensors), gradients_behind(behind);
   try {
     capture.run([&] {
       out.results = eager_(capture.inputs(), given, floats);
@@ -271,23 +277,52 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     out.must_run_eagerly = true;
     return;
   }
-  if (!sizes && std::ranges::any_of(with_history, &InputWithHistory::is_written)) {  // the caller's tensor must get that history
-    capture.roll_back();
-    out.attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is written", Fallback::eager}};
-    out.must_run_eagerly = true;
-    return;
-  }
   if (sizes) {
     out.has_windows = share_memory(out.results.tensors, call.tensors) || share_memory(out.results.tensors, capture.lifted()) ||
                       share_memory(out.results.tensors, out.results.tensors);
     return;
   }
+  out.reaches_behind = gradients_behind.have_changed();
+  const bool changed = std::ranges::any_of(with_history, &InputWithHistory::is_changed);
+  if (changed || (!with_history.empty() && capture.verdict().outcome == Outcome::rejected)) {
+    // The caller's tensors must be changed likewise, and what the program gives may be of those that stood for them.
+    capture.roll_back();
+    out.attempt.verdict = capture.verdict();
+    if (changed)
+      out.attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is changed", Fallback::eager}};
+    out.must_run_eagerly = true;
+    return;
+  }
   describe_results(out);
+  take_outside(call, with_history, out);
+}
+
+// The program's numbers, in symbols where `sizes` say so.
+void Function::give_numbers(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out, std::vector<c10::SymInt>& ints,
+                            std::vector<c10::SymFloat>& floats) {
+  if (sizes)
+    for (const SymInt& e : out.ints = sizes->ints) ints.push_back(program_integer(e, sizes->symbols));
+  else
+    for (int64_t i : call.ints) ints.push_back(i), out.ints.push_back(i);
+  for (size_t k = 0; k < call.floats.size(); ++k) {
+    double value = call.floats[k];
+    bool constant = !sizes || !sizes->floats[k];
+    out.floats.push_back(constant ? std::optional(value) : std::nullopt);
+    floats.push_back(constant ? c10::SymFloat(value) : program_float(sizes->symbols->floats.given(k, value), sizes->symbols));
+  }
+}
+
+// Results of a run on what stood for inputs as they are for the caller.
+void Function::take_outside(const CallInputs& call, std::vector<InputWithHistory>& with_history, Recorded& out) {
   auto is_given = [&](const at::Tensor& t) { return std::ranges::any_of(call.tensors, [&](const at::Tensor& g) { return g.is_same(t); }); };
   for (InputWithHistory& input : with_history) {
     input.connect();
-    for (at::Tensor& t : out.results.tensors)
-      if (!is_given(t)) t = input.outside(t);
+    for (at::Tensor& t : out.results.tensors) {
+      if (is_given(t)) continue;
+      const at::Tensor inside = std::exchange(t, input.outside(t));
+      // Compiled code makes it of the caller's tensor, with the history that it is to have.
+      if (!inside.is_same(t) && !t.is_same(input.given()) && out.capture->verdict().is_good()) out.capture->replace_results();
+    }
   }
 }
 
@@ -315,6 +350,8 @@ Verdict Function::judge(const CallInputs& call, const Modes& modes, const Record
   const Capture& capture = *recorded.capture;
   if (capture.verdict().outcome == Outcome::unclear) return host_state_.disturbed(capture.verdict().reason.text);
   if (!capture.verdict().is_good()) return capture.verdict();
+  if (recorded.reaches_behind)
+    return {Outcome::needs_gradients, {"gradients are needed: the program asks for some of what a tensor was made of", Fallback::eager}};
   if (modes.grad && !recorded.has_history && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
   if (std::string gradient = capture.kept_gradient(); !gradient.empty())

@@ -21,6 +21,7 @@
 #include "compat.h"
 #include "devices.h"
 #include "externs.h"
+#include "input_history.h"
 #include "leaf_gradients.h"
 #include "passes/passes.h"
 #include "support/error.h"
@@ -31,13 +32,6 @@ namespace broach {
 namespace {
 
 namespace ag = torch::autograd;
-
-class Identity : public ag::Node {
- public:
-  using ag::Node::Node;
-  std::string name() const override { return "BroachInput"; }
-  ag::variable_list apply(ag::variable_list&& gradients) override { return std::move(gradients); }
-};
 
 // Gradients that are waited for come in so many parts: of each the reduction goes on beside what computes the next.
 constexpr size_t kMostParts = 8;
@@ -117,7 +111,7 @@ class CompiledCall : public ag::Node {
           "broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again";
       return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
     }
-    released_ = !ag::get_current_graph_task_keep_graph() && none_remains();
+    released_ = !ag::get_current_graph_task_keep_graph() && none_remains() && !saves_nothing();
     auto saved = [&](size_t i) {
       auto& [variable, own] = saved_[i];
       return !own.defined() ? variable.unpack(getptr()) : released_ ? std::move(own) : own;
@@ -156,8 +150,10 @@ class CompiledCall : public ag::Node {
     const bool is_last = none_remains();
     for (Result& r : results_) r.was_used |= std::exchange(r.is_in_use, false);
     if (!is_last) return;
-    saved_.clear();
+    if (saves_nothing()) again_.reset();
     given_.clear();
+    if (saves_nothing()) return;
+    saved_.clear();
     past_.clear();
     released_ = true;
   }
@@ -182,7 +178,11 @@ class CompiledCall : public ag::Node {
   }
 
  private:
+  // What is linear can be had again, as from eager; but for gradients of gradients, which would keep what the call was given.
+  bool saves_nothing() const { return !released_ && saved_.empty(); }
+
   void use(size_t result) {
+    if (saves_nothing()) return;
     TORCH_CHECK(!results_[result].was_used, ag::ERR_BACKWARD_TWICE);
     results_[result].is_in_use = !ag::get_current_graph_task_keep_graph();
   }
@@ -371,30 +371,6 @@ std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryO
     else out.push_back(is_apart ? window_of_fresh(base, r, symbols) : window(base, r, symbols));
   }
   return out;
-}
-
-// ---- inputs with a history ----
-
-void require_gradients(at::Tensor& stand_in, bool is_leaf) {
-  if (is_leaf) stand_in.set_requires_grad(true);
-  else ag::set_history(stand_in, new_node<Identity>(ag::edge_list()));
-}
-
-InputWithHistory::InputWithHistory(at::Tensor given) : given_(std::move(given)), inside_(given_.detach()) {
-  node_ = new_node<Identity>(ag::edge_list{ag::impl::gradient_edge(given_)});
-  ag::set_history(inside_, node_);
-  node_->next_edges()[0] = {};
-}
-
-void InputWithHistory::connect() { node_->next_edges()[0] = ag::impl::gradient_edge(given_); }
-
-bool InputWithHistory::is_written() const { return inside_.grad_fn() != node_; }
-
-at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
-  if (!result.defined() || result.is_same(inside_)) return result.defined() ? given_ : result;
-  const bool window = result.has_storage() && result.storage().unsafeGetStorageImpl() == given_.storage().unsafeGetStorageImpl() &&
-                      result.scalar_type() == given_.scalar_type() && !result.is_conj() && !result.is_neg();
-  return window && result.grad_fn() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
 }
 
 // ---- runs for gradients ----
@@ -664,7 +640,7 @@ class LeavesApart {
     ag::Edge own = ag::impl::gradient_edge(leaf);
     ag::Node* known = own.function.get();
     if (apart_.contains(known)) return;
-    NodePointer node = new_node<Identity>(ag::edge_list{own});
+    NodePointer node = new_identity({own});
     node->add_input_metadata(leaf);
     node->next_edges()[0] = {};
     apart_.emplace(known, std::pair(std::move(own), std::move(node)));

@@ -18,39 +18,12 @@
 
 #include "compile.h"
 #include "differentiable.h"
+#include "nodes.h"
 #include "program.h"
 #include "rerun.h"
 #include "runner.h"
 
 namespace broach {
-
-using NodePointer = decltype(torch::autograd::Edge::function);
-// Nodes were held by shared pointers up to 2.12.
-template <class P>
-concept Intrusive = requires { P::unsafe_reclaim_from_nonowning(nullptr); };
-template <class N, class... Args>
-NodePointer new_node(Args&&... args) {
-  if constexpr (Intrusive<NodePointer>) return c10::make_intrusive<N>(std::forward<Args>(args)...);
-  else return NodePointer(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
-}
-
-// Stands in a capture for an input with a history of its own, at which the engine's walk for the recording must end.
-class InputWithHistory {
- public:
-  explicit InputWithHistory(at::Tensor given);
-  const at::Tensor& given() const { return given_; }
-  const at::Tensor& inside() const { return inside_; }
-  // Whether the program has written to it, so that it has another history.
-  bool is_written() const;
-  // What the program made of it goes on with the history.
-  void connect();
-  // The program's result as it is outside: the given tensor, or a window of it, for the same of what stands for it.
-  at::Tensor outside(const at::Tensor& result) const;
-
- private:
-  at::Tensor given_, inside_;
-  NodePointer node_;
-};
 
 // The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
 using MemoryOf = c10::function_ref<const at::Tensor&(const ResultSpec&)>;

@@ -9,7 +9,7 @@
 namespace broach {
 
 bool trains(const Capture& capture) {
-  return capture.differentiates() && (need_gradients(capture.lifted()) || need_gradients(capture.inputs()));
+  return capture.differentiates() && (need_gradients(capture.lifted()) || need_gradients(capture.given()));
 }
 
 Verdict HostState::unclear(int most, const std::string& reason) {

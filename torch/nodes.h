@@ -1,11 +1,22 @@
-// What is asked of others' code where gradients are needed.
+// Nodes of autograd's: how they are made, and what is asked of others' code where gradients are needed.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
 
 #include <string>
+#include <utility>
 
 namespace broach {
+
+using NodePointer = decltype(torch::autograd::Edge::function);
+// Nodes were held by shared pointers up to 2.12.
+template <class P>
+concept Intrusive = requires { P::unsafe_reclaim_from_nonowning(nullptr); };
+template <class N, class... Args>
+NodePointer new_node(Args&&... args) {
+  if constexpr (Intrusive<NodePointer>) return c10::make_intrusive<N>(std::forward<Args>(args)...);
+  else return NodePointer(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
+}
 
 // Whether it computes what an operator's author registered as its gradient, which torch asks to be made of operations alone and to read
 // and write no state. Answered by the front that knows such operators; null if none does.

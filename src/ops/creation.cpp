@@ -110,11 +110,12 @@ Expr interval_end(OpCall& c, size_t i) {
   return {c.b, c.b.constant(stored(c.number(i), t), wide)};
 }
 
-// The first half counts from the start, the second from the end, as eager does.
+// The first half counts from the start, the second from the end, as eager does. In a low precision eager rounds each product, which no
+// kernel does.
 Value evenly_spaced(OpCall& c, size_t layout) {
   DType t = spacing_dtype(c.result().dtype);
   int64_t steps = c.constant(2);
-  if (!is_dense(c, layout) || c.result().dtype == DType::b1) return {};
+  if (!is_dense(c, layout) || c.result().dtype == DType::b1 || is_low_precision(c.result().dtype)) return {};
   Expr start = interval_end(c, 0), end = interval_end(c, 1);
   if (steps == 1) return c.b.expand(start.value(), {SymInt(1)});
   Expr i{c.b, positions(c.b, steps, t)};
@@ -150,8 +151,10 @@ void add_sequences(OpTable& t) {
   add_range(t, "arange", {-1, 0, -1, 2});
   add_range(t, "arange.start", {0, 1, -1, 3});
   add_range(t, "arange.start_step", {0, 1, 2, 4});
-  add_single(t, "linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor",
-             [](OpCall& c) { return c.b.cast(evenly_spaced(c, 4), c.result().dtype); });
+  add_single(t, "linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor", [](OpCall& c) {
+    Value v = evenly_spaced(c, 4);
+    return v ? c.b.cast(v, c.result().dtype) : v;
+  });
   add_single(t, "logspace logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor", log_spaced);
   add_single_moving(t, "eye", [](OpCall& c) { return is_dense(c, 2) ? eye(c, c.integer(0), c.integer(0)) : Value{}; });
   add_single_moving(t, "eye.m", [](OpCall& c) { return is_dense(c, 3) ? eye(c, c.integer(0), c.integer(1)) : Value{}; });
