@@ -318,7 +318,7 @@ void Capture::add_sizes(const c10::OperatorHandle& op, size_t first_new, const T
   for (TensorId r : out.results)
     seen.push_back(r == kNoTensor ? TraceTensor{{DType::opaque, {}, {}}, {}, 0, -1} : trace_.tensors[static_cast<size_t>(r)]);
   auto is_new = [&](TensorId r) { return r == kNoTensor || static_cast<size_t>(r) >= first_new; };
-  bool all_new = !out.schema.ends_with("empty_strided") && std::ranges::all_of(out.results, is_new);  // strides may be dense just now
+  bool all_new = !asks_for_gaps(out) && std::ranges::all_of(out.results, is_new);
   auto symbolic = all_new ? symbolic_results(trace_, out, seen) : std::nullopt;
   if (!symbolic && all_new && !out.is_view)
     symbolic = probed_results(trace_, out, seen, [&](const std::vector<int64_t>& values) { return ask_meta(op, out, given, values); });

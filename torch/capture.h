@@ -220,6 +220,7 @@ class Capture {
   bool give_integer(c10::IValue& result, const TraceOp& op);
   // What becomes of operations whose results have sizes that depend on data: capture_data.cpp.
   void begin_data_sizes(const TraceOp& op);
+  static bool asks_for_gaps(const TraceOp& op);
   bool add_data_sizes(size_t first_new, TraceOp& op);
   // An operation that selects by a mask goes on as one by positions. False if it is none.
   bool takes_masks_apart(const c10::OperatorHandle& op, torch::jit::Stack& stack) const;

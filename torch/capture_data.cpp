@@ -137,6 +137,15 @@ void Capture::begin_data_sizes(const TraceOp& op) {
             speculative_ ? Outcome::wants_stand_ins : Outcome::unsupported);
 }
 
+// For strides that leave gaps between elements, or may in another call: that they leave none in this one says nothing.
+bool Capture::asks_for_gaps(const TraceOp& op) {
+  if (!op.schema.ends_with("empty_strided")) return false;
+  std::vector<const Shape*> shapes;
+  for (const Arg& a : op.args)
+    if (auto s = std::get_if<Shape>(&a.value)) shapes.push_back(s);
+  return shapes.size() != 2 || *shapes[1] != contiguous_strides(*shapes[0]);
+}
+
 // False if the operation has no such sizes.
 bool Capture::add_data_sizes(size_t first_new, TraceOp& op) {
   auto known = stand_ins_ && op.mutated.empty() ? data_shapes(trace_, op, 0) : std::nullopt;

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
@@ -181,6 +182,10 @@ std::vector<at::Tensor> Rerun::run(const ProgramAgain& program, const CallInputs
   if (draws_) random.emplace(found->random);
   AutocastAsItWas autocast(autocast_);
   at::AutoGradMode on(true);
+  // Gradients may be asked for in batches: these are theirs, and not the program's, whose random numbers none of them share.
+  c10::impl::ExcludeDispatchKeyGuard not_in_batches(
+      c10::DispatchKeySet({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode,
+                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
   return program.run(call.tensors, call.ints, call.floats);
 }
 

@@ -331,3 +331,27 @@ def test_what_is_written_and_not_given_back_gets_its_history(compiled, dynamic):
             call(y)
             y.sum().backward()
             torch.testing.assert_close(x.grad, torch.full((rows, 3), factor))
+
+
+@pytest.mark.parametrize("draws", [lambda x: torch.dropout(x, 0.5, True), lambda x: x * torch.rand_like(x)], ids=["dropout", "rand"])
+def test_batches_of_gradients_of_what_draws(draws):
+    def batch(fn):
+        torch.manual_seed(0)
+        x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+        out = fn(x).reshape(-1)
+        return torch.autograd.grad(out, x, torch.eye(out.numel()), is_grads_batched=True)[0]
+
+    compiled = broach.compile(draws)
+    for _ in range(3):
+        torch.testing.assert_close(batch(compiled), batch(draws))
+
+
+@torch.no_grad()
+def test_strides_that_a_program_asks_another_tensor_for():
+    def like(x):
+        return torch.empty_strided(x.size(), x.stride()).fill_(1)
+
+    compiled = broach.compile(like)
+    wide = torch.randn(16, 16)
+    for x in (wide[:, :8], torch.randn(16, 8), torch.randn(17, 9), torch.randn(32, 16), torch.randn(8, 16).t(), wide[:, :8]):
+        assert compiled(x).stride() == like(x).stride()
