@@ -183,9 +183,8 @@ std::vector<at::Tensor> Rerun::run(const ProgramAgain& program, const CallInputs
   AutocastAsItWas autocast(autocast_);
   at::AutoGradMode on(true);
   // Gradients may be asked for in batches: these are theirs, and not the program's, whose random numbers none of them share.
-  c10::impl::ExcludeDispatchKeyGuard not_in_batches(
-      c10::DispatchKeySet({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode,
-                           c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode}));
+  const c10::DispatchKeySet batches({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode});
+  c10::impl::ExcludeDispatchKeyGuard outside(c10::impl::tls_local_dispatch_key_set().included_ & batches);
   return program.run(call.tensors, call.ints, call.floats);
 }
 

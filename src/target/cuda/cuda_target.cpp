@@ -58,7 +58,7 @@ class CudaTarget : public Target {
         for (Op op : {Op::conv, Op::conv_weight_gradient}) c.contractions[{op, t}] = cuda::convolution_ability(op);
       std::erase_if(c.routines = all_capabilities().routines, [](const auto& row) { return !cuda::has_routine(row.first, row.second); });
       c.reductions = {int64_t{1} << 16, 528, 64};
-      c.row_adder = {DeviceKind::cuda, 256, 8192, int64_t{132} * 8, int64_t{1} << 18};
+      c.row_adder = {DeviceKind::cuda, 256, 4096, int64_t{132} * 8, int64_t{1} << 20};
       c.row_bytes = 16;
       c.launch_points = int64_t{1} << 18;
       return c;
