@@ -16,6 +16,8 @@ namespace broach::cpython {
 
 // Up to 3.11 a dict carries a number that is new after every change; from 3.12 on changes are announced to a callback.
 inline constexpr bool kDictVersions = PY_VERSION_HEX < 0x030C0000;
+// A function's annotations are a dict once they are asked for; later versions run code for them.
+inline constexpr bool kPlainAnnotations = PY_VERSION_HEX < 0x030E0000;
 
 #if PY_VERSION_HEX < 0x030C0000
 inline const uint64_t* version_word(PyObject* dict) { return &reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }

@@ -315,7 +315,7 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
           visit(v, parent, label);
     return;
   }
-  if (PY_VERSION_HEX < 0x030E0000) PyFunction_GetAnnotations(f);  // a dict once it is asked for; later versions run code for it
+  if (cpython::kPlainAnnotations) PyFunction_GetAnnotations(f);
   int id = add(Kind::function, f, parent, cat(label.empty() ? "" : label, "<", text_of(code->co_name), ">"));
   known_.emplace(f, id);
   fill(id);

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "schedule/exprs.h"
 #include "schedule/schedule.h"
 
 namespace broach {
@@ -70,31 +71,6 @@ void share(const std::vector<KernelStep*>& steps) {
   }
 }
 
-// Without the buffers that nothing reads or writes any more.
-void drop_buffers(Kernel& kernel, KernelStep& step, Step& whole) {
-  std::vector<bool> used(kernel.buffers.size());
-  auto use = [&](const Access& a) {
-    if (a.buffer >= 0) used[static_cast<size_t>(a.buffer)] = true;
-  };
-  for (const KernelExpr& e : kernel.exprs) use(e.access);
-  for (const KernelStore& s : kernel.stores) use(s.access);
-  std::vector<int> now(used.size(), -1);
-  int next = 0;
-  for (size_t b = 0; b < used.size(); ++b)
-    if (used[b]) now[b] = next++;
-  auto keep_used = [&](auto& list) {
-    for (size_t b = 0; b < list.size(); ++b)
-      if (used[b]) list[static_cast<size_t>(now[b])] = list[b];
-    if (!list.empty()) list.resize(static_cast<size_t>(next));
-  };
-  for (size_t b = 0; b < used.size(); ++b)
-    if (!used[b]) std::erase(whole.reads, step.buffers[b]);
-  keep_used(kernel.buffers), keep_used(step.buffers), keep_used(step.starts);
-  for (KernelExpr& e : kernel.exprs)
-    if (e.access.buffer >= 0) e.access.buffer = now[static_cast<size_t>(e.access.buffer)];
-  for (KernelStore& s : kernel.stores) s.access.buffer = now[static_cast<size_t>(s.access.buffer)];
-}
-
 void pass_numbers(Step& whole, KernelStep& step, const std::function<int(int)>& number_in) {
   std::shared_ptr<Kernel> kernel;
   for (size_t i = 0; i < step.kernel->exprs.size(); ++i) {
@@ -108,8 +84,9 @@ void pass_numbers(Step& whole, KernelStep& step, const std::function<int(int)>& 
     step.numbers.push_back({0, input});
   }
   if (!kernel) return;
-  drop_buffers(*kernel, step, whole);
   step.kernel = std::move(kernel);
+  step = without_idle_buffers(std::move(step));
+  std::erase_if(whole.reads, [&](int b) { return std::ranges::find(step.buffers, b) == step.buffers.end(); });
 }
 
 }  // namespace
