@@ -55,10 +55,6 @@ constexpr std::string_view kMetadataReads[] = {"aten::is_same_size",
                                                "aten::_has_same_storage_numel",
                                                "aten::is_pinned"};
 
-// Attention on a GPU gives the largest lengths besides, as numbers, for its backward. No program sees them.
-constexpr std::string_view kGiveLengths[] = {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"};
-bool gives_lengths(const std::string& name) { return std::ranges::find(kGiveLengths, name) != std::end(kGiveLengths); }
-
 bool is_metadata_read(const std::string& name) {
   return std::any_of(std::begin(kMetadataReads), std::end(kMetadataReads), [&](std::string_view n) { return name.starts_with(n); });
 }
@@ -552,9 +548,9 @@ void Capture::add_results(const c10::OperatorHandle& op, torch::jit::Stack& stac
     else if (stack[i].isTensorList())
       for (const at::Tensor& t : stack[i].toTensorVector()) add(t);
     else if (stack[i].isNone()) out.results.push_back(kNoTensor);
-    else if (stack[i].isInt() && gives_lengths(op.schema().name())) {
+    else if (const SymInt* length = stack[i].isInt() ? length_given(out) : nullptr) {
       out.results.push_back(kNoTensor);
-      if (differentiates_) fix_sizes(out);
+      if (symbolic_) stack[i] = program_integer(*length, trace_.symbols);
     } else if (!is_metadata_read(op.schema().name())) fail_with(unread(out.schema, at_line()));
     else fix_sizes(out);
   }

@@ -227,6 +227,7 @@ class Capture {
   bool runs_label(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   SymInt late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t dim);
   void add_results(const c10::OperatorHandle& op, torch::jit::Stack& stack, TraceOp& out, const torch::jit::Stack& given);
+  const SymInt* length_given(const TraceOp& op) const;
   void begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out);
   void guard_signs(const Shape& shape);
   void add_sizes(const c10::OperatorHandle& op, size_t first_new, const TraceOp& out, const torch::jit::Stack& given);

@@ -90,6 +90,15 @@ bool positions_for_masks(const at::Tensor& x, const c10::List<std::optional<at::
 
 }  // namespace
 
+// Attention on a GPU gives its first two operands' lengths besides, as numbers behind four tensors, for its backward. No program sees
+// them. `op` has the results before one.
+const SymInt* Capture::length_given(const TraceOp& op) const {
+  constexpr std::string_view kGive[] = {"aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention"};
+  constexpr size_t kFirst = 4;
+  const bool gives = std::ranges::find(kGive, op.schema) != std::end(kGive) && op.results.size() >= kFirst;
+  return gives ? &shape_of_argument(trace_, op, op.results.size() - kFirst).at(2) : nullptr;
+}
+
 // torch.profiler.record_function computes nothing.
 bool Capture::runs_label(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const std::string& name = op.operator_name().name;

@@ -198,7 +198,7 @@ class AtenCall : public ExternRunner {
     check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype, "extern ", call_.schema, " gave sizes ",
           t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
     at::Tensor held = t.resolve_conj().resolve_neg();
-    if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) {
+    if (t.numel() > 0 && (t.strides() != c10::IntArrayRef(strides) || t._is_zerotensor())) {  // the latter has no memory
       held = at::empty_strided(sizes, strides, t.options());
       held.copy_(t);
     }

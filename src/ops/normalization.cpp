@@ -243,8 +243,8 @@ Expr with_running_statistics(OpCall& c, const Expr& x, double eps) {
   return x * beside(scale, rank) + beside(shift, rank);
 }
 
-// Arguments: input, weight, bias, running mean, running variance. Two statistics, and those to keep, are empty; on a GPU eager leaves
-// what the memory had.
+// Arguments: input, weight, bias, running mean, running variance. Two statistics, and those to keep, are empty; on a GPU the statistics
+// are those that it is given.
 Results batch_norm_evaluation(OpCall& c, double eps) {
   Value x = c.tensor(0);
   if (!c.is_tensor(3) || !c.is_tensor(4) || x.rank() < 2) return std::nullopt;
@@ -254,9 +254,10 @@ Results batch_norm_evaluation(OpCall& c, double eps) {
     const Shape& shape = c.result(i).shape;
     const DType dtype = c.result(i).dtype;
     const bool is_empty = shape == Shape{0}, is_on_gpu = x.type().device.kind == DeviceKind::cuda;
-    if (!is_empty && !(is_on_gpu && shape == c.tensor(3).shape())) return std::nullopt;
-    if (is_on_gpu) results.push_back(c.b.cast(narrow(c.b, c.tensor(3), 0, 0, shape[0]), dtype));
-    else results.push_back(c.b.full({0}, dtype == DType::u8 ? Scalar(int64_t{0}) : Scalar(0.0), dtype));
+    if (!is_empty && !(is_on_gpu && i < 3 && shape == c.tensor(3).shape())) return std::nullopt;
+    if (is_on_gpu && i < 3 && !is_empty)
+      results.push_back((i == 1 ? argument(c, 3, t) : inverse_deviation(argument(c, 4, t), eps)).to(dtype).value());
+    else results.push_back(c.b.full({0}, dtype == DType::u8 ? Scalar(int64_t{0}) : Scalar(0.0), dtype, x.type().device));
   }
   return results;
 }

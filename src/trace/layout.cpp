@@ -105,6 +105,7 @@ class Results {
     if (op_.schema == "aten::as_strided") return as_strided();
     if (op_.schema == "aten::unfold") return windows();
     if (op_.args.size() == 9 && op_.schema.ends_with(".input")) return recurrent();
+    if (op_.schema.starts_with("aten::_scaled_dot_product_") && !OpTable::get().find(op_.schema)) return attention();
     const std::string form = op_.mutated.empty() ? "" : form_with_results(t_, op_);
     const std::string& schema = form.empty() ? op_.schema : form;
     const OpEntry* entry = OpTable::get().find(schema);
@@ -239,14 +240,54 @@ class Results {
     const Shape in = tensor(std::get<Arg::Tensor>(op_.args[0].value).id).type.shape;
     if (in.size() != 3 || seen_.size() != states.size() + 1 || seen_[0].type.rank() != 3) return std::nullopt;
     std::vector<TraceTensor> out = seen_;
+    for (size_t i = 0; i < out.size(); ++i)
+      if (!set_shape(out[i], i ? tensor(states[i - 1]).type.shape : Shape{in[0], in[1], seen_[0].type.shape[2]})) return std::nullopt;
+    return out;
+  }
+
+  // Attention by torch's kernels for GPUs, and its gradients: `out` [batch, heads, rows, width], the logarithms of the scores' sums
+  // [batch, heads, rows], which one of them pads to 32 and another gives a dimension of size 1, and what has constant sizes.
+  std::optional<std::vector<TraceTensor>> attention() {
+    constexpr int64_t kRows = 32;
+    auto shape_of = [&](size_t i) {
+      auto given = i < op_.args.size() ? std::get_if<Arg::Tensor>(&op_.args[i].value) : nullptr;
+      return given && given->id != kNoTensor ? tensor(given->id).type.shape : Shape();
+    };
+    const bool is_backward = op_.schema.ends_with("_backward");
+    const Shape q = shape_of(is_backward), k = shape_of(is_backward + size_t{1}), v = shape_of(is_backward + size_t{2});
+    if (q.size() != 4 || k.size() != 4 || v.size() != 4) return std::nullopt;
+    // Which of them eager chooses depends on lengths only where they are 0 or 1.
+    for (const SymInt& n : {q[2], k[2]})
+      if (!n.is_constant() && !symbols().ask(2, Relation::le, n)) return std::nullopt;
+    std::vector<Shape> shapes{q, k, v, shape_of(4)};
+    if (!is_backward) {
+      const bool pads = op_.schema.find("efficient") != std::string::npos;
+      shapes = {{q[0], q[1], q[2], v[3]}, {q[0], q[1], pads ? floordiv(q[2] + (kRows - 1), kRows) * kRows : q[2]}};
+    }
+    std::vector<TraceTensor> out = seen_;
     for (size_t i = 0; i < out.size(); ++i) {
-      Shape shape = i ? tensor(states[i - 1]).type.shape : Shape{in[0], in[1], seen_[0].type.shape[2]};
-      auto strides = dense_strides(shape, hints(seen_[i].type.shape), hints(seen_[i].strides));
-      if (!strides || hints(shape) != hints(seen_[i].type.shape) || !(seen_[i].offset == SymInt(0))) return std::nullopt;
-      out[i].type.shape = std::move(shape);
-      out[i].strides = std::move(*strides);
+      const Shape& seen = seen_[i].type.shape;
+      auto size = [](int64_t n, const SymInt& e) { return n * e.constant(); };
+      if (seen_[i].type.dtype == DType::opaque) continue;
+      if (is_backward ? i >= 3 && shapes.back().empty() : i >= 2 || std::ranges::find(seen, SymInt(0)) != seen.end()) {
+        if (std::accumulate(seen.begin(), seen.end(), int64_t{1}, size) > 2) return std::nullopt;
+        continue;
+      }
+      Shape& shape = shapes.at(i);
+      if (seen.size() == shape.size() + 1 && seen.back() == SymInt(1)) shape.push_back(1);
+      if (!set_shape(out[i], shape)) return std::nullopt;
     }
     return out;
+  }
+
+  // Without gaps, in the order of dimensions in which it was seen. False if it was of other sizes.
+  bool set_shape(TraceTensor& t, const Shape& shape) {
+    const std::vector<int64_t> sizes = hints(t.type.shape);
+    auto strides = shape.size() == sizes.size() ? dense_strides(shape, sizes, hints(t.strides)) : std::nullopt;
+    if (!strides || hints(shape) != sizes || !(t.offset == SymInt(0))) return false;
+    t.type.shape = shape;
+    t.strides = std::move(*strides);
+    return true;
   }
 
   static constexpr SymbolId kPlaceholder = 1u << 21;

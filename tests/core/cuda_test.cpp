@@ -201,6 +201,16 @@ TEST_CASE("cuda: a softmax is one kernel, which reads its rows once") {
 )GOLD");
 }
 
+TEST_CASE("cuda: a sum of nothing reads nothing") {
+  const std::string text = emitted(
+      "kernel symbols 0\n  reduce i0 < 0\n  buffer b0 : f32\n  buffer b1 : f32\n  e0 = load b0[i0] : f32\n"
+      "  e1 = reduce_sum(e0) : f32\n  b1[0] = e1\n");
+  INFO(text);
+  const size_t guard = text.find("if (step < ((0)) / 4)"), load = text.find("load_row<4>(b0");
+  CHECK(guard < load);
+  CHECK(load != std::string::npos);
+}
+
 // Two elements of f64 are 16 bytes; where the row of a matrix is an address of 16 bytes, so is every second column.
 TEST_CASE("cuda: elements side by side are one access") {
   const std::string text = emitted(

@@ -6,6 +6,8 @@
 #include "passes/passes.h"
 #include "random_graph.h"
 #include "run_compiled.h"
+#include "trace/layout.h"
+#include "trace/trace.h"
 
 using namespace broach;
 
@@ -97,4 +99,42 @@ TEST_CASE("layouts: rows apart give what dense ones do") {
     executable.run(frame);
   }
   for (size_t i = 0; i < results[0].size(); ++i) CHECK(testing::first_difference(results[1][i], results[0][i], 0, 0) == "");
+}
+
+namespace {
+
+// The results of the last operation of a trace, which is known in numbers, in symbols; "none" if they do not follow from its operands.
+std::string in_symbols(const std::string& operation) {
+  const Trace t = Trace::parse(
+      "symbol s0(hint=3, min=2, input=0, dim=0)\nsymbol s1(hint=40, min=2, input=0, dim=2)\nsymbol s2(hint=7, min=2, input=1, dim=2)\n"
+      "input t0: f32[s0, 4, s1, 16]@cuda:0 strides [64*s1, 16*s1, 16, 1] offset 0 storage 0\n"
+      "input t1: f32[s0, 4, s2, 16]@cuda:0 strides [64*s2, 16*s2, 16, 1] offset 0 storage 1\n"
+      "input t2: f32[s0, 4, s2, 24]@cuda:0 strides [96*s2, 24*s2, 24, 1] offset 0 storage 2\n" +
+      operation + "\nreturn t0\n");
+  const TraceOp& op = t.ops.back();
+  std::vector<TraceTensor> seen;
+  for (TensorId r : op.results) seen.push_back(t.tensors[static_cast<size_t>(r)]);
+  const auto found = symbolic_results(t, op, seen);
+  if (!found) return "none";
+  std::string out;
+  for (const TraceTensor& r : *found) out += cat(out.empty() ? "" : ", ", r.type.str());
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("layouts: sizes of torch's attention for GPUs") {
+  const std::string out = "t3: f32[3, 4, 40, 24]@cuda:0 strides [3840, 24, 96, 1] offset 0 storage 3, ",
+                    seed = "t5: i64[]@cuda:0 strides [] offset 0 storage 5, t6: i64[]@cuda:0 strides [] offset 0 storage 6",
+                    efficient = " = aten::_scaled_dot_product_efficient_attention(t0, t1, t2, none, true, 0.0, false, none)";
+  CHECK(in_symbols(out + "t4: f32[3, 4, 64]@cuda:0 strides [256, 64, 1] offset 0 storage 4, " + seed + efficient) ==
+        "f32[s0, 4, s1, 24]@cuda:0, f32[s0, 4, 32*floordiv(s1 + 31, 32)]@cuda:0, i64[]@cuda:0, i64[]@cuda:0");
+  CHECK(in_symbols(out + "t4: f32[3, 4, 0]@cuda:0 strides [1, 1, 1] offset 0 storage 4, " + seed + efficient) ==
+        "f32[s0, 4, s1, 24]@cuda:0, f32[3, 4, 0]@cuda:0, i64[]@cuda:0, i64[]@cuda:0");
+  CHECK(in_symbols(out + "t4: f32[3, 4, 41]@cuda:0 strides [164, 41, 1] offset 0 storage 4, " + seed + efficient) == "none");
+  CHECK(in_symbols("t3: f32[3, 4, 40, 16]@cuda:0 strides [2560, 640, 16, 1] offset 0 storage 3, "
+                   "t4: f32[3, 4, 7, 16]@cuda:0 strides [448, 16, 64, 1] offset 0 storage 4, "
+                   "t5: f32[3, 4, 7, 24]@cuda:0 strides [672, 168, 24, 1] offset 0 storage 5 = "
+                   "aten::_scaled_dot_product_flash_attention_backward(t0, t0, t1, t2, t0, t0, none, none, 40, 7, 0.0, false, none, none, "
+                   "none)") == "f32[s0, 4, s1, 16]@cuda:0, f32[s0, 4, s2, 16]@cuda:0, f32[s0, 4, s2, 24]@cuda:0");
 }

@@ -198,6 +198,29 @@ def test_whole_tensors():
         _agree(lambda x: (x.sum(), x.mean(), x.max(), x.argmax(), x.std(), x.prod()), x)
 
 
+def test_sums_and_products_of_nothing():
+    for shape in ((0,), (0, 1), (0, 5), (0, 3000)):
+        _agree(lambda x: (x.sum(0), x.prod(0), (x * 2).sum(), torch.logsumexp(x, 0)), torch.empty(shape, device="cuda"))
+    for dtype in (torch.float32, torch.bfloat16):
+        x, w, b = (torch.ones(s, device="cuda", dtype=dtype) for s in ((4, 0), (5, 0), (5,)))
+        _agree(lambda x, w, b: (F.linear(x, w), F.linear(x, w, b), F.gelu(F.linear(x, w, b), approximate="tanh")), x, w, b, dtype=dtype)
+
+
+def test_a_gradient_of_zeros_without_memory():
+    """That of a sign is a tensor that has sizes only."""
+    x = _on_gpu(20, 20).requires_grad_()
+    compiled = broach.compile(torch.sgn)
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(compiled(x), x, torch.ones_like(x))
+        assert not (gradient + 0).any()
+
+
+@torch.no_grad()
+def test_statistics_that_an_evaluation_gives():
+    x, weight, bias, mean = _on_gpu(3, 2, 3, 4), *(torch.randn(2, device="cuda") for _ in range(3))
+    _agree(lambda *given: torch.native_batch_norm(*given, False, 0.1, 0.5), x, weight, bias, mean, torch.rand(2, device="cuda"))
+
+
 def test_nans_in_reductions():
     x = _on_gpu(4, 300)
     x[1, 17] = float("nan")

@@ -30,6 +30,8 @@ RAN: list[Ran] = []
 
 # What the databases run on: with "reference", every schedule is checked without a compiler or a library.
 TARGET = os.environ.get("BROACH_TEST_TARGET", "cpu")
+# Where the tensors of their samples are.
+DEVICE = "cpu"
 
 
 class Direct:
@@ -63,6 +65,12 @@ class Direct:
         return "eager" if stats["eager_reasons"] or not stats["programs"] else "extern" if self.externs else "native"
 
 
+def random_state() -> torch.Tensor:
+    """Of the generators that programs may draw from."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if DEVICE == "cuda" else [])]
+    return torch.cat(states)
+
+
 def compile_direct(fn: Callable, *tensors: torch.Tensor, constant: Sequence[bool] = (), **options: Any) -> Direct:
     """Captures `fn` on copies of `tensors`, so that the next call runs compiled code."""
     compiled = Direct(fn, constant, **options)
@@ -83,7 +91,7 @@ def fresh(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             continue
         storage = t.untyped_storage()
         copy = storages.setdefault(storage._cdata, storage.clone() if storage._cdata not in storages else None)
-        new = torch.empty(0, dtype=t.dtype).set_(copy, t.storage_offset(), t.size(), t.stride())
+        new = torch.empty(0, dtype=t.dtype, device=t.device).set_(copy, t.storage_offset(), t.size(), t.stride())
         new = new.conj() if t.is_conj() else new
         new = torch._neg_view(new) if t.is_neg() else new
         made[id(t)] = new.requires_grad_(t.requires_grad)

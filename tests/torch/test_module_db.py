@@ -42,7 +42,7 @@ def placed(args, kwargs):
 def build(info, dtype, training, sample):
     """A sample's module twice, what makes of a module a function of tensors, and these; None where some are no plain tensors."""
     given = sample.constructor_input
-    theirs = info.module_cls(*given.args, **given.kwargs).to(dtype).train(training)
+    theirs = info.module_cls(*given.args, **given.kwargs).to(direct.DEVICE, dtype).train(training)
     tensors, place = placed(sample.forward_input.args, sample.forward_input.kwargs)
     if not tensors or any(t.layout != torch.strided or type(t) is not torch.Tensor for t in tensors):
         return None
@@ -65,10 +65,10 @@ def run(info, dtype, training, sample) -> str | None:
     if built is None:
         return "not a plain tensor"
     theirs, ours, program, tensors = built
-    state = torch.get_rng_state()
+    state = direct.random_state()
     try:
         program(theirs)(*direct.fresh(tensors))
-        if not torch.equal(state, torch.get_rng_state()):
+        if not torch.equal(state, direct.random_state()):
             return "draws random numbers"
         want = program(theirs)(*direct.fresh(tensors))
     except (RuntimeError, NotImplementedError):

@@ -24,7 +24,7 @@ CALLS = 3
 
 def samples_of(info, dtype, training):
     torch.manual_seed(0)
-    every = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=training)
+    every = info.module_inputs_func(info, device=direct.DEVICE, dtype=dtype, requires_grad=True, training=training)
     return every if ALL or len(every) <= 2 else random.Random(info.name).sample(every, 2)
 
 

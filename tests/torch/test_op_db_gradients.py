@@ -24,7 +24,7 @@ OPS = [op for op in op_db if op.supports_autograd and (not ONLY or name_of(op) i
 
 def samples_of(op, dtype):
     torch.manual_seed(0)
-    every = op.sample_inputs("cpu", dtype, requires_grad=True)
+    every = op.sample_inputs(direct.DEVICE, dtype, requires_grad=True)
     if ALL:
         yield from every
         return
@@ -35,7 +35,7 @@ def samples_of(op, dtype):
 def run(op, dtype, sample) -> str | None:
     """Checks one sample; the reason where it cannot be compared."""
     tensors, place = tensors_of(sample)
-    if any(t.is_quantized or t.layout != torch.strided or not t.is_cpu for t in tensors):
+    if any(t.is_quantized or t.layout != torch.strided or t.device.type != direct.DEVICE for t in tensors):
         return "not a plain tensor"
     if not any(t.requires_grad for t in tensors):
         return "no input needs gradients"

@@ -125,7 +125,7 @@ class KernelEmitter : ExpressionEmitter {
       line("#pragma unroll");
       open(cat("for (int t = 0; t < ", p_.trips, "; ++t)"));
       line("const ", index_type(), " step = t * ", p_.team, " + ", thread, ";");
-      const bool whole = p_.steps.constant() % (lanes * p_.team) == 0;
+      const bool whole = p_.steps.constant() == p_.trips * lanes * p_.team;
       if (!whole) open(cat("if (step < ", all, ")"));
       cache_step_ = "t";
       stand(p_.step_axes, "step", lanes);
