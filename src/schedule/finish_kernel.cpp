@@ -57,6 +57,37 @@ std::vector<int64_t> take_starts(Kernel& k) {
   return starts;
 }
 
+// A load that is made in any case as well needs no condition: where that does not hold, any value will do. What is computed of the two is
+// then one expression, as a norm's weights are under all windows of a pooling.
+Kernel without_idle_conditions(Kernel k) {
+  auto is_certain = [](const KernelExpr& e) { return e.kind == Kind::load && e.predicate < 0; };
+  auto is_made_anyway = [&](const KernelExpr& e) {
+    return e.kind == Kind::load && e.predicate >= 0 &&
+           std::ranges::any_of(k.exprs, [&](const KernelExpr& o) { return is_certain(o) && o.dtype == e.dtype && o.access == e.access; });
+  };
+  std::vector<bool> certain;
+  for (const KernelExpr& e : k.exprs) certain.push_back(is_made_anyway(e));
+  if (std::ranges::find(certain, true) == certain.end()) return k;
+  Kernel out = k;
+  out.exprs.clear();
+  ExprList exprs(out);
+  std::vector<int> place;
+  auto move = [&](int& e) { e = e < 0 ? e : place[static_cast<size_t>(e)]; };
+  for (size_t i = 0; i < k.exprs.size(); ++i) {
+    KernelExpr e = k.exprs[i];
+    if (certain[i]) e.predicate = -1;
+    for (int& a : e.args) move(a);
+    for (auto& d : e.access.dynamic) move(d.first);
+    move(e.predicate);
+    place.push_back(exprs.add(std::move(e)));
+  }
+  for (KernelStore& s : out.stores) {
+    move(s.expr);
+    for (auto& d : s.access.dynamic) move(d.first);
+  }
+  return out;
+}
+
 }  // namespace
 
 KernelStep without_idle_buffers(KernelStep step) {
@@ -84,7 +115,7 @@ KernelStep without_idle_buffers(KernelStep step) {
 }
 
 KernelStep finish_kernel(Kernel k, std::vector<int> buffers) {
-  k = normalize_axes(std::move(k));
+  k = normalize_axes(without_idle_conditions(std::move(k)));
   std::vector<SymbolId> symbols = number_symbols(k);
   std::vector<int64_t> starts = take_starts(k);
   return {std::make_shared<const Kernel>(std::move(k)), std::move(buffers), std::move(symbols), std::move(starts), {}};

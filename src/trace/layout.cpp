@@ -269,11 +269,12 @@ class Results {
       const Shape& seen = seen_[i].type.shape;
       auto size = [](int64_t n, const SymInt& e) { return n * e.constant(); };
       if (seen_[i].type.dtype == DType::opaque) continue;
-      if (is_backward ? i >= 3 && shapes.back().empty() : i >= 2 || std::ranges::find(seen, SymInt(0)) != seen.end()) {
+      if (is_backward ? i >= 3 && shapes.back().empty() : i >= 2) {
         if (std::accumulate(seen.begin(), seen.end(), int64_t{1}, size) > 2) return std::nullopt;
         continue;
       }
       Shape& shape = shapes.at(i);
+      if (!is_backward && i == 1 && seen.size() == shape.size() && seen.back() == SymInt(0)) shape.back() = 0;  // not asked for
       if (seen.size() == shape.size() + 1 && seen.back() == SymInt(1)) shape.push_back(1);
       if (!set_shape(out[i], shape)) return std::nullopt;
     }
@@ -283,7 +284,10 @@ class Results {
   // Without gaps, in the order of dimensions in which it was seen. False if it was of other sizes.
   bool set_shape(TraceTensor& t, const Shape& shape) {
     const std::vector<int64_t> sizes = hints(t.type.shape);
-    auto strides = shape.size() == sizes.size() ? dense_strides(shape, sizes, hints(t.strides)) : std::nullopt;
+    const bool is_empty = std::ranges::find(sizes, 0) != sizes.end();
+    auto strides = shape.size() != sizes.size() ? std::nullopt
+                   : is_empty                   ? std::optional(contiguous_strides(shape))
+                                                : dense_strides(shape, sizes, hints(t.strides));
     if (!strides || hints(shape) != sizes || !(t.offset == SymInt(0))) return false;
     t.type.shape = shape;
     t.strides = std::move(*strides);

@@ -130,7 +130,7 @@ TEST_CASE("layouts: sizes of torch's attention for GPUs") {
   CHECK(in_symbols(out + "t4: f32[3, 4, 64]@cuda:0 strides [256, 64, 1] offset 0 storage 4, " + seed + efficient) ==
         "f32[s0, 4, s1, 24]@cuda:0, f32[s0, 4, 32*floordiv(s1 + 31, 32)]@cuda:0, i64[]@cuda:0, i64[]@cuda:0");
   CHECK(in_symbols(out + "t4: f32[3, 4, 0]@cuda:0 strides [1, 1, 1] offset 0 storage 4, " + seed + efficient) ==
-        "f32[s0, 4, s1, 24]@cuda:0, f32[3, 4, 0]@cuda:0, i64[]@cuda:0, i64[]@cuda:0");
+        "f32[s0, 4, s1, 24]@cuda:0, f32[s0, 4, 0]@cuda:0, i64[]@cuda:0, i64[]@cuda:0");
   CHECK(in_symbols(out + "t4: f32[3, 4, 41]@cuda:0 strides [164, 41, 1] offset 0 storage 4, " + seed + efficient) == "none");
   CHECK(in_symbols("t3: f32[3, 4, 40, 16]@cuda:0 strides [2560, 640, 16, 1] offset 0 storage 3, "
                    "t4: f32[3, 4, 7, 16]@cuda:0 strides [448, 16, 64, 1] offset 0 storage 4, "

@@ -260,9 +260,7 @@ class CudaContraction : public CompiledContraction {
     out->form = product_form(step_, symbols);
     out->is_empty = std::ranges::any_of(out->form.result.sizes, [](int64_t n) { return n == 0; });
     if (out->is_empty) return out;
-    // The library takes no matrix without elements; a sum of nothing is 0.
-    const bool adds_up_nothing = std::ranges::any_of(out->form.x.sizes, [](int64_t n) { return n == 0; });
-    const auto product = adds_up_nothing ? std::nullopt : library_product(out->form);
+    const auto product = library_product(out->form);
     if (product) add_calls(*product, *out);
     else if (!settings_.host_contraction) unsupported("cuda: cuBLASLt takes no product whose operands lie as in ", step_.result.type.str());
     return out;

@@ -237,8 +237,12 @@ std::string Nvrtc::machine_code(const std::string& source, int architecture) con
   } owned{*this};
   if (create(&owned.program, source.c_str(), "broach.cu", 0, nullptr, nullptr) != 0) unsupported("cuda: the compiler takes no program");
   const std::string arch = cat("--gpu-architecture=sm_", architecture);
-  const char* options[] = {arch.c_str(), "--std=c++17", "--fmad=false", "--device-as-default-execution-space", "--disable-warnings"};
-  const int result = compile(owned.program, 5, options);
+  // The last lets it work on several functions at once, which older ones do not know.
+  const char* options[] = {arch.c_str(),         "--std=c++17",      "--fmad=false", "--device-as-default-execution-space",
+                           "--disable-warnings", "--split-compile=0"};
+  constexpr int kCount = std::size(options), kInvalidOption = 5;
+  int result = compile(owned.program, kCount, options);
+  if (result == kInvalidOption) result = compile(owned.program, kCount - 1, options);
   if (result != 0) {
     size_t bytes = 0;
     log_size(owned.program, &bytes);
