@@ -81,6 +81,16 @@ PyObject* with_attributes(Ref tensor, PyObject* attributes) {
   return tensor.release();
 }
 
+// Whether nothing can change in it without its being another object. Functions are looked at as they run, a tensor's elements are the trace's.
+bool is_fixed(PyObject* o) {
+  if (PyTuple_Check(o)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(o); ++i)
+      if (!is_fixed(PyTuple_GET_ITEM(o, i))) return false;
+    return native_base(Py_TYPE(o)) == Py_TYPE(o);
+  }
+  return is_atom(o) || is_plain_tensor(o) || PyFunction_Check(o);
+}
+
 bool same_attributes(PyObject* before, PyObject* now) {
   if (!before || !now) return before == now;
   if (PyDict_GET_SIZE(before) != PyDict_GET_SIZE(now)) return false;
@@ -141,12 +151,18 @@ bool Form::add_tensor(PyObject* o, const Rules& rules, Leaves& leaves) {
     problem_ = "a tensor with attributes of its own";
     return false;
   }
+  PyObject *key, *value, *attributes = rules.results ? nullptr : attributes_of(o);
+  for (Py_ssize_t at = 0; attributes && PyDict_Next(attributes, &at, &key, &value);)
+    if (!is_fixed(value)) {
+      problem_ = {cat("a tensor whose attribute ", text_of(key), " holds an object that can change"), Fallback::eager};
+      return false;
+    }
   auto [it, fresh] = tensors_.emplace(t.unsafeGetTensorImpl(), static_cast<int>(leaves.tensors.size()));
   Part p{fresh ? Kind::tensor : Kind::same};
   p.index = it->second;
   p.requires_grad = t.requires_grad();
   p.type = Py_TYPE(o);
-  if (PyObject* attributes = rules.results || !fresh ? nullptr : attributes_of(o)) p.keep = Ref::steal(PyDict_Copy(attributes));
+  if (attributes && fresh) p.keep = Ref::steal(PyDict_Copy(attributes));
   p.parameter = rules.results && Py_TYPE(o) == parameter_type();
   p.is_argument = !rules.results && is_plain_tensor(o);
   if (fresh) leaves.tensors.push_back(t);
@@ -531,6 +547,15 @@ TensorAttributes::TensorAttributes(at::TensorList tensors) {
 bool TensorAttributes::changed() const {
   return std::any_of(before_.begin(), before_.end(),
                      [](const auto& b) { return !same_attributes(b.second.get(), attributes_of(b.first.get())); });
+}
+
+void TensorAttributes::put_back() const {
+  for (const auto& [tensor, before] : before_) {
+    if (PyObject* now = attributes_of(tensor.get())) PyDict_Clear(now);
+    PyObject *key, *value;
+    for (Py_ssize_t at = 0; before && PyDict_Next(before.get(), &at, &key, &value);)
+      if (PyObject_SetAttr(tensor.get(), key, value) < 0) throw py::error_already_set();
+  }
 }
 
 // ---- arguments ----

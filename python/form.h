@@ -132,6 +132,7 @@ class TensorAttributes {
  public:
   explicit TensorAttributes(at::TensorList tensors);
   bool changed() const;
+  void put_back() const;
 
  private:
   std::vector<std::pair<Ref, Ref>> before_;  // a tensor and a copy of its attributes, null for none

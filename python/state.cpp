@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "support/error.h"
+#include "support/log.h"
 #include "tensors.h"
 
 namespace broach {
@@ -272,7 +273,9 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     case Kind::cell: return value(PyCell_GET(o));
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, f->func_dict, f->func_name, f->func_qualname, f->func_doc,
+      // Whoever asks for its dict gives it one.
+      PyObject* dict = f->func_dict && PyDict_GET_SIZE(f->func_dict) > 0 ? f->func_dict : nullptr;
+      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, dict, f->func_name, f->func_qualname, f->func_doc,
                           f->func_module, f->func_annotations})
         value(v);
       return true;
@@ -345,6 +348,16 @@ Ref list_of(const std::vector<Ref>& values) {
   return list;
 }
 
+// The elements of one of numpy's, as `bytes` has them; false where they cannot be written.
+bool put_back_array(PyObject* array, PyObject* bytes) {
+  Ref numpy = import_module("numpy");
+  Ref type = Ref::steal(PyObject_GetAttrString(array, "dtype")), shape = Ref::steal(PyObject_GetAttrString(array, "shape"));
+  if (!numpy || !type || !shape) return false;
+  Ref flat = Ref::steal(PyObject_CallMethod(numpy.get(), "frombuffer", "OO", bytes, type.get()));
+  Ref elements = flat ? Ref::steal(PyObject_CallMethod(flat.get(), "reshape", "O", shape.get())) : Ref();
+  return elements && Ref::steal(PyObject_CallMethod(numpy.get(), "copyto", "OO", array, elements.get()));
+}
+
 bool call_method(PyObject* o, const char* name, PyObject* argument) {
   return static_cast<bool>(Ref::steal(argument ? PyObject_CallMethod(o, name, "O", argument) : PyObject_CallMethod(o, name, nullptr)));
 }
@@ -389,7 +402,7 @@ bool State::put_back(const Node& n) const {
     case Kind::cell: return PyCell_Set(o, n.values[0].get()) == 0;
     case Kind::context: return n.values[0] && static_cast<bool>(Ref::steal(PyContextVar_Set(o, n.values[0].get())));
     case Kind::buffer: {
-      if (!PyByteArray_Check(o)) return false;
+      if (!PyByteArray_Check(o)) return put_back_array(o, n.values[0].get());
       const Py_ssize_t size = PyBytes_GET_SIZE(n.values[0].get());
       if (PyByteArray_Resize(o, size) < 0) return false;
       std::memcpy(PyByteArray_AS_STRING(o), PyBytes_AS_STRING(n.values[0].get()), static_cast<size_t>(size));
@@ -411,7 +424,10 @@ bool State::restore() const {
   PyErr_Fetch(&type, &value, &trace);
   bool whole = true;
   for (const Node& n : nodes_)
-    if (!same(const_cast<Node&>(n), false, nullptr) && !put_back(n)) whole = false;
+    if (std::string why; !same(const_cast<Node&>(n), false, &why) && !put_back(n)) {
+      log_info("cannot be put back: ", why);
+      whole = false;
+    }
   for (const auto& [impl, held] : tensors_) {
     if (!held.tensor.is_leaf()) continue;
     if (held.tensor.requires_grad() != held.requires_grad) held.tensor.requires_grad_(held.requires_grad);

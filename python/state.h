@@ -149,6 +149,7 @@ class State {
   void visit_builtin_method(PyObject* o, int parent, const std::string& label);
   void visit_native(PyObject* o, PyTypeObject* native, int parent, const std::string& label);
   void visit_type(PyTypeObject* type, int parent, const std::string& label);
+  void visit_class_dicts(PyTypeObject* type);
   void visit_class_dict(PyTypeObject* type);
   void visit_class_value(PyObject* value, int parent, const std::string& label);
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
@@ -157,7 +158,8 @@ class State {
   void watch_annotations(PyObject* names, int parent);
   void visit_module(PyObject* module, PyObject* name);
   static bool may_name(PyCodeObject* code, PyObject* name);
-  void visit_module_names(PyObject* module, PyCodeObject* code);
+  static bool may_be_given(PyCodeObject* code, PyObject* module);
+  void visit_module_names(PyObject* module, PyCodeObject* code, bool named);
   void visit_cache(PyObject* wrapper, int parent, const std::string& label);
   void visit_referents(PyObject* o, int parent, const std::string& label);
   void visit_queued();
@@ -192,7 +194,7 @@ class State {
       return std::hash<PyObject*>()(p.first) * 31 + std::hash<PyObject*>()(p.second);
     }
   };
-  std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them
+  std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them; null for all of a module
   std::unordered_set<PyObject*> candidates_;  // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> entered_, made_here_;
   std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them

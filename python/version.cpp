@@ -251,25 +251,6 @@ void Version::note_own(const Leaves& leaves) {
   for (PyObject* o : leaves.containers) own_containers_.push_back(is_of_state(o) ? o : nullptr);
 }
 
-// A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
-// gets another one, and the next capture does without. Throws what it raises.
-Ref Version::run_again(Pending& p, const Arguments& arguments, bool may_depend_on_it) {
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  bool& says = p.subject->says_compiling;
-  if (!type || !says || !may_depend_on_it || Function::is_capturing_symbols() || Capture::current()->has_written() ||
-      !state->changes().empty()) {
-    PyErr_Restore(type, value, trace);
-    throw py::error_already_set();
-  }
-  std::string error = reinterpret_cast<PyTypeObject*>(type)->tp_name;
-  Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
-  Ref result = checked(call(p.subject->program.get(), arguments));
-  p.verdict = {Outcome::learnt, cat("raises ", error, " while torch.compiler.is_compiling() is true")};
-  says = false;
-  return result;
-}
-
 // What a run of the program is given: the caller's own arguments, or others made like them.
 class Version::Given {
  public:
@@ -333,6 +314,37 @@ class Version::Given {
   std::optional<KeptPlaces> before_;
 };
 
+// What a run was given, containers and places that it writes itself.
+bool Version::has_written(const std::vector<Shallow>& before, const Given& given) const {
+  auto made = new_result_form();
+  Form::Rules rules;
+  rules.results = rules.any_tensor = true;
+  Leaves leaves;
+  if (!made->writes.find(before, made->form, rules, leaves) || !made->writes.empty()) return true;
+  for (size_t i = 0; i < given.kept.size(); ++i)
+    if (!same_value(given.kept[i].get(), form.places()[i].value())) return true;
+  return false;
+}
+
+// A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
+// gets another one, and the next capture does without. Throws what it raises.
+Ref Version::run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  bool& says = p.subject->says_compiling;
+  if (!type || !says || !may_depend_on_it || Function::is_capturing_symbols() || Capture::current()->has_written() ||
+      !state->changes().empty() || has_written(before, given)) {
+    PyErr_Restore(type, value, trace);
+    throw py::error_already_set();
+  }
+  std::string error = reinterpret_cast<PyTypeObject*>(type)->tp_name;
+  Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+  Ref result = checked(call(p.subject->program.get(), given.arguments));
+  p.verdict = {Outcome::learnt, cat("raises ", error, " while torch.compiler.is_compiling() is true")};
+  says = false;
+  return result;
+}
+
 static constexpr const char* kReadByItself = "is given a tensor or container that it also reads by itself";
 
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
@@ -360,12 +372,15 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   p.ran = Pending::Ran::captured;
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
   TensorAttributes attributes(inputs);
-  Ref result = state ? run_watched(p, given.arguments) : checked(call(p.subject->program.get(), given.arguments));
+  Ref result = state ? run_watched(p, given, before) : checked(call(p.subject->program.get(), given.arguments));
   // While what the program holds can still be put back.
   if (Function::is_capturing_symbols()) Capture::current()->must_not_give_gradients();
   // In the place of one that the program also reaches by itself it was given another, or a copy.
   if (state && !given.own && reads_replaced(p.leaves, inputs)) p.take_back_or_reject(kReadByItself);
-  if (state && attributes.changed()) p.take_back_or_reject("writes an attribute of a tensor that it is given");
+  if (state && attributes.changed()) {
+    if (Function::is_capturing_symbols()) attributes.put_back();
+    p.take_back_or_reject("writes an attribute of a tensor that it is given");
+  }
   Function::Results out = described(result.get(), inputs, before, given, p);
   note_writes(*static_cast<const ResultForm*>(out.form.get()), given, p.since ? p.since->met() : turn ? turn->met() : Turns::Met(), p);
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
@@ -436,19 +451,19 @@ void Version::differentiate(const Function::Results& results, PyObject* result, 
   Capture::current()->differentiate(results.tensors, &code);
 }
 
-Ref Version::run_watched(Pending& p, const Arguments& arguments) {
+Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before) {
   std::optional<cpython::SignalsHeld> held(std::in_place);
   if (!held->run_handlers()) throw py::error_already_set();
   WatchedRun run(*p.subject, *state);
   Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
   held.reset();
-  Ref result = Ref::steal(call(p.subject->program.get(), arguments));
+  Ref result = Ref::steal(call(p.subject->program.get(), given.arguments));
   held.emplace();
   run.finish();
   p.may_have_lock = run.may_have_taken_lock();
   p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
-  if (!result) return run_again(p, arguments, run.has_only_asked());
+  if (!result) return run_again(p, given, before, run.has_only_asked());
   p.verdict = run.verdict();
   if (p.met_checkpoint) {  // whatever torch's own checkpoint has done
     p.subject->has_checkpoints = true;

@@ -97,8 +97,9 @@ class Version : public std::enable_shared_from_this<Version> {
  private:
   class Given;
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
-  Ref run_watched(Pending& p, const Arguments& arguments);
-  Ref run_again(Pending& p, const Arguments& arguments, bool may_depend_on_it);
+  Ref run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before);
+  Ref run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it);
+  bool has_written(const std::vector<Shallow>& before, const Given& given) const;
   Function::Results described(PyObject* result, at::TensorList inputs, const std::vector<Shallow>& before, const Given& given, Pending& p);
   void differentiate(const Function::Results& results, PyObject* result, const Given& given);
   Ref made_of(Function::Results results, Pending& p) const;

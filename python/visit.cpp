@@ -287,9 +287,14 @@ void State::visit_module(PyObject* o, PyObject* name) {
   auto& names = modules_[o];
   if (!names.insert(name).second) return;
   for (PyCodeObject* c : entered_)
-    if (may_name(c, name)) visit_module_names(o, c);
+    if (const bool named = may_name(c, name); named || may_be_given(c, o)) visit_module_names(o, c, named);
   static PyObject* fallback = Py_BuildValue("(N)", PyUnicode_InternFromString("__getattr__"));
   watch_names(PyModule_GetDict(o), fallback, cat("module ", name_of_module(PyModule_GetDict(o)), ","), Names::found);
+}
+
+// Code of the user's may be handed a module of the user's by other code.
+bool State::may_be_given(PyCodeObject* code, PyObject* module) {
+  return owner_of_file(code->co_filename) == Owner::user && owner_of_module(name_of_module(PyModule_GetDict(module))) == Owner::user;
 }
 
 bool State::may_name(PyCodeObject* code, PyObject* name) {
@@ -371,6 +376,13 @@ void State::visit_type(PyTypeObject* type, int parent, const std::string& label)
   if (Py_TYPE(type) != &PyType_Type) visit_type(Py_TYPE(type), parent, label);
 }
 
+// Of a class of torch's that a program names, such as what a user has set on it.
+void State::visit_class_dicts(PyTypeObject* type) {
+  if (native_base(type) != &PyBaseObject_Type || !type->tp_mro) return;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i)
+    visit_class_dict(reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i)));
+}
+
 // Attributes of one class; of one of torch's what they are, and not what that consists of.
 void State::visit_class_dict(PyTypeObject* base) {
   PyObject* dict = cpython::type_dict(base);
@@ -448,6 +460,7 @@ void State::watch_names(PyObject* dict, PyObject* names, const std::string& labe
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
     if (value && PyModule_Check(value)) visit_module(value, name);
     else if (value && which != Names::shallow && which != Names::all_shallow) visit(value, id, cat(" ", text_of(name)));
+    else if (value && which == Names::all_shallow && PyType_Check(value)) visit_class_dicts(reinterpret_cast<PyTypeObject*>(value));
     else if (value) watch_entries(value, id, cat(" ", text_of(name)));
   }
 }
@@ -465,15 +478,35 @@ void State::watch_entries(PyObject* container, int parent, const std::string& la
     if (v && THPVariable_Check(v.get())) visit(v.get(), id, "[...]");
 }
 
-void State::visit_module_names(PyObject* module, PyCodeObject* code) {
+// Whether it asks for attributes by names that are no constants of its own.
+static bool computes_names(PyCodeObject* code) {
+  PyObject* names = cpython::names_of(code);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+    const std::string_view name = text_of(PyTuple_GET_ITEM(names, i));
+    for (std::string_view asks : {"getattr", "setattr", "hasattr", "delattr", "vars", "__dict__", "attrgetter"})
+      if (name == asks) return true;
+  }
+  return false;
+}
+
+// `named`: it can find the module by itself.
+void State::visit_module_names(PyObject* module, PyCodeObject* code, bool named) {
   PyObject* dict = PyModule_GetDict(module);
   std::string_view name = name_of_module(dict);
   const Owner whose = owner_of_module(name), reader = owner_of_file(code->co_filename);
   // Whether a name is there is asked by programs alone.
-  const bool shallow = whose == Owner::torch || reader == Owner::torch;
+  const bool shallow = whose == Owner::torch || reader == Owner::torch || !named;
   const Names which = reader != Owner::user ? (shallow ? Names::shallow : Names::found) : shallow ? Names::all_shallow : Names::all;
   watch_names(dict, cpython::names_of(code), cat("module ", name, ","), which);
   watch_names(dict, cpython::constants_of(code), cat("module ", name, ","), which);  // getattr(module, "name")
+  if (reader != Owner::user || !computes_names(code)) return;
+  if (whose == Owner::user) {
+    if (named_.emplace(dict, nullptr).second) fill(add(Kind::dict, dict, -1, cat("module ", name, ",")));
+    return;
+  }
+  Ref every = Ref::steal(PyDict_Keys(dict)), all = every ? Ref::steal(PyList_AsTuple(every.get())) : Ref();
+  if (all) watch_names(dict, all.get(), cat("module ", name, ","), Names::shallow);
+  else PyErr_Clear();
 }
 
 // Names that are no globals.
@@ -508,10 +541,12 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     if (!torchs) watch_imports(code, globals);
     if (whose == Owner::user && names_both(code, "sys", "modules"))
       problems_.emplace_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
-    std::vector<PyObject*> modules;  // more may come
-    for (const auto& [module, names] : modules_)
-      if (std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); })) modules.push_back(module);
-    for (PyObject* m : modules) visit_module_names(m, code);
+    std::vector<std::pair<PyObject*, bool>> modules;  // more may come
+    for (const auto& [module, names] : modules_) {
+      const bool named = std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); });
+      if (named || may_be_given(code, module)) modules.emplace_back(module, named);
+    }
+    for (const auto& [module, named] : modules) visit_module_names(module, code, named);
   }
   if (fresh || !names_.contains(globals)) {
     watch_names(globals, cpython::names_of(code), cat("module ", name_of_module(globals), ", global"),

@@ -146,7 +146,8 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   PyErr_Restore(type, value, trace);
   if (begins) w->end_if_in_vain();
   // A run on stand-ins ends before it has an effect.
-  return w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr) ? w->end_program() : 0;
+  const bool stays = w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr);
+  return w->ends_ && begins && !stays && !is_ending() ? w->end_program() : 0;
 }
 
 // Whether a lock is given back, or a mode that torch or Python's library has set: a run that ends, too, leaves its blocks.
@@ -174,11 +175,24 @@ void Watch::end_if_in_vain() {
   ends_ = true;
 }
 
-// By an error that programs do not catch with others. Nothing of the run has happened, so that the program can run again.
-int Watch::end_program() {
+// An error that programs do not catch with others.
+static PyObject* end() {
   static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
+  return error;
+}
+
+// Whether what runs is the end of a block that the error leaves, which puts back what it has set.
+bool Watch::is_ending() {
+  PyObject *type, *value, *trace;
+  PyErr_GetExcInfo(&type, &value, &trace);
+  const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
+  return value && reinterpret_cast<PyObject*>(Py_TYPE(value)) == end();
+}
+
+// Nothing of the run has happened, so that the program can run again.
+int Watch::end_program() {
   ends_ = false;
-  PyErr_SetString(error, effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
+  PyErr_SetString(end(), effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
                                           : effects_.back().text.c_str());
   return -1;
 }
@@ -215,9 +229,16 @@ void Watch::on_call(PyFrameObject* frame) {
   if (!ends_on_effects_ || (whose != Owner::user && (gradients_ || whose != Owner::torch))) return;
   // Nothing must have happened by then.
   std::vector<const char*> questions{whose == Owner::user ? "invisible" : "invisible_in_torch"};
+  if (gradients_) questions.push_back("uses_context_up");
   if (gradients_ && Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
   for (const char* question : questions)
     if (std::string why = answer_of_codes(question, code); !why.empty()) effect(frame, {why, Fallback::eager});
+}
+
+bool Watch::is_called_by_user(PyFrameObject* frame) {
+  Ref caller = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame)));
+  Ref code = caller ? Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(caller.get())))) : Ref();
+  return code && owner(reinterpret_cast<PyCodeObject*>(code.get())) == Owner::user;
 }
 
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
@@ -226,6 +247,9 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, {"shows a warning", Fallback::eager}, true);
   if (file.find("/asyncio/") != file.npos) effect(frame, {"runs a loop of asyncio", Fallback::eager}, true);
   if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, {"writes to a log", Fallback::eager}, true);
+  // What it gives is found by no name.
+  if (function == "import_module" && file.ends_with("importlib/__init__.py") && is_called_by_user(frame))
+    effect(frame, {"asks importlib for a module", Fallback::eager});
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
@@ -237,10 +261,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (!torch_codes_.insert(code).second) return;
   if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
     torch_codes_.erase(code);  // whoever asks next
-    Ref asks = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame)));
-    Ref by = asks ? Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(asks.get())))) : Ref();
-    if (by && owner(reinterpret_cast<PyCodeObject*>(by.get())) == Owner::user)
-      effect(frame, {"asks for the identity of a tensor", Fallback::eager});
+    if (is_called_by_user(frame)) effect(frame, {"asks for the identity of a tensor", Fallback::eager});
   }
   asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" ||
            function == "is_torchdynamo_compiling";
@@ -248,6 +269,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+  if (name.find("/torch/optim/") != name.npos) Compiling::end();  // they leave out checks, and count otherwise, where they are compiled
   if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper")
     return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");

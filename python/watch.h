@@ -43,6 +43,7 @@ class Watch {
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
+  bool is_called_by_user(PyFrameObject* frame);
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_register_hook(PyFrameObject* frame);
@@ -61,6 +62,7 @@ class Watch {
   void abandon(PyFrameObject* frame);
   bool is_leaving(PyFrameObject* frame, PyObject* function);
   void end_if_in_vain();
+  static bool is_ending();
   int end_program();
 
   State& state_;

@@ -324,6 +324,14 @@ std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std:
 
 std::string Capture::record_gradients(const std::vector<at::Tensor>& results, GradientCode* code) {
   if (!no_gradients_.empty()) return no_gradients_;
+  for (const at::Tensor& t : results) {
+    if (!t.defined() || !t.requires_grad()) continue;
+    try {
+      ag::impl::gradient_edge(t);
+    } catch (const c10::Error& e) {  // one of several views whose base was written: what eager forbids is to go on with it
+      return cat("eager has no gradients of a result: ", e.what_without_backtrace());
+    }
+  }
   std::vector<at::Tensor> leaves;
   if (std::string why = find_differentiable(results, leaves); !why.empty()) return why;
   if (!end_walks(leaves))

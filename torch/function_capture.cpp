@@ -258,9 +258,11 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   std::vector<c10::SymFloat> floats;
   give_numbers(call, sizes, out, given, floats);
   const GradientsBefore gradients(call.tensors), gradients_behind(behind);
+  const bool grad = at::GradMode::is_enabled();
   try {
     capture.run([&] {
       out.results = eager_(capture.inputs(), given, floats);
+      if (sizes && at::GradMode::is_enabled() != grad) unsupported("it enables or disables gradients for its caller");
       if (sizes) capture.must_not_give_gradients();
       // What stands for a tensor has its own, also where only a part of the program runs under enable_grad.
       out.has_history = (at::GradMode::is_enabled() || sizes) && need_gradients(out.results.tensors);
@@ -271,7 +273,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     if (sizes) describe_results(out);  // among them may be a number that has no value of 64 bits
   } catch (...) {
     const bool is_own = !capture.is_replaced() && with_history.empty();  // the run on the caller's tensors
-    if (sizes || !is_own) capture.roll_back(), gradients.put_back();
+    if (sizes || !is_own) capture.roll_back(), gradients.put_back(), at::GradMode::set_enabled(grad);
     if (sizes || is_own) throw;
     out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
     out.must_run_eagerly = true;
@@ -284,10 +286,15 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   }
   out.reaches_behind = gradients_behind.have_changed();
   const bool changed = std::ranges::any_of(with_history, &InputWithHistory::is_changed);
-  if (changed || (!with_history.empty() && capture.verdict().outcome == Outcome::rejected)) {
+  const bool gave = capture.is_replaced() && gradients.have_changed();
+  if (changed || gave || (!with_history.empty() && capture.verdict().outcome == Outcome::rejected)) {
     // The caller's tensors must be changed likewise, and what the program gives may be of those that stood for them.
     capture.roll_back();
+    gradients.put_back();
     out.attempt.verdict = capture.verdict();
+    if (gave)
+      out.attempt.verdict = {Outcome::needs_gradients,
+                             {"gradients are needed: it gives some to a tensor that it is given", Fallback::eager}};
     if (changed)
       out.attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is changed", Fallback::eager}};
     out.must_run_eagerly = true;

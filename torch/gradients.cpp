@@ -1,5 +1,6 @@
 #include "gradients.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/add.h>
@@ -74,6 +75,23 @@ class LaterGradients : public ag::Node {
   std::shared_ptr<Runs> runs_;
 };
 
+// Of sizes, strides and the type of elements: the code for gradients is made for these.
+uint64_t layout_of(const at::Tensor& t) {
+  uint64_t hash = static_cast<uint64_t>(t.scalar_type()) + (static_cast<uint64_t>(t.device().type()) << 8);
+  for (const c10::IntArrayRef numbers : {t.sizes(), t.strides()})
+    for (int64_t n : numbers) hash = (hash ^ static_cast<uint64_t>(n)) * 0x9e3779b97f4a7c15ull + 1;
+  return hash;
+}
+
+// A tensor that was saved is another one inside, which no version counter tells.
+struct LaidOutOtherwise {};
+
+struct Saved {
+  ag::SavedVariable variable;
+  at::Tensor own;  // instead of the variable
+  uint64_t layout;
+};
+
 // Some results of one call of a compiled program in autograd's graph.
 class CompiledCall : public ag::Node {
  public:
@@ -84,8 +102,8 @@ class CompiledCall : public ag::Node {
   std::string name() const override { return "BroachBackward"; }
 
   // Tensors that others may write to, which would be noticed.
-  void save(const at::Tensor& t, bool is_result) { saved_.emplace_back(ag::SavedVariable(t, is_result), at::Tensor()); }
-  void save_own(at::Tensor t) { saved_.emplace_back(ag::SavedVariable(), std::move(t)); }
+  void save(const at::Tensor& t, bool is_result) { saved_.push_back({ag::SavedVariable(t, is_result), at::Tensor(), layout_of(t)}); }
+  void save_own(at::Tensor t) { saved_.push_back({ag::SavedVariable(), std::move(t), 0}); }
 
   ag::variable_list apply(ag::variable_list&& given) override {
     const std::string changed = backward_->changed();
@@ -113,13 +131,22 @@ class CompiledCall : public ag::Node {
     }
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains() && !saves_nothing();
     auto saved = [&](size_t i) {
-      auto& [variable, own] = saved_[i];
-      return !own.defined() ? variable.unpack(getptr()) : released_ ? std::move(own) : own;
+      auto& [variable, own, layout] = saved_[i];
+      if (own.defined()) return released_ ? std::move(own) : own;
+      at::Tensor t = variable.unpack(getptr());
+      if (layout_of(t) != layout) throw LaidOutOtherwise();
+      return t;
     };
-    BackwardRun run = backward_->run(saved, tangents, wanted(), symbols_, in_parts);
-    for (auto& [variable, own] : saved_)
-      if (released_) own.reset();  // what nobody reads would keep the memory of the others
-    return give(std::move(run));
+    try {
+      BackwardRun run = backward_->run(saved, tangents, wanted(), symbols_, in_parts);
+      for (Saved& s : saved_)
+        if (released_) s.own.reset();  // what nobody reads would keep the memory of the others
+      return give(std::move(run));
+    } catch (const LaidOutOtherwise&) {
+      constexpr const char* what =
+          "broach: a tensor has other sizes, strides or elements than in the call, by its .data: gradients need the program to be run again";
+      return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
+    }
   }
 
   // For the result of a tangent of which others are made on the way, by the program run again: the gradients of these, `ends`. What goes
@@ -217,8 +244,8 @@ class CompiledCall : public ag::Node {
     TORCH_CHECK(again_, what, ", and it is not at hand. Call it without compiling it where they are needed.");
     const Rerun& rerun = backward_->rerun();
     TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
-    for (auto& [variable, own] : saved_)
-      if (!own.defined()) variable.unpack(getptr());  // eager's error where it was written since
+    for (const Saved& s : saved_)
+      if (!s.own.defined()) s.variable.unpack(getptr());  // eager's error where it was written since
     std::vector<at::Tensor> tensors;
     for (const auto& [t, version] : given_) {
       TORCH_CHECK(version_of(t) == version || rerun.writes(tensors.size()), what,
@@ -233,7 +260,7 @@ class CompiledCall : public ag::Node {
   std::vector<int64_t> symbols_;
   std::vector<size_t> own_;
   size_t tangents_;
-  std::vector<std::pair<ag::SavedVariable, at::Tensor>> saved_;
+  std::vector<Saved> saved_;
   std::shared_ptr<const ProgramAgain> again_;
   std::shared_ptr<const FoundByCall> found_;
   std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
@@ -429,6 +456,17 @@ static bool is_same_window(const at::Tensor& a, const at::Tensor& b) {
          a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
 }
 
+// Of gradients that are windows of one tensor that was saved or given.
+static void set_apart_from_others_before(const std::vector<ResultSpec>& own, std::vector<at::Tensor>& out, size_t g) {
+  for (size_t before = 0; before < g; ++before) {
+    if (!own[before].is_of_input() || !out[before].defined() || !out[before].is_alias_of(out[g]) || out[before].is_same(out[g])) continue;
+    if (is_same_window(out[before], out[g])) out[g] = out[before];
+    else if (at::get_overlap_status(out[before], out[g]) != at::MemOverlapStatus::No) out[g] = out[g].clone();
+    else continue;
+    return;
+  }
+}
+
 // Whoever accumulates a gradient that nobody else holds takes its memory. So those that are one window of one memory are one tensor, and
 // what a later part gives as well is copied.
 void BackwardRun::set_apart(const std::vector<ResultSpec>& own, std::vector<at::Tensor>& out) const {
@@ -437,6 +475,7 @@ void BackwardRun::set_apart(const std::vector<ResultSpec>& own, std::vector<at::
   for (const ResultSpec& later : gradients_)
     if (later.is_made()) comes_again[static_cast<size_t>(later.index)] = true;
   for (size_t g = 0; g < own.size(); ++g) {
+    if (own[g].is_of_input() && out[g].defined()) set_apart_from_others_before(own, out, g);
     if (!own[g].is_made() || !out[g].defined()) continue;
     const auto index = static_cast<size_t>(own[g].index);
     if (comes_again[index]) out[g] = out[g].clone();

@@ -83,6 +83,34 @@ def invisible_in_torch(code: types.CodeType) -> str:
     return _works_invisibly(code, frozenset({"grad"}))
 
 
+# Of what torch keeps on the context of a custom Function, nothing changes by being read.
+OF_CONTEXT = frozenset({"saved_tensors", "saved_variables", "saved_for_forward", "needs_input_grad", "materialize_grads"})
+CHANGING = frozenset({
+    "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "clear", "update", "add", "discard", "setdefault",
+    "next", "send",
+})  # fmt: skip
+
+
+@_once
+def uses_context_up(code: types.CodeType) -> str:
+    """Where the backward of a custom Function changes its context, or may change what that holds: each call has another, which a run
+    beside the program's own would find used; empty if it cannot."""
+    if code.co_name not in ("backward", "vjp") or not code.co_argcount:
+        return ""
+    context, steps = code.co_varnames[0], list(dis.get_instructions(code))
+
+    def is_context(step: dis.Instruction) -> bool:
+        loaded = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+        return step.opname.startswith("LOAD_FAST") and loaded == context
+
+    where = f"in {getattr(code, 'co_qualname', code.co_name)}"
+    if any(step.opname in ("STORE_ATTR", "DELETE_ATTR") for step in steps):
+        return f"writes an attribute {where}"
+    read = {then.argval for step, then in zip(steps, steps[1:]) if is_context(step) and then.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    changes = CHANGING.intersection(code.co_names) or any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in steps)
+    return f"may change what a context holds {where}" if read - OF_CONTEXT and changes else ""
+
+
 @_once
 def enters_block(code: types.CodeType) -> str:
     """Whether the code has a `with` statement, by which it may hold a lock; empty if not."""

@@ -40,7 +40,14 @@ void Symbols::add_guard(Guard g) {
   bool symmetric = g.relation == Relation::eq || g.relation == Relation::ne;
   if (symmetric && std::find(guards_.begin(), guards_.end(), Guard{g.rhs, g.relation, g.lhs}) != guards_.end()) return;
   if (std::find(guards_.begin(), guards_.end(), g) != guards_.end()) return;
-  if (g.relation == Relation::eq) solve(g.lhs - g.rhs);
+  if (g.relation == Relation::eq) {
+    // Of several values known as a call runs it says what it fixes, which may be known before all that it was asked of.
+    std::vector<SymbolId> symbols;
+    (g.lhs - g.rhs).collect_symbols(symbols);
+    const bool of_several = std::ranges::any_of(symbols, [&](SymbolId id) { return id != symbols.front(); });
+    if (of_several && is_late(g.lhs - g.rhs)) g = {resolved(g.lhs), g.relation, resolved(g.rhs)};
+    solve(g.lhs - g.rhs);
+  }
   guards_.push_back(std::move(g));
 }
 
