@@ -76,9 +76,8 @@ struct Normalized {
 };
 
 Normalized normalize(const Expr& x, const Axes& axes, double eps) {
-  const Deviations d = deviations(x, axes);
-  Expr variance = less_rest(mean(d.from_about * d.from_about, axes), d.rest * d.rest), rstd = inverse_deviation(variance, eps);
-  return {(d.from_about - d.rest) * rstd, d.about + d.rest, rstd, variance};
+  Expr m = mean(x, axes), centered = x - m, variance = mean(centered * centered, axes), rstd = inverse_deviation(variance, eps);
+  return {centered * rstd, m, rstd, variance};
 }
 
 // y * weight + bias for those that there are.

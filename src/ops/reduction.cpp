@@ -10,10 +10,6 @@ namespace broach {
 
 // ---- shared with the normalizations ----
 
-namespace {
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-}  // namespace
-
 Axes Axes::from(int first, int rank, bool keep) {
   Axes a{std::vector<int64_t>(static_cast<size_t>(rank - first)), keep};
   std::iota(a.dims.begin(), a.dims.end(), first);
@@ -34,13 +30,6 @@ Expr reduce(Op op, const Expr& x, const Axes& axes) { return {x.builder(), x.bui
 
 Expr mean(const Expr& x, const Axes& axes) { return sum(x, axes) / number(x.builder(), axes.count(x), x.dtype()); }
 
-Deviations deviations(const Expr& x, const Axes& axes) {
-  Expr about = mean(x, axes), from_about = x - about;
-  return {about, from_about, mean(from_about, axes)};
-}
-
-Expr less_rest(const Expr& squares, const Expr& of_rest) { return select(equal(squares, kInfinity), squares, max(squares - of_rest, 0.0)); }
-
 Expr reshaped(const Expr& x, Shape shape) { return {x.builder(), x.builder().reshape(x.value(), std::move(shape))}; }
 
 Expr number(GraphBuilder& b, const SymInt& n, DType t) { return {b, size_number(b, n, t)}; }
@@ -56,6 +45,8 @@ Expr p_norm(const Expr& x, double p, const Axes& axes) {
 }
 
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Argument 0 in the element type in which a result of eager's type is computed.
 Expr computed(OpCall& c, size_t i = 0) { return Expr(c.b, c.tensor(i)).to(compute_dtype(c.result().dtype)); }
@@ -155,12 +146,15 @@ struct Moments {
   Expr mean, variance;
 };
 
+// By the corrected algorithm of two passes (Chan, Golub and LeVeque): what a mean lacks by its rounding is the mean of the deviations from
+// it, whose square is in theirs. Equal elements so have no variance, whatever their size. Infinite squares stay so.
 Moments moments(const Expr& x, const Axes& axes, double correction) {
   GraphBuilder& b = x.builder();
-  const Deviations d = deviations(x, axes.kept());
   SymInt n = axes.count(x);
-  Expr m = d.about + d.rest, squares = sum(d.from_about * d.from_about, axes);
-  squares = less_rest(squares, reshaped(d.rest * d.rest, squares.value().shape()) * number(b, n, x.dtype()));
+  Expr about = mean(x, axes.kept()), from_about = x - about, rest = mean(from_about, axes.kept());
+  Expr m = about + rest, squares = sum(from_about * from_about, axes);
+  Expr of_rest = reshaped(rest * rest, squares.value().shape()) * number(b, n, x.dtype());
+  squares = select(equal(squares, kInfinity), squares, max(squares - of_rest, 0.0));
   Expr divisor = n.is_constant() ? Expr(b, b.constant(std::max(static_cast<double>(n.constant()) - correction, 0.0), x.dtype()))
                                  : max(number(b, n, x.dtype()) - correction, 0.0);
   return {reshaped(m, squares.value().shape()), squares / divisor};

@@ -20,14 +20,6 @@ struct Axes {
 Expr reduce(Op op, const Expr& x, const Axes& axes);
 inline Expr sum(const Expr& x, const Axes& axes) { return reduce(Op::reduce_sum, x, axes); }
 Expr mean(const Expr& x, const Axes& axes);
-// From a mean that is rounded: what that lacks is the mean of the deviations (Chan, Golub and LeVeque's corrected algorithm of two passes).
-// Equal elements so have no variance, whatever their size.
-struct Deviations {
-  Expr about, from_about, rest;  // the mean is `about` + `rest`
-};
-Deviations deviations(const Expr& x, const Axes& axes);
-// Squares of deviations from `about`, summed or averaged, less what the rest adds to them; infinite ones stay so.
-Expr less_rest(const Expr& squares, const Expr& of_rest);
 Expr reshaped(const Expr& x, Shape shape);
 // The p-norm, with eager's meaning of 0 and of the infinities.
 Expr p_norm(const Expr& x, double p, const Axes& axes);
