@@ -1,7 +1,8 @@
 """Seconds of the first call: every model and variant in a process and with a cache directory of its own, cold and then warm.
 
 The clock starts once the model is built, so the first call includes importing the compiler. Dynamo alone is the floor of
-what reads bytecode; Broach's own time is split by stage from `broach.explain`.
+what reads bytecode; Broach's own time is split by stage from `broach.explain`. On a GPU eager has made two calls before; `--backward`
+takes the first step of training (on a GPU only).
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", default=",".join(DEFAULT))
     parser.add_argument("--dtype", type=dtypes, default="fp32")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--backward", action="store_true", help="the first step of training, on a GPU")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     return [
-        {"model": model, "dtype": dtype, "variant": name, "warm": warm, "cache": f"{model}-{dtype}-{name}"}
+        {"model": model, "dtype": dtype, "variant": name, "warm": warm, "cache": f"{model}-{dtype}-{name}", "device": chosen.device,
+         "backward": chosen.backward}
         for dtype in chosen.dtype.split(",")
         for model in chosen.models.split(",")
         for name in chosen.variants.split(",")
@@ -36,25 +40,58 @@ def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
+    import device
     import models
     import torch
 
+    dtype = models.DTYPES[job["dtype"]]
+    if job["backward"]:
+        return _first_step(job, dtype)
     torch.set_grad_enabled(False)
-    program = models.build(job["model"], dtype=models.DTYPES[job["dtype"]])
+    program = device.build(job["model"], job["device"], dtype)
+    wait = device.wait(job["device"])
+    for _ in range(2 if job["device"] == "cuda" else 0):
+        program.call(*program.args, **program.kwargs)
+    wait()
     start = time.perf_counter()
     call = variant(job["variant"], program.call)
     call(*program.args, **program.kwargs)
+    wait()
     result: dict[str, Any] = {"first_s": time.perf_counter() - start, "failed": {}}
     if job["variant"] == "broach":
         result["explained"] = attempt(lambda: _explained(program, call), result["failed"], "explain")
     return result
 
 
-def _explained(program: Any, call: Any) -> dict[str, Any]:
+def _first_step(job: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    import device
+    import suite_training
+
+    program = device.build(job["model"], "cuda", dtype, **device.NO_DROPOUT.get(job["model"], {}))
+    model = program.call.requires_grad_(True).train(True)
+    loss, wait = suite_training._loss_of(job["model"], model), device.wait("cuda")
+    loss(*program.args).backward()
+    model.zero_grad(set_to_none=True)
+    wait()
+    start = time.perf_counter()
+    call = variant(job["variant"], loss)
+    call(*program.args).backward()
+    wait()
+    result: dict[str, Any] = {"first_s": time.perf_counter() - start, "failed": {}}
+    if job["variant"] == "broach":
+        result["explained"] = attempt(lambda: _compile_seconds(program._replace(kwargs={}), call), result["failed"], "explain")
+    return result
+
+
+def _compile_seconds(program: Any, call: Any) -> dict[str, Any]:
     import broach
 
     told = broach.explain(call, *program.args, **program.kwargs)
-    return {"capture_s": _capture_seconds(program), "compile_s": told.compile_seconds, "passes": dict(told.passes), "kernels": told.kernels}
+    return {"compile_s": told.compile_seconds, "passes": dict(told.passes), "kernels": told.kernels}
+
+
+def _explained(program: Any, call: Any) -> dict[str, Any]:
+    return {"capture_s": _capture_seconds(program), **_compile_seconds(program, call)}
 
 
 def _capture_seconds(program: Any) -> float:
@@ -73,7 +110,7 @@ def _capture_seconds(program: Any) -> float:
 
 
 def tables(results: list[dict[str, Any]]) -> list[Table]:
-    import models
+    import device
 
     grouped: dict[tuple[str, str], dict[tuple[str, bool], dict[str, Any]]] = {}
     for result in results:
@@ -83,7 +120,7 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
     headings = ["model", *(_heading(name, warm) for name, warm in variants), "Broach captures, beyond an eager run", "Broach compiles", "kernels"]
     rows, stages = [], []
     for (model, dtype), found in grouped.items():
-        title = f"{models.TITLES[model]} {dtype}"
+        title = f"{device.title(model, next(iter(found.values()))['device'])} {dtype}"
         told = found.get(("broach", False), {}).get("explained") or {}
         times = [cell(found.get(key, {}).get("first_s")) for key in variants]
         rows.append([title, *times, cell(told.get("capture_s"), "{:.3f}"), cell(told.get("compile_s"), "{:.3f}"), str(told.get("kernels", "-"))])
