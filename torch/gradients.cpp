@@ -460,10 +460,10 @@ static bool is_same_window(const at::Tensor& a, const at::Tensor& b) {
 static void set_apart_from_others_before(const std::vector<ResultSpec>& own, std::vector<at::Tensor>& out, size_t g) {
   for (size_t before = 0; before < g; ++before) {
     if (!own[before].is_of_input() || !out[before].defined() || !out[before].is_alias_of(out[g]) || out[before].is_same(out[g])) continue;
-    if (is_same_window(out[before], out[g])) out[g] = out[before];
-    else if (at::get_overlap_status(out[before], out[g]) != at::MemOverlapStatus::No) out[g] = out[g].clone();
-    else continue;
-    return;
+    if (is_same_window(out[before], out[g])) return void(out[g] = out[before]);
+    // Of others only those without gaps are taken as they are.
+    const auto overlap = at::get_overlap_status(out[before], out[g]);
+    if (overlap == at::MemOverlapStatus::Full || overlap == at::MemOverlapStatus::Partial) return void(out[g] = out[g].clone());
   }
 }
 
