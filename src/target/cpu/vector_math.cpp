@@ -547,10 +547,11 @@ Value* Lanes::log_of_parts(Value* f, Value* e, const LogBase& base) {
   Value* product = mul(f, c(base.leading));
   Value* small = fma(f, horner(f, base.tail), fma(f, c(base.leading), neg(product)));
   if (base.two_rest == 0) return add(fma(e, c(base.two), product), small);
-  // Powers of the base are no powers of 2: what their sum loses, too, so that they have whole logarithms. The product with e is exact.
-  Value *whole = mul(e, c(base.two)), *sum = add(whole, product);
-  small = add(fma(e, c(base.two_rest), small), sub(product, sub(sum, whole)));
-  return add(sum, small);
+  // Powers of the base are no powers of 2: what their sum loses, too, so that they have whole logarithms. The product with e is exact,
+  // and of an infinite one nothing is lost.
+  Value *whole = mul(e, c(base.two)), *total = add(whole, product), *lost = sub(product, sub(total, whole));
+  lost = b_.CreateSelect(b_.CreateFCmpORD(lost, lost), lost, c(0));
+  return add(total, add(fma(e, c(base.two_rest), small), lost));
 }
 
 // The same for ln, where the product is f. With fma a rounded ln 2 is good enough, its error being 0.05 units of e ln 2.
