@@ -11,10 +11,10 @@ import weakref
 from typing import Callable, TypeVar
 
 # Attributes of tensors whose change is invisible to the recording of operations.
-STORED = frozenset({"data", "grad", "real", "imag", "names", "_backward_hooks", "_grad"})
+STORED = frozenset({"data", "grad", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
 READ = frozenset({
-    "grad", "grad_fn", "_version", "_base", "output_nr", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
+    "grad", "grad_dtype", "grad_fn", "_version", "_base", "output_nr", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
     "__cuda_array_interface__", "__array_interface__",
 })  # fmt: skip
 # What takes an attribute's name as a text.

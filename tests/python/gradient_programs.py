@@ -10,6 +10,21 @@ from torch import nn
 import broach
 
 
+class Programs(list):
+    """Programs, each of which is added by decorating it with them."""
+
+    def __call__(self, program):
+        self.append(program)
+        return program
+
+
+@pytest.fixture(autouse=True)
+def with_gradients(_no_grad):
+    """For the tests of modules that import it."""
+    with torch.enable_grad():
+        yield
+
+
 def same(have, want, where="observed"):
     if isinstance(want, torch.Tensor):
         assert isinstance(have, torch.Tensor), f"{where}: {have!r}, eager has a tensor"

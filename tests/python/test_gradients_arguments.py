@@ -7,24 +7,13 @@ import threading
 
 import pytest
 import torch
-from gradient_programs import check, grads, leaf, mlp, raised, stepping
+from gradient_programs import Programs, check, grads, leaf, mlp, raised, stepping, with_gradients  # noqa: F401
 import torch.nn.functional as F
 from torch import nn
 
 import broach
 
-PROGRAMS = []
-
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
-
-
-def program(fn):
-    PROGRAMS.append(fn)
-    return fn
+PROGRAMS = program = Programs()
 
 
 # ---- arguments and results ----

@@ -2,22 +2,11 @@
 
 import pytest
 import torch
-from gradient_programs import check, grads, leaf, mlp, raised, stepping, training
+from gradient_programs import Programs, check, grads, leaf, mlp, raised, stepping, training, with_gradients  # noqa: F401
 from torch import nn
 
-PROGRAMS = []
+PROGRAMS = program = Programs()
 KNOWN = {"grad_of_some_inputs": "gradients lie as in the recorded call, where the tangent was no expanded one; their values are eager's"}  # the README says so
-
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
-
-
-def program(fn):
-    PROGRAMS.append(fn)
-    return fn
 
 
 # ---- the basic contract ----

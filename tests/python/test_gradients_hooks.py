@@ -2,24 +2,13 @@
 
 import pytest
 import torch
-from gradient_programs import Affine, check, grads, leaf, mlp, raised, stepping
+from gradient_programs import Affine, Programs, check, grads, leaf, mlp, raised, stepping, with_gradients  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import broach
 
-PROGRAMS = []
-
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
-
-
-def program(fn):
-    PROGRAMS.append(fn)
-    return fn
+PROGRAMS = program = Programs()
 
 
 # ---- hooks ----

@@ -5,21 +5,10 @@ import pickle
 
 import pytest
 import torch
-from gradient_programs import check, grads, leaf, mlp, raised, stepping, training
+from gradient_programs import Programs, check, grads, leaf, mlp, raised, stepping, training, with_gradients  # noqa: F401
 from torch import nn
 
-PROGRAMS = []
-
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
-
-
-def program(fn):
-    PROGRAMS.append(fn)
-    return fn
+PROGRAMS = program = Programs()
 
 
 # ---- writes and views ----

@@ -4,24 +4,13 @@ first call on."""
 import numpy
 import pytest
 import torch
-from gradient_programs import check, leaf, raised
+from gradient_programs import Programs, check, leaf, raised, with_gradients  # noqa: F401
 from torch import nn
 
 import broach
 
-PROGRAMS = []
+PROGRAMS = program = Programs()
 KEPT = []
-
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
-
-
-def program(fn):
-    PROGRAMS.append(fn)
-    return fn
 
 
 def calls(c, fn, make=lambda x: (x * 2,), sizes=(2, 2), times=4):
