@@ -29,6 +29,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    if chosen.backward and chosen.device != "cuda":
+        raise SystemExit("--backward needs --device cuda; `bench/run.py training` measures steps on the CPU")
     return [
         {"model": model, "dtype": dtype, "variant": name, "warm": warm, "cache": f"{model}-{dtype}-{name}", "device": chosen.device,
          "backward": chosen.backward}
@@ -69,7 +71,7 @@ def _first_step(job: dict[str, Any], dtype: Any) -> dict[str, Any]:
 
     program = device.build(job["model"], "cuda", dtype, **device.NO_DROPOUT.get(job["model"], {}))
     model = program.call.requires_grad_(True).train(True)
-    loss, wait = suite_training._loss_of(job["model"], model), device.wait("cuda")
+    loss, wait = suite_training.loss_of(job["model"], model), device.wait("cuda")
     loss(*program.args).backward()
     model.zero_grad(set_to_none=True)
     wait()

@@ -50,7 +50,7 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
     steps, first, errors, failed, memory, wanted = {}, {}, {}, {}, {}, None
     for name, program in programs.items():
         model = program.call.requires_grad_(True).train(True)
-        step = attempt(lambda: _cuda_step(name, model, _loss_of(job["model"], model), program.args), failed, name)
+        step = attempt(lambda: _cuda_step(name, model, loss_of(job["model"], model), program.args), failed, name)
         if step is None:
             continue
         counted, start = device.Memory("cuda"), time.perf_counter()
@@ -76,7 +76,7 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
     return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed, "peak_mib": memory}
 
 
-def _loss_of(name: str, model: Any) -> Any:
+def loss_of(name: str, model: Any) -> Any:
     import models
 
     if name in device.LANGUAGE:

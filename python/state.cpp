@@ -207,12 +207,7 @@ bool State::TensorFacts::hold() const {
 }
 
 void State::watch_tensors(const std::function<bool(const at::Tensor&)>& is_guarded) {
-  const bool asks = std::ranges::any_of(entered_, [](PyCodeObject* code) {
-    PyObject* names = cpython::names_of(code);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
-      if (auto name = text_of(PyTuple_GET_ITEM(names, i)); name == "requires_grad" || name == "is_leaf") return true;
-    return false;
-  });
+  const bool asks = std::ranges::any_of(entered_, [](PyCodeObject* code) { return names_any(code, {"requires_grad", "is_leaf"}); });
   facts_.clear();
   for (const auto& [impl, held] : tensors_)
     if (const bool guarded = is_guarded(held.tensor); asks || !guarded) facts_.emplace_back(held, guarded);

@@ -101,6 +101,14 @@ const std::unordered_set<std::string>* unwatched_of(std::string_view owner) {
   return it == unwatched().end() ? nullptr : &it->second;
 }
 
+bool names_any(PyCodeObject* code, std::initializer_list<std::string_view> names) {
+  PyObject* known = cpython::names_of(code);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(known); ++i)
+    for (std::string_view name : names)
+      if (text_of(PyTuple_GET_ITEM(known, i)) == name) return true;
+  return false;
+}
+
 bool is_numpy_scalar(PyTypeObject* t) {
   if (!std::string_view(t->tp_name).starts_with("numpy.")) return false;
   while (t && std::string_view(t->tp_name) != "numpy.generic") t = t->tp_base;

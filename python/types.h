@@ -6,6 +6,7 @@
 
 #include <Python.h>
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -51,5 +52,7 @@ const std::unordered_set<std::string>* unwatched_of(std::string_view owner);
 
 // Text of a str, empty for anything else.
 std::string_view text_of(PyObject* s);
+// Whether code mentions one of these as a global, a builtin or an attribute.
+bool names_any(PyCodeObject* code, std::initializer_list<std::string_view> names);
 
 }  // namespace broach

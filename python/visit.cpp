@@ -52,14 +52,6 @@ std::vector<PyObject*> referents_of(PyObject* o) {
   return out;
 }
 
-bool names_both(PyCodeObject* code, std::string_view a, std::string_view b) {
-  bool found[2] = {};
-  PyObject* names = cpython::names_of(code);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i)
-    for (int k : {0, 1}) found[k] = found[k] || text_of(PyTuple_GET_ITEM(names, i)) == (k ? b : a);
-  return found[0] && found[1];
-}
-
 std::string_view name_of_module(PyObject* dict) { return text_of(PyDict_GetItemString(dict, "__name__")); }
 
 // What stands in the place of a function of Python's or torch's own while sizes are symbols is none of the program's.
@@ -480,13 +472,7 @@ void State::watch_entries(PyObject* container, int parent, const std::string& la
 
 // Whether it asks for attributes by names that are no constants of its own.
 static bool computes_names(PyCodeObject* code) {
-  PyObject* names = cpython::names_of(code);
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
-    const std::string_view name = text_of(PyTuple_GET_ITEM(names, i));
-    for (std::string_view asks : {"getattr", "setattr", "hasattr", "delattr", "vars", "__dict__", "attrgetter"})
-      if (name == asks) return true;
-  }
-  return false;
+  return names_any(code, {"getattr", "setattr", "hasattr", "delattr", "vars", "__dict__", "attrgetter"});
 }
 
 // `named`: it can find the module by itself.
@@ -539,7 +525,7 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
-    if (whose == Owner::user && names_both(code, "sys", "modules"))
+    if (whose == Owner::user && names_any(code, {"sys"}) && names_any(code, {"modules"}))
       problems_.emplace_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
     std::vector<std::pair<PyObject*, bool>> modules;  // more may come
     for (const auto& [module, names] : modules_) {

@@ -146,8 +146,8 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   PyErr_Restore(type, value, trace);
   if (begins) w->end_if_in_vain();
   // A run on stand-ins ends before it has an effect.
-  const bool stays = w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr);
-  return w->ends_ && begins && !stays && !is_ending() ? w->end_program() : 0;
+  const bool ends = w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr) && !is_ending();
+  return ends ? w->end_program() : 0;
 }
 
 // Whether a lock is given back, or a mode that torch or Python's library has set: a run that ends, too, leaves its blocks.

@@ -30,16 +30,13 @@ struct Copier {
   }
   Access placed(Access a) const {
     a.index = placed(a.index);
-    for (auto& [e, stride] : a.dynamic) e = known.at(e);
-    return a;
+    return moved(std::move(a), [&](int e) { return known.at(e); });
   }
   void copy(const std::vector<bool>& wanted) {
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (!wanted[i] || known.contains(static_cast<int>(i))) continue;
-      KernelExpr e = from.exprs[i];
-      for (int& a : e.args) a = known.at(a);
-      if (e.predicate >= 0) e.predicate = known.at(e.predicate);
-      e.access = placed(std::move(e.access));
+      KernelExpr e = moved(from.exprs[i], [&](int at) { return known.at(at); });
+      e.access.index = placed(e.access.index);
       known[static_cast<int>(i)] = static_cast<int>(to.exprs.size());
       to.exprs.push_back(std::move(e));
     }

@@ -13,6 +13,20 @@ namespace broach {
 // The address of the element at `index` of what lies at a place.
 SymInt address(const Place& place, std::span<const SymInt> index);
 
+// An access and an expression of a kernel in another one: `now` gives the position there of an expression of the first.
+template <class Now>
+Access moved(Access access, const Now& now) {
+  for (auto& [e, stride] : access.dynamic) e = now(e);
+  return access;
+}
+template <class Now>
+KernelExpr moved(KernelExpr e, const Now& now) {
+  for (int& a : e.args) a = now(a);
+  if (e.predicate >= 0) e.predicate = now(e.predicate);
+  e.access = moved(std::move(e.access), now);
+  return e;
+}
+
 class ExprList {
  public:
   explicit ExprList(Kernel& kernel) : k_(kernel) {}

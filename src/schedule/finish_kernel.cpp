@@ -72,19 +72,13 @@ Kernel without_idle_conditions(Kernel k) {
   out.exprs.clear();
   ExprList exprs(out);
   std::vector<int> place;
-  auto move = [&](int& e) { e = e < 0 ? e : place[static_cast<size_t>(e)]; };
+  const auto now = [&](int e) { return place[static_cast<size_t>(e)]; };
   for (size_t i = 0; i < k.exprs.size(); ++i) {
     KernelExpr e = k.exprs[i];
     if (certain[i]) e.predicate = -1;
-    for (int& a : e.args) move(a);
-    for (auto& d : e.access.dynamic) move(d.first);
-    move(e.predicate);
-    place.push_back(exprs.add(std::move(e)));
+    place.push_back(exprs.add(moved(std::move(e), now)));
   }
-  for (KernelStore& s : out.stores) {
-    move(s.expr);
-    for (auto& d : s.access.dynamic) move(d.first);
-  }
+  for (KernelStore& s : out.stores) s = {moved(std::move(s.access), now), now(s.expr), s.adds};
   return out;
 }
 

@@ -77,11 +77,8 @@ using Expressions = std::map<int, int>;  // of b: of a, whose values they are
 // buffers, in the one that results.
 Kernel joined(Kernel a, const Kernel& b, const Expressions& known, const std::vector<int>& places) {
   std::vector<int> place;  // by expression of b
-  const auto placed = [&](Access access) {
-    if (access.buffer >= 0) access.buffer = places[static_cast<size_t>(access.buffer)];
-    for (auto& [e, stride] : access.dynamic) e = place[static_cast<size_t>(e)];
-    return access;
-  };
+  const auto now = [&](int e) { return place[static_cast<size_t>(e)]; };
+  const auto placed = [&](int buffer) { return buffer < 0 ? buffer : places[static_cast<size_t>(buffer)]; };
   a.buffers.resize(std::max(a.buffers.size(), places.empty() ? 0 : 1 + static_cast<size_t>(std::ranges::max(places))));
   for (size_t i = 0; i < b.buffers.size(); ++i) a.buffers[static_cast<size_t>(places[i])] = b.buffers[i];
   for (size_t i = 0; i < b.exprs.size(); ++i) {
@@ -89,15 +86,16 @@ Kernel joined(Kernel a, const Kernel& b, const Expressions& known, const std::ve
       place.push_back(same->second);
       continue;
     }
-    KernelExpr e = b.exprs[i];
-    for (int& arg : e.args) arg = place[static_cast<size_t>(arg)];
-    if (e.predicate >= 0) e.predicate = place[static_cast<size_t>(e.predicate)];
-    e.access = placed(std::move(e.access));
+    KernelExpr e = moved(b.exprs[i], now);
+    e.access.buffer = placed(e.access.buffer);
     const auto same = std::ranges::find(a.exprs, e);
     place.push_back(static_cast<int>(same - a.exprs.begin()));
     if (same == a.exprs.end()) a.exprs.push_back(std::move(e));
   }
-  for (const KernelStore& s : b.stores) a.stores.push_back({placed(s.access), place[static_cast<size_t>(s.expr)], s.adds});
+  for (const KernelStore& s : b.stores) {
+    a.stores.push_back({moved(s.access, now), now(s.expr), s.adds});
+    a.stores.back().access.buffer = placed(s.access.buffer);
+  }
   if (b.axes.size() > a.axes.size()) a.axes = b.axes;
   a.round_what_is_stored();
   return a;

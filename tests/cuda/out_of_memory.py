@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 @contextlib.contextmanager
 def at_most(more: int) -> Iterator[None]:
-    """The process may take so many bytes more of the device than it holds in tensors now."""
+    """The process may take so many bytes more of the device than its allocator holds once it has let go of what is free."""
     gc.collect()
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
@@ -26,7 +26,8 @@ def at_most(more: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _settled():
+def settled() -> int:
+    """Bytes that tensors hold once nothing is under way."""
     gc.collect()
     torch.cuda.synchronize()
     return torch.cuda.memory_allocated()
@@ -53,12 +54,12 @@ def test_a_call_without_enough_memory_leaves_the_process_usable(calls):
     for _ in range(calls):
         compiled(small)
     want, whole = _large(small), _large(large)
-    held = _settled()
+    held = settled()
     with at_most(24 * MIB):  # one result is of 16
         for _ in range(3):
             _raises(compiled, large)
             torch.testing.assert_close(compiled(small), want, rtol=1e-3, atol=1e-4)
-    assert _settled() - held <= 8 * MIB  # constants and what a recording keeps
+    assert settled() - held <= 8 * MIB  # constants and what a recording keeps
     for _ in range(4):
         torch.testing.assert_close(compiled(large), whole, rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(compiled(small), want, rtol=1e-3, atol=1e-4)

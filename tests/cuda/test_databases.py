@@ -1,6 +1,7 @@
 """PyTorch's own databases of operations and modules on the GPU: results and gradients must equal eager's there.
 
-A sample of each in float32, and in bfloat16 where results are compared; BROACH_TEST_ALL=1 takes all, BROACH_TEST_OPS=name,name narrows.
+Of an operation's results two samples in float32, bfloat16 and int64, of a module's three in float32, of gradients one; BROACH_TEST_ALL=1
+takes all of test_op_db.py's and test_module_db.py's, BROACH_TEST_OPS=name,name narrows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import broach
 import torch
 import torch.nn.functional as F
-from out_of_memory import MIB, at_most
+from out_of_memory import MIB, at_most, settled
 from torch import nn
 
 
@@ -33,12 +32,6 @@ def _transformer():
     return nn.Sequential(_Block(), _Block()).cuda()
 
 
-def _settled():
-    gc.collect()
-    torch.cuda.synchronize()
-    return torch.cuda.memory_allocated()
-
-
 def _segments():
     """Where the allocator's segments begin, and how large they are: what it has of the device."""
     torch.cuda.synchronize()
@@ -51,10 +44,10 @@ def test_segments_stay_as_they_are_over_a_thousand_calls():
     compiled = broach.compile(model)
     for _ in range(20):
         compiled(x)
-    before, held = _segments(), _settled()
+    before, held = _segments(), settled()
     for _ in range(1000):
         compiled(x)
-    assert _segments() == before and _settled() == held
+    assert _segments() == before and settled() == held
 
 
 def test_segments_stay_as_they_are_over_a_thousand_steps():
@@ -69,9 +62,9 @@ def test_segments_stay_as_they_are_over_a_thousand_steps():
             optimizer.step()
 
     steps(20)
-    before, held = _segments(), _settled()
+    before, held = _segments(), settled()
     steps(1000)
-    assert _segments() == before and _settled() == held
+    assert _segments() == before and settled() == held
 
 
 @torch.no_grad()
@@ -116,10 +109,10 @@ def test_calls_without_enough_memory():
 @torch.no_grad()
 def test_reset_gives_memory_back():
     model, x = _transformer().eval(), torch.randn(4, 64, 128, device="cuda")
-    held = _settled()
+    held = settled()
     compiled = broach.compile(model)
     for _ in range(20):
         compiled(x)
     del compiled
     broach.reset()
-    assert _settled() == held
+    assert settled() == held
