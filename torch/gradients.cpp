@@ -25,6 +25,7 @@
 #include "input_history.h"
 #include "leaf_gradients.h"
 #include "passes/passes.h"
+#include "support/bug.h"
 #include "support/error.h"
 #include "tensors.h"
 
@@ -83,8 +84,11 @@ uint64_t layout_of(const at::Tensor& t) {
   return hash;
 }
 
-// A tensor that was saved is another one inside, which no version counter tells.
-struct LaidOutOtherwise {};
+// The code for gradients cannot be had, or not be used: the text says why.
+class NoCode : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 struct Saved {
   ag::SavedVariable variable;
@@ -134,7 +138,8 @@ class CompiledCall : public ag::Node {
       auto& [variable, own, layout] = saved_[i];
       if (own.defined()) return released_ ? std::move(own) : own;
       at::Tensor t = variable.unpack(getptr());
-      if (layout_of(t) != layout) throw LaidOutOtherwise();
+      if (layout_of(t) != layout)  // which no version counter tells
+        throw NoCode("a tensor has other sizes, strides or elements than in the call, by its .data");
       return t;
     };
     try {
@@ -142,9 +147,8 @@ class CompiledCall : public ag::Node {
       for (Saved& s : saved_)
         if (released_) s.own.reset();  // what nobody reads would keep the memory of the others
       return give(std::move(run));
-    } catch (const LaidOutOtherwise&) {
-      constexpr const char* what =
-          "broach: a tensor has other sizes, strides or elements than in the call, by its .data: gradients need the program to be run again";
+    } catch (const NoCode& e) {
+      const std::string what = cat("broach: ", e.what(), ": gradients need the program to be run again");
       return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
     }
   }
@@ -273,25 +277,6 @@ class CompiledCall : public ag::Node {
   std::vector<Result> results_;            // of its own
   std::map<int, ag::variable_list> past_;  // by the engine's graph task: gradients that its results' nodes have found already
   bool released_ = false;
-};
-
-// Takes a gradient off the engine's walk, which so ends there; once.
-struct Taken {
-  at::Tensor gradient;
-  bool is_over = false;
-};
-class EndOfWalk : public ag::FunctionPreHook {
- public:
-  EndOfWalk(size_t at, std::shared_ptr<Taken> taken) : at_(at), taken_(std::move(taken)) {}
-  ag::variable_list operator()(const ag::variable_list& gradients) override {
-    ag::variable_list out = gradients;
-    if (!taken_->is_over) taken_->gradient = std::move(out[at_]);
-    return out;
-  }
-
- private:
-  size_t at_;
-  std::shared_ptr<Taken> taken_;
 };
 
 // One of several results of a call. Its first edge leads to the call's node, which computes with the gradients of all of them. The others
@@ -641,6 +626,7 @@ BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std
   std::vector<bool> given;
   for (const at::Tensor& t : tangents) given.push_back(t.defined());
   auto code = variant({wanted, given, in_parts});
+  if (!code->failure.empty()) throw NoCode(cat("the code for them failed to be compiled (", code->failure, ")"));
   std::vector<ResultSpec> specs = compiled_->gradients;
   for (size_t g = 0; g < specs.size(); ++g)
     if (!wanted[g]) specs[g] = {};
@@ -669,110 +655,20 @@ void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector
   }
 }
 
-namespace {
-
-// The nodes of leaves in a graph of a run's own, in whose place others stand for the time of a walk: what hangs on a leaf is told by the
-// engine's run that asks for its gradient, not by the walk within.
-class LeavesApart {
- public:
-  void add(const at::Tensor& leaf) {
-    ag::Edge own = ag::impl::gradient_edge(leaf);
-    ag::Node* known = own.function.get();
-    if (apart_.contains(known)) return;
-    NodePointer node = new_identity({own});
-    node->add_input_metadata(leaf);
-    node->next_edges()[0] = {};
-    apart_.emplace(known, std::pair(std::move(own), std::move(node)));
-  }
-  ag::Edge edge_of(const at::Tensor& leaf) const { return {apart_.at(ag::impl::gradient_edge(leaf).function.get()).second, 0}; }
-  void replace_from(const ag::edge_list& roots) {
-    std::set<ag::Node*> met;
-    std::vector<ag::Node*> stack;
-    for (const ag::Edge& root : roots) stack.push_back(root.function.get());
-    while (!stack.empty()) {
-      ag::Node* n = stack.back();
-      stack.pop_back();
-      if (!n || !met.insert(n).second) continue;
-      for (ag::Edge& e : n->next_edges()) {
-        if (auto leaf = apart_.find(e.function.get()); leaf != apart_.end()) e.function = leaf->second.second;
-        else stack.push_back(e.function.get());
-      }
-    }
-  }
-  // Gradients of the gradients go on to the leaves.
-  void connect() {
-    for (auto& [node, leaf] : apart_) leaf.second->next_edges()[0] = leaf.first;
-  }
-
- private:
-  std::map<ag::Node*, std::pair<ag::Edge, NodePointer>> apart_;  // by a leaf's own node
-};
-
-}  // namespace
-
-std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
-                                              const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
-                                              const std::vector<size_t>& ends) const {
-  ++reruns_;
-  keep_reached(tangents, wanted);
-  std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
-  std::vector<InputWithHistory> with_history;
-  for (at::Tensor& t : inputs)
-    if (t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
-  const bool create_graph = c10::GradMode::is_enabled();
-  const std::vector<at::Tensor> results = rerun_.run(program, {inputs, call.ints, call.floats}, lifted_, found);
-  auto edge_of = [&](size_t t) {
-    const size_t r = differentiable_.results[t];
-    TORCH_CHECK(r < results.size() && results[r].defined() && results[r].requires_grad(),
-                "broach: run again, the program does not give the same results");
-    return ag::impl::gradient_edge(results[r]);
-  };
-  ag::edge_list roots, leaves, all;
-  for (size_t t = 0; t < tangents.size(); ++t) {
-    all.push_back(edge_of(t));
-    if (!tangents[t].defined()) continue;
-    roots.push_back(all.back());
-    seeds.push_back(tangents[t]);
-  }
-  std::vector<size_t> asked;  // gradients
-  LeavesApart apart;
-  for (size_t g = 0; g < wanted.size(); ++g) {
-    const size_t i = differentiable_.inputs[g];
-    const at::Tensor& t = i < inputs.size() ? inputs[i] : lifted_[i - inputs.size()];
-    if (t.is_leaf()) apart.add(t);
-    if (!wanted[g]) continue;
-    asked.push_back(g);
-    leaves.push_back(t.is_leaf() ? apart.edge_of(t) : ag::impl::gradient_edge(t));
-  }
-  apart.replace_from(all);
-  std::vector<std::shared_ptr<Taken>> taken;
-  for (size_t end : ends) {
-    leaves.push_back(edge_of(end));  // so that the engine goes there
-    taken.push_back(std::make_shared<Taken>());
-    leaves.back().function->add_tensor_pre_hook(std::make_unique<EndOfWalk>(leaves.back().input_nr, taken.back()));
-  }
-  std::vector<at::Tensor> out(wanted.size());
-  if (!leaves.empty()) {
-    auto gradients = ag::Engine::get_default_engine().execute(roots, seeds, /*keep_graph=*/true, create_graph,
-                                                              /*accumulate_grad=*/false, leaves);
-    for (size_t k = 0; k < asked.size(); ++k) out[asked[k]] = std::move(gradients[k]);
-  }
-  apart.connect();
-  for (InputWithHistory& input : with_history) input.connect();
-  for (const auto& t : taken) {
-    out.push_back(std::move(t->gradient));
-    t->is_over = true;  // the graph may be walked again, for gradients of these gradients
-  }
-  return out;
-}
-
 std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
   std::lock_guard lock(mutex_);
   auto& known = variants_[key];
   if (known) return known;
   const auto& [wanted, given, in_parts] = key;
   auto v = std::make_shared<BackwardVariant>();
-  v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : Parts(), targets_, make_extern, options_);
+  try {
+    v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : Parts(), targets_, make_extern, options_);
+  } catch (const Unsupported& e) {
+    v->failure = e.what();
+    known = std::move(v);
+    report_bug("the compilation of gradients", known->failure, "the program is run again for them");
+    return known;
+  }
   const Module& m = v->code.module;
   v->last_read.assign(m.slots.size(), -1);
   v->slots.resize(stage().gives.size());
@@ -793,7 +689,7 @@ std::vector<CompiledBackward> Backward::compiled() const {
   std::lock_guard lock(mutex_);
   std::vector<CompiledBackward> out;
   for (const auto& [key, v] : variants_)
-    if (v) out.push_back(v->code);  // there is none where compiling it failed
+    if (v && v->failure.empty()) out.push_back(v->code);
   return out;
 }
 

@@ -32,6 +32,7 @@ std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryO
 
 // The code for some gradients, where some results have none.
 struct BackwardVariant {
+  std::string failure;  // why there is no code
   CompiledBackward code;
   std::deque<Runner> runners;                // by part
   std::vector<ptrdiff_t> last_read;          // by slot of the module: the part that takes it last; -1: none

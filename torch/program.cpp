@@ -15,6 +15,7 @@
 #include "ir/text.h"
 #include "nodes.h"
 #include "stages.h"
+#include "support/bug.h"
 #include "support/error.h"
 
 namespace broach {
@@ -50,6 +51,23 @@ std::vector<bool> constants(const Trace& trace, std::vector<bool> constant, size
   return constant;
 }
 
+// A kernel that does not build is left out, with a warning that names it: a program's kernels may build where each is of one operation,
+// and else all operations are calls of libtorch's.
+CompiledTrace compiled_as_it_builds(const Trace& trace, const std::vector<bool>& constant, const Targets& targets,
+                                    const TracedGradients& gradients, PipelineOptions& options) {
+  while (true) {
+    try {
+      return compile_trace(trace, constant, targets, make_extern, options, gradients);
+    } catch (const BuildFailure& e) {
+      if (!options.lower) throw;
+      constexpr const char *alone = "operations of its program are kernels of their own",
+                           *calls = "operations of its program are extern calls";
+      report_bug("a kernel", e.what(), options.fuse ? alone : calls);
+      (options.fuse ? options.fuse : options.lower) = false;
+    }
+  }
+}
+
 // A pass may leave constants of what an operation computes, and those name no device.
 void check_devices(const CompiledTrace& compiled) {
   for (const ResultSpec& r : compiled.program.results) {
@@ -75,7 +93,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   std::vector<bool> constant = constants(trace, constant_inputs, given_, given_ + lifted_.size());
   const Targets targets = targets_for(trace, options);
   options = options_for(trace, std::move(options));
-  auto compiled = std::make_shared<CompiledTrace>(compile_trace(trace, constant, targets, make_extern, options, gradients));
+  auto compiled = std::make_shared<CompiledTrace>(compiled_as_it_builds(trace, constant, targets, gradients, options));
   compiled_ = compiled;
   check_devices(*compiled);
   program_ = std::move(compiled->program);

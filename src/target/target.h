@@ -14,6 +14,7 @@
 
 #include "ir/capabilities.h"
 #include "schedule/schedule.h"
+#include "support/error.h"
 #include "support/parallel.h"
 #include "target/host.h"
 #include "target/memory.h"
@@ -57,6 +58,12 @@ struct DeviceUse {
   Device device;
   void* queue = nullptr;
   Memory* memory = nullptr;
+};
+
+// A kernel that the target's own compiler refuses, which is a bug in the code generated for it. The text has the kernel.
+class BuildFailure : public Unsupported {
+ public:
+  using Unsupported::Unsupported;
 };
 
 class CompiledKernel {
@@ -137,7 +144,7 @@ class Target {
  public:
   virtual ~Target() = default;
   virtual std::string name() const = 0;
-  // One result for each kernel; equal kernels share one.
+  // One result for each kernel; equal kernels share one. Throws BuildFailure.
   virtual CompiledKernels compile(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) const = 0;
   // The bytes from which `load` makes these kernels again, in another process too if its target has the same fingerprint. They were
   // compiled with CompileSettings::save, or loaded. Throws Unsupported for bytes that are not the fingerprint's own.

@@ -16,6 +16,7 @@
 #include "target/cuda/odd_product.h"
 #include "target/cuda/product_form.h"
 #include "target/cuda/routine.h"
+#include "target/cuda/units.h"
 #include "target/target.h"
 
 namespace broach {
@@ -63,6 +64,32 @@ TEST_CASE("cuda: NVIDIA's compiler takes the kernels of random graphs") {
     all.insert(all.end(), some.begin(), some.end());
   }
   for (const cuda::Variant& v : {cuda::Variant{90}, cuda::Variant{75, false, true}}) compile(all, v);
+}
+
+TEST_CASE("cuda: units are as large as each other, and no more than are worth a process") {
+  const std::vector<std::string> few{std::string(9000, 'a'), std::string(11000, 'b')},
+      many{std::string(50000, 'a'), std::string(20000, 'b'), std::string(20000, 'c'), std::string(20000, 'd'), std::string(1000, 'e')};
+  CHECK(cuda::divide_into_units(few, 8).size() == 1);
+  CHECK(cuda::divide_into_units(many, 1).size() == 1);
+  CHECK(cuda::divide_into_units(many, 2) == std::vector<std::vector<size_t>>{{0, 4}, {1, 2, 3}});
+  CHECK(cuda::divide_into_units(many, 16).size() == 4);
+  CHECK(cuda::divide_into_units({}, 4).size() == 1);
+}
+
+TEST_CASE("cuda: units of other processes") {
+  if (!has_compiler()) return;
+  auto source = [](const char* name) { return cat("extern \"C\" __global__ void ", name, "(float* x) { x[threadIdx.x] = 1; }"); };
+  const std::vector<std::string> sources{source("here"), source("there"), "junk", source("elsewhere")};
+  for (const char* program : {BROACH_NVRTC_WORKER, "/no/such/program"}) {
+    const auto codes = cuda::compile_units(sources, 90, program);
+    REQUIRE(codes.size() == sources.size());
+    for (size_t i : {0, 1, 3}) {
+      CHECK(codes[i].refusal.empty());
+      CHECK(codes[i].image == cuda::Nvrtc::get().machine_code(sources[i], 90));
+    }
+    CHECK(codes[2].image.empty());
+    CHECK(codes[2].refusal.find("junk") != std::string::npos);
+  }
 }
 
 TEST_CASE("cuda: NVIDIA's compiler takes the sums of rows") {

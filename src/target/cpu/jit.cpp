@@ -255,7 +255,8 @@ Compiled compile_one(const Kernel& kernel, const std::string& name) {
   }
   std::string problem;
   llvm::raw_string_ostream out(problem);
-  check(!llvm::verifyModule(module, &out), "cpu: the code emitted for a kernel is not valid: ", problem, "\n", kernel.str());
+  if (llvm::verifyModule(module, &out))
+    throw BuildFailure(cat("cpu: the code emitted for a kernel is not valid: ", problem, "\n", kernel.str()));
   if (wants_dump("llvm")) module.print(llvm::errs(), nullptr);
   optimize(module, *machine);
   if (wants_dump("assembly")) print_assembly(module, *machine);

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <thread>
 
 #include "support/error.h"
 #include "support/log.h"
@@ -16,6 +17,7 @@
 #include "target/cuda/launch_graph.h"
 #include "target/cuda/libraries.h"
 #include "target/cuda/prelude.h"
+#include "target/cuda/units.h"
 
 namespace broach::cuda {
 
@@ -172,16 +174,36 @@ std::string unit_of(std::span<const std::shared_ptr<const Kernel>> kernels, cons
   return source;
 }
 
-// All that are not known yet, as one unit.
-void compile_missing(const Kernels& kernels, std::map<std::string, std::shared_ptr<const CompiledKernel>>& known, int architecture) {
-  auto variant = [&](const Kernel& k) { return first_variant(k, architecture); };
-  const std::string source = unit_of(kernels, variant);
-  log_debug("cuda source:\n", source);
-  const auto code = compile_source(source, architecture);
+using Ready = std::map<std::string, std::shared_ptr<const CompiledKernel>>;
+
+// All that are not known yet.
+void compile_missing(std::span<const std::shared_ptr<const Kernel>> kernels, Ready& known, int architecture, int threads) {
+  std::vector<KernelPlan> plans;
+  std::vector<std::string> texts;
+  auto name = [](size_t i) { return cat("k", i); };
   for (size_t i = 0; i < kernels.size(); ++i) {
-    auto built = std::make_shared<const Built>(plan_kernel(*kernels[i], variant(*kernels[i])), cat("k", i), code);
-    std::string text = kernels[i]->str();
-    known[text] = Known::get().insert(architecture, text, std::make_shared<const CudaKernel>(std::move(built)));
+    plans.push_back(plan_kernel(*kernels[i], first_variant(*kernels[i], architecture)));
+    texts.push_back("\n" + emit_kernel(plans.back(), name(i)));
+  }
+  const std::vector<std::vector<size_t>> units = divide_into_units(texts, threads);
+  std::vector<std::string> sources(units.size(), kPrelude);
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (size_t i : units[u]) sources[u] += texts[i];
+    log_debug("cuda source:\n", sources[u]);
+  }
+  const std::vector<UnitCode> codes = compile_units(sources, architecture);
+  for (size_t u = 0; u < units.size(); ++u) {
+    if (!codes[u].refusal.empty()) {  // by which of its kernels?
+      if (kernels.size() == 1) throw BuildFailure(cat(codes[u].refusal, kernels.front()->str()));
+      for (size_t i : units[u]) compile_missing(kernels.subspan(i, 1), known, architecture, 1);
+      continue;
+    }
+    const auto code = std::make_shared<const Code>(codes[u].image);
+    for (size_t i : units[u]) {
+      auto built = std::make_shared<const Built>(std::move(plans[i]), name(i), code);
+      std::string text = kernels[i]->str();
+      known[text] = Known::get().insert(architecture, text, std::make_shared<const CudaKernel>(std::move(built)));
+    }
   }
 }
 
@@ -194,7 +216,7 @@ std::string emit_unit(std::span<const std::shared_ptr<const Kernel>> kernels, co
 CompiledKernels compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) {
   const int architecture = architecture_of(current_device());
   enter_device(current_device());
-  std::map<std::string, std::shared_ptr<const CompiledKernel>> known;
+  Ready known;
   std::vector<std::string> texts;
   Kernels missing;
   for (const auto& k : kernels) {
@@ -204,7 +226,8 @@ CompiledKernels compile_kernels(std::span<const std::shared_ptr<const Kernel>> k
     at->second = Known::get().find(architecture, texts.back());
     if (!at->second) missing.push_back(k);
   }
-  if (!missing.empty()) compile_missing(missing, known, architecture);
+  const int threads = settings.threads > 0 ? settings.threads : static_cast<int>(std::thread::hardware_concurrency());
+  if (!missing.empty()) compile_missing(missing, known, architecture, threads);
   if (settings.progress) settings.progress(static_cast<int>(kernels.size()), static_cast<int>(kernels.size()));
   CompiledKernels out;
   for (const std::string& text : texts) out.push_back(known.at(text));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/error.h"
+#include "target/target.h"
 
 namespace broach::cuda {
 
@@ -248,7 +249,7 @@ std::string Nvrtc::machine_code(const std::string& source, int architecture) con
     log_size(owned.program, &bytes);
     std::string text(bytes, '\0');
     if (bytes > 0) log(owned.program, text.data());
-    unsupported("cuda: generated code does not compile (", result, "): ", text);
+    throw BuildFailure(cat("cuda: generated code does not compile (", result, "): ", text));
   }
   size_t bytes = 0;
   cubin_size(owned.program, &bytes);

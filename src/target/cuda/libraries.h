@@ -111,7 +111,7 @@ struct Nvrtc {
 
   std::string version_text() const;
   // Machine code for an architecture (90), in which products and sums are rounded one by one: two kernels that compute the same value,
-  // each beside other operations, find the same. Throws Unsupported with the compiler's words.
+  // each beside other operations, find the same. Throws BuildFailure with the compiler's words.
   std::string machine_code(const std::string& source, int architecture) const;
 };
 
