@@ -1,6 +1,7 @@
 // Composite operations whose parts do not tell a capture what they do. They arrive here, above autograd, while a capture is
 // under way, and go on as something that it can record.
 #include <ATen/ExpandUtils.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_unsafe_view.h>
@@ -29,14 +30,19 @@ namespace broach {
 
 namespace {
 
+// Or it cannot be seen: what a transform of torch.func wraps is another tensor.
+bool may_have_gradient(const at::Tensor& t) {
+  const bool is_wrapped = t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper}));
+  return is_wrapped || (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined();
+}
+
 // Where no gradient is needed it writes its result through a raw pointer, which would look like memory that nothing has
 // written: it is recorded as one operation.
 at::Tensor max_pool1d(const at::Tensor& x, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding,
                       at::IntArrayRef dilation, bool ceil) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  bool differentiable = (x.requires_grad() && at::GradMode::is_enabled()) || x._fw_grad(0).defined();
   std::optional<at::AutoDispatchBelowAutograd> below;
-  if (!differentiable) below.emplace();
+  if (!may_have_gradient(x)) below.emplace();
   return at::max_pool1d(x, kernel, stride, padding, dilation, ceil);
 }
 
@@ -114,11 +120,13 @@ MaskKind kind_of_mask(const at::Tensor& mask, const at::Tensor& q, const at::Ten
 }
 
 // Libraries make masks that say nothing, or what a causal attention does by itself, where a program is compiled. Torch's fastest kernels
-// take none, and those that do are slower by half.
+// take none, and those that do are slower by half. Who watches what is saved for gradients is shown eager's: a checkpoint compares it with
+// what it saves when it computes again.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask, double dropout,
                      bool causal, std::optional<double> scale, bool groups) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  const MaskKind kind = mask && mask->defined() && !causal ? kind_of_mask(*mask, q, k) : MaskKind::other;
+  const bool may_differ = !causal && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+  const MaskKind kind = mask && mask->defined() && may_differ ? kind_of_mask(*mask, q, k) : MaskKind::other;
   if (kind != MaskKind::other)
     return at::scaled_dot_product_attention(q, k, v, std::nullopt, dropout, kind == MaskKind::causal, scale, groups);
   return at::scaled_dot_product_attention(q, k, v, mask ? written_out(*mask) : mask, dropout, causal, scale, groups);
@@ -187,9 +195,8 @@ class LayerCall {
   bool draws() const { return of("train").toBool() && of("dropout").toDouble() != 0; }
 
   bool is_differentiable() const {
-    auto differentiable = [](const at::Tensor& t) { return (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined(); };
     const auto all = tensors();
-    return std::any_of(all.begin(), all.end(), differentiable);
+    return std::any_of(all.begin(), all.end(), may_have_gradient);
   }
 
   // In symbolic sizes each length would be unrolled for itself.

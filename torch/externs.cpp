@@ -7,6 +7,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
 
 #include "compat.h"
 #include "draws.h"
@@ -153,6 +154,7 @@ void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands,
 class AtenCall : public ExternRunner {
  public:
   AtenCall(const ExternStep& step, const Schedule& schedule) : step_(step), schedule_(schedule), call_(step.operation.call()), op_(call_) {
+    if (call_.schema == "aten::mkldnn_rnn_layer") grad_mode_ = call_.results.at(3).dtype != DType::opaque;
     for (const Operand& o : step.operands)
       if (!device_ && is_accelerator(o.type.device)) device_ = device_of(o.type.device);
   }
@@ -167,6 +169,8 @@ class AtenCall : public ExternRunner {
     arrange(call_, operands, frame.symbols);
     for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
     size_t next = 0;
+    std::optional<c10::AutoGradMode> mode;
+    if (grad_mode_) mode.emplace(*grad_mode_);
     for (auto& v : op_.run(operands, frame.symbols)) {
       if (v.isTensorList())
         for (const at::Tensor& t : v.toTensorVector()) keep(next++, t, frame, host);
@@ -211,6 +215,7 @@ class AtenCall : public ExternRunner {
   const ExternCall& call_;
   ExternOp op_;
   std::optional<c10::Device> device_;  // of the operands, if one of them does not lie on the CPU
+  std::optional<bool> grad_mode_;      // as it was, where the operation asks for it below autograd
 };
 
 }  // namespace

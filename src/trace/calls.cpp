@@ -182,8 +182,9 @@ void Calls::set_results(ExternCall& call, const TraceOp& op) const {
 std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<TensorId>& mutated) {
   auto call = std::make_shared<ExternCall>();
   call->schema = op.schema;
-  // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie.
-  const bool exact = op.effect || !op.schema.starts_with("aten::");
+  // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie; oneDNN's recurrent layers
+  // read memory as if it lay as their callers in eager leave it.
+  const bool exact = op.effect || !op.schema.starts_with("aten::") || op.schema.starts_with("aten::mkldnn_rnn_layer");
   std::vector<Shape> operand_strides;
   std::vector<Value> inputs;
   std::map<TensorId, uint32_t> positions;
