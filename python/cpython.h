@@ -166,9 +166,10 @@ inline std::vector<Py_ssize_t> slots_of(PyTypeObject* type) {
   std::vector<Py_ssize_t> out;
   for (Py_ssize_t i = 0; type->tp_mro && i < PyTuple_GET_SIZE(type->tp_mro); ++i) {
     auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i));
-    if (!PyType_HasFeature(base, Py_TPFLAGS_HEAPTYPE) || !base->tp_members) continue;
+    const bool has_factory = std::string_view(base->tp_name) == "collections.defaultdict";
+    if (!(PyType_HasFeature(base, Py_TPFLAGS_HEAPTYPE) || has_factory) || !base->tp_members) continue;
     for (PyMemberDef* m = base->tp_members; m->name; ++m)
-      if (m->type == T_OBJECT_EX) out.push_back(m->offset);
+      if (m->type == T_OBJECT_EX || has_factory) out.push_back(m->offset);
   }
   return out;
 }

@@ -215,6 +215,10 @@ void State::watch_tensors(const std::function<bool(const at::Tensor&)>& is_guard
 
 // ---- reading and comparing ----
 
+// In the order in which they are read.
+static constexpr const char* kFieldsOfFunctions[] = {"__code__",     "__defaults__", "__kwdefaults__", "__dict__",       "__name__",
+                                                     "__qualname__", "__doc__",      "__module__",     "__annotations__"};
+
 static void read_all(PyObject* dict, std::vector<Ref>& keys, std::vector<Ref>& values) {
   PyObject *k, *v;
   for (Py_ssize_t at = 0; PyDict_Next(dict, &at, &k, &v);) {
@@ -363,13 +367,7 @@ bool State::put_back(const Node& n) const {
   PyObject* o = n.object.get();
   switch (n.kind) {
     case Kind::dict:
-      if (n.type) {
-        for (size_t i = 0; i < n.keys.size(); ++i)
-          if (PyObject* now = PyDict_GetItemWithError(o, n.keys[i].get());
-              now != n.values[i].get() && PyObject_SetAttr(n.type.get(), n.keys[i].get(), n.values[i].get()) < 0)
-            return false;
-        return true;
-      }
+      if (n.type) return put_back_class(n);
       [[fallthrough]];
     case Kind::ordered: {
       std::vector<Ref> now;
@@ -390,7 +388,15 @@ bool State::put_back(const Node& n) const {
       return true;
     case Kind::answer:
     case Kind::weak: return true;   // no program's to write
-    case Kind::cache: return true;  // a result that was computed once more is a hit
+    case Kind::cache: {  // what the run has computed is computed again, with what that does
+      std::vector<Ref> now, values;
+      read_all(o, now, values);
+      for (const Ref& k : now)
+        if (std::ranges::none_of(n.keys, [&](const Ref& kept) { return kept.get() == k.get(); }) && PyDict_DelItem(o, k.get()) < 0)
+          return false;
+      return true;
+    }
+    case Kind::function: return put_back_function(n);
     case Kind::list: return PyList_SetSlice(o, 0, PyList_GET_SIZE(o), list_of(n.values).get()) == 0;
     case Kind::set: return call_method(o, "clear", nullptr) && call_method(o, "update", list_of(n.values).get());
     case Kind::sequence: return call_method(o, "clear", nullptr) && call_method(o, "extend", list_of(n.values).get());
@@ -404,14 +410,45 @@ bool State::put_back(const Node& n) const {
       return true;
     }
     case Kind::instance:
+      if (reinterpret_cast<PyObject*>(Py_TYPE(o)) != n.values[0].get() && PyObject_SetAttrString(o, "__class__", n.values[0].get()) < 0)
+        return false;
       if (n.place && *n.place != n.values[1].get()) Ref::steal(std::exchange(*n.place, Ref(n.values[1]).release()));
       for (size_t i = 0; i < n.slots.size(); ++i) {
         auto* slot = reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + n.slots[i]);
         Ref old = Ref::steal(std::exchange(*slot, Ref(n.values[i + 2]).release()));
       }
-      return Py_TYPE(o) == reinterpret_cast<PyTypeObject*>(n.values[0].get());
+      return true;
     default: return false;
   }
+}
+
+// By its attributes, so that what is cached of them is forgotten.
+bool State::put_back_class(const Node& n) const {
+  std::vector<Ref> now, values;
+  read_dict(n, now, values);
+  for (const Ref& k : now)
+    if (std::ranges::none_of(n.keys, [&](const Ref& kept) { return same_value(kept.get(), k.get()); }) &&
+        PyObject_DelAttr(n.type.get(), k.get()) < 0)
+      return false;
+  for (size_t i = 0; i < n.keys.size(); ++i)
+    if (PyObject* is = PyDict_GetItemWithError(n.object.get(), n.keys[i].get());
+        is != n.values[i].get() && PyObject_SetAttr(n.type.get(), n.keys[i].get(), n.values[i].get()) < 0)
+      return false;
+  return true;
+}
+
+bool State::put_back_function(const Node& n) const {
+  PyObject* f = n.object.get();
+  std::vector<Ref> keys, now;
+  if (!read(n, keys, now)) return false;
+  for (size_t i = 0; i < now.size(); ++i) {
+    PyObject* before = n.values[i].get();
+    if (now[i].get() == before) continue;
+    const bool is_dict = std::string_view(kFieldsOfFunctions[i]) == "__dict__";
+    if (is_dict && !before) PyDict_Clear(now[i].get());
+    else if (PyObject_SetAttrString(f, kFieldsOfFunctions[i], before ? before : Py_None) < 0) return false;
+  }
+  return true;
 }
 
 bool State::restore() const {
@@ -419,7 +456,7 @@ bool State::restore() const {
   PyErr_Fetch(&type, &value, &trace);
   bool whole = true;
   for (const Node& n : nodes_)
-    if (std::string why; !same(const_cast<Node&>(n), false, &why) && !put_back(n)) {
+    if (std::string why; (!same(const_cast<Node&>(n), false, &why) || n.kind == Kind::cache) && !put_back(n)) {
       log_info("cannot be put back: ", why);
       whole = false;
     }
@@ -595,11 +632,7 @@ std::string State::path(const Node& n, size_t i) const {
     case Kind::fields: return base + (i == 0 ? ".func" : i == 1 ? ".args" : ".keywords");
     case Kind::list:
     case Kind::sequence: return cat(base, "[", i, "]");
-    case Kind::function: {
-      static constexpr const char* fields[] = {".__code__",     ".__defaults__", ".__kwdefaults__", ".__dict__",       ".__name__",
-                                               ".__qualname__", ".__doc__",      ".__module__",     ".__annotations__"};
-      return cat(base, fields[i]);
-    }
+    case Kind::function: return cat(base, ".", kFieldsOfFunctions[i]);
     case Kind::instance: return i == 0 ? base + ".__class__" : i == 1 ? base + ".__dict__" : cat(base, ", slot ", i - 2);
     default: return base;
   }

@@ -181,6 +181,8 @@ class State {
   void add_words(Node& n);
   bool take_words(const Node& n);
   bool put_back(const Node& n) const;
+  bool put_back_class(const Node& n) const;
+  bool put_back_function(const Node& n) const;
   bool is_left_out(PyObject* owner, PyObject* key) const;
   std::string path(int node) const;
   std::string path(const Node& n, size_t position) const;

@@ -197,7 +197,12 @@ bool State::visit_builtin(PyObject* o, PyTypeObject* native, int parent, const s
     return true;
   }
   auto node = [&](Kind kind) { return node_of(kind, o, parent, label), true; };
-  if (native == &PyDict_Type || type == "collections.defaultdict") return node(Kind::dict);
+  if (native == &PyDict_Type) return node(Kind::dict);
+  if (type == "collections.defaultdict") {
+    const int id = node_of(Kind::dict, o, parent, label);
+    if (Py_TYPE(o) == native) visit_instance(o, parent, label, id);  // its factory
+    return true;
+  }
   if (native == &PyODict_Type) return node(Kind::ordered);
   if (native == &PyList_Type) return node(Kind::list);
   if (native == &PySet_Type) return node(Kind::set);

@@ -246,10 +246,20 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   // One that nobody sees, or saw before, is shown no more by a run that does not warn.
   if (function == "_showwarnmsg" && file.ends_with("warnings.py")) effect(frame, {"shows a warning", Fallback::eager}, true);
   if (file.find("/asyncio/") != file.npos) effect(frame, {"runs a loop of asyncio", Fallback::eager}, true);
+  if (function == "getLogger" && file.ends_with("logging/__init__.py")) watch_logger(frame);
   if (function == "_log" && file.ends_with("logging/__init__.py")) effect(frame, {"writes to a log", Fallback::eager}, true);
   // What it gives is found by no name.
   if (function == "import_module" && file.ends_with("importlib/__init__.py") && is_called_by_user(frame))
     effect(frame, {"asks importlib for a module", Fallback::eager});
+}
+
+// Which is found by no name of the program's.
+void Watch::watch_logger(PyFrameObject* frame) {
+  Ref locals = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals"));
+  Ref name = locals ? Ref::steal(PyMapping_GetItemString(locals.get(), "name")) : Ref(), logging = import_module("logging");
+  Ref logger = name && logging ? Ref::steal(PyObject_CallMethod(logging.get(), "getLogger", "O", name.get())) : Ref();
+  if (!logger) return PyErr_Clear();  // its error is the program's to raise
+  if (!state_.knows(logger.get())) state_.watch(logger.get(), cat("logger ", text_of(name.get())));
 }
 
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.

@@ -47,6 +47,7 @@ class Watch {
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_register_hook(PyFrameObject* frame);
+  void watch_logger(PyFrameObject* frame);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
   void set_line(PyFrameObject* frame, PyCodeObject* code);
   Owner owner(PyCodeObject* code);
