@@ -152,6 +152,7 @@ class State {
   void visit_class_dicts(PyTypeObject* type);
   void visit_class_dict(PyTypeObject* type);
   void visit_class_value(PyObject* value, int parent, const std::string& label);
+  void visit_class_function(PyObject* f, int parent, const std::string& label);
   void visit_instance(PyObject* o, int parent, const std::string& label, int self_node);
   void visit_tensor(PyObject* t, int parent, const std::string& label);
   void visit_function(PyObject* f, int parent, const std::string& label);

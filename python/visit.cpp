@@ -110,7 +110,7 @@ void State::children(int id) {
   bool of_instance = kind == Kind::dict && label.empty();
   if (kind == Kind::dict || kind == Kind::ordered)
     for (const Ref& k : keys)
-      if (!is_atom(k.get())) visit(k.get(), id, " key");
+      if (!is_atom(k.get()) || PyType_Check(k.get())) visit(k.get(), id, " key");
   for (size_t i = 0; i < values.size(); ++i) {
     PyObject* v = values[i].get();
     if (!v || (is_atom(v) && !PyType_Check(v) && !PyCFunction_Check(v))) continue;
@@ -151,7 +151,8 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
   // What a class of the program's adds to one written in C, and attributes of what is no class's but has some.
   auto seen = known_.find(o);
-  const bool has_more = Py_TYPE(o) != native || std::string_view(native->tp_name) == "functools.partial";
+  const std::string_view type = native->tp_name;
+  const bool has_more = Py_TYPE(o) != native || type == "functools.partial" || type == "functools._lru_cache_wrapper";
   if (has_more && seen != known_.end()) visit_instance(o, parent, label, seen->second < 0 ? -2 : seen->second);
 }
 
@@ -399,16 +400,27 @@ void State::visit_class_dict(PyTypeObject* base) {
   watch_annotations(PyDict_GetItemString(dict, "__annotations__"), id);
 }
 
-// Functions are looked at when they run.
 void State::visit_class_value(PyObject* v, int parent, const std::string& label) {
   PyTypeObject* type = Py_TYPE(v);
-  if (PyFunction_Check(v)) return void(candidates_.insert(v));
+  if (PyFunction_Check(v)) return visit_class_function(v, parent, label);
   if (type == &PyProperty_Type || type == &PyStaticMethod_Type || type == &PyClassMethod_Type) {
     for (PyObject* each : referents_of(v))
-      if (PyFunction_Check(each)) candidates_.insert(each);
+      if (PyFunction_Check(each)) visit_class_function(each, parent, label);
     return has_seen(v);
   }
-  if (!is_atom(v) || (PyType_Check(v) && owner_of_type(type) == Owner::user)) visit(v, parent, label);  // one with a class of its own
+  const bool is_users = PyType_Check(v) && (owner_of_type(type) == Owner::user ||  // one with a class of its own
+                                            owner_of_type(reinterpret_cast<PyTypeObject*>(v)) == Owner::user);
+  if (!is_atom(v) || is_users) visit(v, parent, label);
+}
+
+// What they consist of is looked at when they run; what is set on one of the user's may be read without.
+void State::visit_class_function(PyObject* f, int parent, const std::string& label) {
+  if (!candidates_.insert(f).second || known_.contains(f)) return;
+  if (owner_of_file(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(f))->co_filename) != Owner::user) return;
+  if (cpython::kPlainAnnotations) PyFunction_GetAnnotations(f);
+  const int id = add(Kind::function, f, parent, label);
+  fill(id);
+  if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
 }
 
 // `self_node`: -1 where the object is no node yet, -2 where it is known without one.

@@ -29,7 +29,10 @@ struct Decisions {
   // The input into which a value is written as a whole, or -1.
   int written_into(const Node& n) const;
   // Whether a value that is to be copied into an input is there already.
-  bool is_there(const Node& n) const { return written_into(n) >= 0 && n.op == Op::copy && in_place[n.inputs[0].node->id] >= 0; }
+  bool is_there(const Node& n) const {
+    const int into = written_into(n);
+    return into >= 0 && n.op == Op::copy && in_place[n.inputs[0].node->id] == into;
+  }
   // How many writes in place lie between the input and this value.
   int version_of(const Node& n) const { return in_place[n.id] >= 0 ? 1 + version_of(*n.inputs[0].node) : 0; }
 };
