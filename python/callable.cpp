@@ -204,7 +204,7 @@ Ref tuple_of(const Arguments& a, const std::vector<Ref>& more) {
 
 void give_up_differing(Callable::Data& d, Version& v, const std::string& why, const std::vector<std::string>& written) {
   std::string changed;
-  v.state->holds(&changed);
+  v.reads_the_same(&changed);
   d.fallback = Ref::borrow(py::object(py::reinterpret_borrow<py::object>(d.policy.get()).attr("differs")(why, changed, written)).ptr());
   note(d, cat("differs from eager: ", why));
   d.versions.clear();
@@ -286,7 +286,7 @@ PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
       if (may == Turns::May::not_now) return call_plainly(c, a);
       p.turn.emplace(std::move(*writes));  // before the state is compared
     }
-    if (v->state && !v->state->holds(nullptr)) {
+    if (!v->reads_the_same(nullptr)) {
       p.turn.reset();
       continue;
     }
@@ -372,6 +372,8 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   for (const auto& v : c->data->versions) {
     if (v->state)
       if (int stop = v->state->traverse(visit, arg)) return stop;
+    for (const auto& s : v->states_of_gradients)
+      if (int stop = s->traverse(visit, arg)) return stop;
     if (int stop = v->form.traverse(visit, arg)) return stop;
   }
   return 0;

@@ -65,6 +65,20 @@ PyObject* dict_of(Hook& hook) {
 
 }  // namespace
 
+// What autograd's threads may be the last to hold.
+static std::shared_ptr<State> shared_state() {
+  return {new State, [](State* s) {
+            if (!Py_IsInitialized()) return;  // its objects are gone
+            py::gil_scoped_acquire gil;
+            delete s;
+          }};
+}
+
+PythonGradients::PythonGradients(const State& state, const std::vector<StatePlace>& places, std::vector<PyObject*> reached)
+    : state_(state), own_(shared_state()), places_(places), reached_(std::move(reached)) {
+  for (const StatePlace& place : places_) own_->leave_out(place);
+}
+
 std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t results) {
   py::gil_scoped_acquire gil;
   bool known = true;
@@ -89,6 +103,7 @@ std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t re
   py::object function = py::reinterpret_steal<py::object>(ag::functionToPyObject(node.getptr()));
   if (!reinterpret_cast<THPFunction*>(function.ptr())->materialize_grads && results > 1)
     return cat(node.name(), " goes by which of its results have a gradient");
+  contexts_.push_back(Ref::borrow(function.ptr()));
   return "";
 }
 
@@ -105,7 +120,10 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   py::gil_scoped_acquire gil;
   State reached;
   for (PyObject* o : reached_) reached.watch(o, "what the program was given or gives");
-  for (const Ref& hook : hooks_) reached.watch(hook.get(), "a hook");
+  for (const Ref& hook : hooks_) reached.watch(hook.get(), "a hook"), own_->watch(hook.get(), "a hook");
+  for (const Ref& context : contexts_)
+    if (Ref kept = Ref::steal(PyObject_GetAttrString(context.get(), "__dict__"))) own_->watch_known(state_, kept.get(), "a context");
+    else PyErr_Clear();
   std::optional<std::string> error;
   std::vector<Reason> effects;
   KeptPlaces kept(places_);
@@ -114,7 +132,7 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
     Compiling compiling;
     std::optional<StandIns> numbers;
     if (Function::is_capturing_symbols()) numbers.emplace("broach._numbers");
-    Watch watch(*state_, Watch::Runs::gradients);
+    Watch watch(*own_, &state_);
     try {
       py::gil_scoped_release release;
       engine();
@@ -124,22 +142,22 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
     PyErr_Clear();
     effects = watch.effects();
   }
-  state_->find_weakly_held();
+  own_->find_weakly_held();
   std::string why;
   const std::vector<Ref> now = kept.swap_back();
   for (size_t i = 0; i < now.size(); ++i)
     if (now[i].get() != unreadable.get()) why = cat("the code of a gradient writes ", places_[i].path);
-  for (State* s : {state_.get(), &reached})
+  for (const State* s : {&state_, static_cast<const State*>(own_.get()), static_cast<const State*>(&reached)})
     if (auto changes = s->changes(); !changes.empty()) {
       why = cat("the code of a gradient writes ", changes.front().path);
       if (!s->restore()) why += ", which cannot be put back";
     }
   if (!effects.empty()) return cat("the code of a gradient ", effects.front().text);
-  if (!state_->problems().empty()) return cat("the code of a gradient reads ", state_->problems().front().text);
+  if (!own_->problems().empty()) return cat("the code of a gradient reads ", own_->problems().front().text);
   if (!why.empty()) return why;
   return error ? cat("eager has no gradients: ", *error) : "";
 }
 
-std::shared_ptr<const ReadByCode> PythonGradients::read() const { return std::make_shared<StateRead>(state_); }
+std::shared_ptr<const ReadByCode> PythonGradients::read() const { return std::make_shared<StateRead>(own_); }
 
 }  // namespace broach

@@ -15,21 +15,23 @@ namespace broach {
 
 class PythonGradients : public GradientCode {
  public:
-  // `reached`: what the program was given and has given. `places`: where it keeps values from call to call.
-  PythonGradients(std::shared_ptr<State> state, const std::vector<StatePlace>& places, std::vector<PyObject*> reached)
-      : state_(std::move(state)), places_(places), reached_(std::move(reached)) {}
+  // `state`: what the program reads. `reached`: what it was given and has given. `places`: where it keeps values from call to call.
+  PythonGradients(const State& state, const std::vector<StatePlace>& places, std::vector<PyObject*> reached);
 
   std::string obstacle(torch::autograd::Node& node, bool is_formula, size_t results) override;
   std::string run(const std::function<void()>& engine) override;
   std::shared_ptr<const ReadByCode> read() const override;
+  // What the code itself reads: it runs later than the program, and goes by what is there then.
+  const std::shared_ptr<State>& own_state() const { return own_; }
 
  private:
   Ref hide_places() const;
 
-  std::shared_ptr<State> state_;
+  const State& state_;
+  std::shared_ptr<State> own_;
   const std::vector<StatePlace>& places_;
   std::vector<PyObject*> reached_;
-  std::vector<Ref> hooks_;
+  std::vector<Ref> hooks_, contexts_;
 };
 
 }  // namespace broach

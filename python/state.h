@@ -40,6 +40,8 @@ class State {
   // Leaves a place out of the state; before anything is watched.
   void leave_out(const StatePlace& place);
   void watch(PyObject* root, const std::string& name);
+  // Of a value, and of what tuples, lists and dicts of it hold, the objects that `other` has come across.
+  void watch_known(const State& other, PyObject* root, const std::string& name);
   // To be called before a program's code runs: watches the globals, builtins and imported modules that it names, its closure and
   // its defaults. Of torch's code it watches what the names stand for, and not what that consists of.
   void enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function);

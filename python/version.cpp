@@ -383,12 +383,17 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   }
   Function::Results out = described(result.get(), inputs, before, given, p);
   note_writes(*static_cast<const ResultForm*>(out.form.get()), given, p.since ? p.since->met() : turn ? turn->met() : Turns::Met(), p);
+  const size_t recorded = states_of_gradients.size();
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
   if (state && p.verdict.is_good()) {
-    state->stamp();
     std::unordered_set<const c10::TensorImpl*> lifted;
     for (const at::Tensor& t : Capture::current()->lifted()) lifted.insert(t.unsafeGetTensorImpl());
-    state->watch_tensors([&](const at::Tensor& t) { return lifted.contains(t.unsafeGetTensorImpl()); });
+    auto settle = [&](State& s) {
+      s.stamp();
+      s.watch_tensors([&](const at::Tensor& t) { return lifted.contains(t.unsafeGetTensorImpl()); });
+    };
+    settle(*state);
+    for (size_t i = recorded; i < states_of_gradients.size(); ++i) settle(*states_of_gradients[i]);
   }
   if (state && !noted_own_) note_own(p.leaves);
   else if (state && !holds_the_same(p.leaves)) {
@@ -444,11 +449,17 @@ void Version::differentiate(const Function::Results& results, PyObject* result, 
   if (std::none_of(results.tensors.begin(), results.tensors.end(), needs)) return;
   std::vector<PyObject*> reached{result};
   reached.insert(reached.end(), given.containers.begin(), given.containers.end());
-  PythonGradients code(state, form.places(), std::move(reached));
-  ++differentiated_;
-  first_node_of_gradients_ = state->size();
-  py::gil_scoped_release release;
-  Capture::current()->differentiate(results.tensors, &code);
+  PythonGradients code(*state, form.places(), std::move(reached));
+  {
+    py::gil_scoped_release release;
+    Capture::current()->differentiate(results.tensors, &code);
+  }
+  if (code.own_state()->size() > 0) states_of_gradients.push_back(code.own_state());
+}
+
+bool Version::reads_the_same(std::string* why) const {
+  auto holds = [why](const std::shared_ptr<State>& s) { return s->holds(why); };
+  return (!state || state->holds(why)) && std::ranges::all_of(states_of_gradients, holds);
 }
 
 Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before) {
@@ -520,15 +531,9 @@ class VersionAgain : public ProgramAgain {
   std::weak_ptr<Version> version_;
 };
 
-bool Version::only_gradients_read_what_changed() const {
-  const auto changes = state->changes();
-  auto is_theirs = [this](const State::Change& c) { return static_cast<size_t>(c.node) >= first_node_of_gradients_; };
-  return differentiated_ == 1 && !changes.empty() && std::all_of(changes.begin(), changes.end(), is_theirs);
-}
-
 std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) {
   std::string changed;
-  if (state && !state->holds(&changed) && !only_gradients_read_what_changed())
+  if (state && !state->holds(&changed))
     throw Error(cat("broach: the program has to be run again for gradients, and what it reads has changed since the call: ", changed));
   Pending p;
   p.subject = subject_;

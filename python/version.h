@@ -81,6 +81,8 @@ class Version : public std::enable_shared_from_this<Version> {
   bool fits(const Arguments& a, uint64_t settings, Leaves& leaves) const {
     return ambient == settings && form.match(a, leaves) && holds_the_same(leaves);
   }
+  // Whether what it and its gradients read is as it was when it was captured.
+  bool reads_the_same(std::string* why) const;
   // What its calls write, of which these are the containers; nothing if they write none.
   std::optional<Turns::Objects> writes(const Leaves& leaves) const;
   // Runs it; afterwards `p` says what happened.
@@ -92,6 +94,7 @@ class Version : public std::enable_shared_from_this<Version> {
   uint64_t ambient = 0;
   Function::Modes modes;         // under those settings, where they are watched
   std::shared_ptr<State> state;  // null: nothing but the arguments counts
+  std::vector<std::shared_ptr<State>> states_of_gradients;  // what Python code of gradients reads, of each recording
   Function function;
 
  private:
@@ -109,14 +112,11 @@ class Version : public std::enable_shared_from_this<Version> {
   bool holds_the_same(const Leaves& leaves) const;
   void note_own(const Leaves& leaves);
 
-  bool only_gradients_read_what_changed() const;
   void take_turn(Pending& p, std::optional<Turns::OwnCode>& own);
   void note_writes(const ResultForm& made, const Given& given, Turns::Met met, Pending& p);
 
   bool writes_state_ = false, writes_arguments_ = false;  // in any recording
   std::shared_ptr<const ProgramAgain> again_;
-  int differentiated_ = 0;              // recordings
-  size_t first_node_of_gradients_ = 0;  // of the state: what only code of gradients read, where there was one recording
   Subject* subject_ = nullptr;          // of the callable, which has this version
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
   // captured.

@@ -71,6 +71,19 @@ void State::watch(PyObject* root, const std::string& name) {
   visit_queued();
 }
 
+void State::watch_known(const State& other, PyObject* root, const std::string& name) {
+  std::vector<Ref> left{Ref::borrow(root)};
+  std::unordered_set<PyObject*> seen;
+  while (!left.empty()) {
+    const Ref v = std::move(left.back());
+    left.pop_back();
+    if (!v || is_atom(v.get()) || !seen.insert(v.get()).second) continue;
+    if (other.knows(v.get())) watch(v.get(), name);
+    else if (PyTuple_Check(v.get()) || PyList_Check(v.get()) || PyDict_Check(v.get()))
+      for (PyObject* each : referents_of(v.get())) left.push_back(Ref::borrow(each));
+  }
+}
+
 void State::visit_queued() {
   while (!queue_.empty()) {
     int id = queue_.back();

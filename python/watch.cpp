@@ -117,8 +117,8 @@ void set_native_functions(NativeFunctions f) { known() = std::move(f); }
 
 Fallback fallback_for(const std::string& name) { return is_within(known().eager, name) ? Fallback::eager : Fallback::dynamo; }
 
-Watch::Watch(State& state, Runs runs)
-    : state_(state), gradients_(runs == Runs::gradients), ends_on_effects_(gradients_ || Function::is_capturing_symbols()) {
+Watch::Watch(State& state, const State* program)
+    : state_(state), program_(program), ends_on_effects_(program || Function::is_capturing_symbols()) {
   auto before = cpython::current_profiler();
   before_ = before.function;
   before_argument_ = Ref::steal(before.argument);
@@ -169,7 +169,7 @@ bool Watch::is_leaving(PyFrameObject* frame, PyObject* function) {
 
 // What cannot be recorded with stand-ins will run once more without.
 void Watch::end_if_in_vain() {
-  const Capture* c = ends_on_effects_ && !gradients_ && !ends_ ? Capture::current() : nullptr;
+  const Capture* c = ends_on_effects_ && !program_ && !ends_ ? Capture::current() : nullptr;
   if (!c || c->verdict().outcome != Outcome::unsupported) return;
   effects_.push_back(c->verdict().reason);
   ends_ = true;
@@ -224,13 +224,14 @@ void Watch::on_call(PyFrameObject* frame) {
   if (!state_.has_entered(code) && is_importing(frame)) return effect(frame, "imports a module");
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
+  if (program_ && whose == Owner::user) watch_arguments(frame, code);
   // Which cannot be put back, should the code write to it.
   if (ends_on_effects_ && !state_.problems().empty()) effect(frame, state_.problems().front());
-  if (!ends_on_effects_ || (whose != Owner::user && (gradients_ || whose != Owner::torch))) return;
+  if (!ends_on_effects_ || (whose != Owner::user && (program_ || whose != Owner::torch))) return;
   // Nothing must have happened by then.
   std::vector<const char*> questions{whose == Owner::user ? "invisible" : "invisible_in_torch"};
-  if (gradients_) questions.push_back("uses_context_up");
-  if (gradients_ && Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
+  if (program_) questions.push_back("uses_context_up");
+  if (program_ && Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
   for (const char* question : questions)
     if (std::string why = answer_of_codes(question, code); !why.empty()) effect(frame, {why, Fallback::eager});
 }
@@ -251,6 +252,15 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   // What it gives is found by no name.
   if (function == "import_module" && file.ends_with("importlib/__init__.py") && is_called_by_user(frame))
     effect(frame, {"asks importlib for a module", Fallback::eager});
+}
+
+// Code of gradients is handed what the program reached, too: a module by its hook, say.
+void Watch::watch_arguments(PyFrameObject* frame, PyCodeObject* code) {
+  Ref locals = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals"));
+  if (!locals) return PyErr_Clear();
+  Ref values = Ref::steal(PyMapping_Values(locals.get()));
+  if (!values) return PyErr_Clear();
+  state_.watch_known(*program_, values.get(), cat("an argument of ", text_of(code->co_name)));
 }
 
 // Which is found by no name of the program's.
@@ -383,7 +393,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
   auto called = [&] { return Reason(cat("calls ", v.name), fallback_for(v.name)); };
   if (whose == Owner::user && v.name.ends_with(".is_grad_enabled")) must_not_go_by_modes();
-  if (gradients_ && v.name.ends_with(".run_backward")) return effect(frame, {"computes gradients", Fallback::eager});
+  if (program_ && v.name.ends_with(".run_backward")) return effect(frame, {"computes gradients", Fallback::eager});
   if (!answers_for(v.name, function)) return effect(frame, called());
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function, whose == Owner::torch);

@@ -28,9 +28,8 @@ Fallback fallback_for(const std::string& name);
 // For its lifetime the thread's calls are watched. Needs the GIL.
 class Watch {
  public:
-  // What of gradients runs leaves nothing behind: it ends before it has an effect.
-  enum class Runs : uint8_t { program, gradients };
-  explicit Watch(State& state, Runs runs = Runs::program);
+  // `program`: for what gradients run, the state of the program that they are of. It leaves nothing behind: it ends before it has an effect.
+  explicit Watch(State& state, const State* program = nullptr);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -48,6 +47,7 @@ class Watch {
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_register_hook(PyFrameObject* frame);
   void watch_logger(PyFrameObject* frame);
+  void watch_arguments(PyFrameObject* frame, PyCodeObject* code);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
   void set_line(PyFrameObject* frame, PyCodeObject* code);
   Owner owner(PyCodeObject* code);
@@ -72,7 +72,7 @@ class Watch {
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<Reason> effects_;
   bool asked_ = false;
-  const bool gradients_;
+  const State* program_;  // of gradients; null: the program itself is watched
   const bool ends_on_effects_;  // as a run on stand-ins does, too
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;

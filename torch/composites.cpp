@@ -199,10 +199,13 @@ class LayerCall {
     return std::any_of(all.begin(), all.end(), may_have_gradient);
   }
 
+  bool has_symbols() const {
+    return std::ranges::any_of(tensors(), [](const at::Tensor& t) { return real_tensor(t) != nullptr; });
+  }
+
   // In symbolic sizes each length would be unrolled for itself.
   bool is_long() const {
-    const auto all = tensors();
-    if (std::any_of(all.begin(), all.end(), [](const at::Tensor& t) { return real_tensor(t) != nullptr; })) return true;
+    if (has_symbols()) return true;
     const at::Tensor input = of("input").toTensor();
     const int64_t steps = input.dim() < 2 ? 1 : input.size(of("batch_first").toBool() ? 1 : 0);
     return steps * of("num_layers").toInt() * (of("bidirectional").toBool() ? 2 : 1) > kMostUnrolled;
@@ -227,6 +230,8 @@ class LayerCall {
 // Where a layer is one operation it goes on below autograd, which would take it apart.
 void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  // Under autocast eager's layer is an operation of oneDNN's, which stand-ins do not get.
+  if (Autocast::now().is_on() && LayerCall(op, *stack).has_symbols()) unsupported("a recurrent layer under autocast");
   std::optional<at::AutoDispatchBelowAutograd> below;
   if (is_whole_layer(op, *stack)) below.emplace();
   op.callBoxed(stack);

@@ -294,11 +294,28 @@ def test_a_number_that_changes_from_call_to_call():
 
 
 def test_what_the_call_reads_changes_before_its_gradients():
+    def run(c):
+        m, saw = Block(), []
+        f = c(lambda x: Scale.apply(m(x), m.by))
+        for i in range(5):
+            m.zero_grad(), setattr(m, "by", 3.0)
+            y = f(torch.randn(3, 8))
+            m.by = 7.0 + i
+            y.sum().backward()
+            saw += [m.first.weight.grad]
+        return saw
+
+    is_compiled(held_against_eager(run))
+
+
+def test_what_the_call_and_its_gradients_read_changes_between_them():
+    """The program cannot be run again with what it read then."""
     m = Block()
-    f = broach.compile(lambda x: Scale.apply(m(x), m.by))
+    m.first.register_full_backward_hook(lambda module, taken, given: (taken[0] * m.by,))
+    f = broach.compile(lambda x: m(x) * m.by)
     for _ in range(3):
-        f(torch.randn(3, 8)).sum().backward()
-    y = f(torch.randn(3, 8))
+        f(torch.randn(3, 8, requires_grad=True)).sum().backward()
+    y = f(torch.randn(3, 8, requires_grad=True))
     m.by = 7.0
     with pytest.raises(RuntimeError, match="has changed since the call"):
         y.sum().backward()
