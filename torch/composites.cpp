@@ -107,7 +107,7 @@ MaskKind kind_of_mask(const at::Tensor& mask, const at::Tensor& q, const at::Ten
   for (int64_t d = -3; is_of_scores && d >= -mask.dim(); --d) is_of_scores = fits(d, q.size(d));
   if (!is_of_scores || mask.numel() == 0 || mask.numel() > kMost) return MaskKind::other;
   at::Tensor is_open = mask;
-  if (mask.is_floating_point()) {
+  if (mask.scalar_type() == at::kFloat || (mask.is_floating_point() && mask.scalar_type() == q.scalar_type())) {
     is_open = mask.eq(0);
     if (!is_open.logical_or(mask.eq(-std::numeric_limits<double>::infinity())).all().item<bool>()) return MaskKind::other;
   } else if (mask.scalar_type() != at::kBool) {

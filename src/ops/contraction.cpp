@@ -274,7 +274,7 @@ Result attention_of(OpCall& c, Op op, size_t query, size_t dropout, const std::v
   const Shape own = k.shape(), own_values = v.shape();
   if (*groups > 1) k = repeat_heads(b, k, *groups), v = repeat_heads(b, v, *groups);
   bool typed = k.dtype() == q.dtype() && v.dtype() == q.dtype() && (q.dtype() == DType::f32 || q.dtype() == DType::bf16);
-  bool fits = q.shape()[0] == k.shape()[0];
+  bool fits = q.shape()[0] == k.shape()[0] && b.symbols().ask(own[2] - own_values[2], Relation::eq, 0);
   if (!typed || !fits || c.number_or(dropout, 0) != 0) return std::nullopt;
   const Shape rows{q.shape()[0], q.shape()[1], q.shape()[2]};
   std::vector<Value> operands{q, with_sizes(b, k, {rows[0], rows[1], k.shape()[2], q.shape()[3]}),

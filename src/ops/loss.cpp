@@ -182,7 +182,7 @@ Results multi_margin(OpCall& c) {
 Results multilabel_margin(OpCall& c) {
   GraphBuilder& b = c.b;
   Value x = c.tensor(0);
-  if (!is_floating(x.dtype()) || x.rank() == 0) return std::nullopt;
+  if (!is_floating(x.dtype()) || x.rank() == 0 || !(c.tensor(1).shape() == x.shape())) return std::nullopt;
   DType t = compute_dtype(x.dtype());
   Expr rows = as_rows(c, b.cast(x, t)), target = as_rows(c, b.cast(c.tensor(1), DType::i64));
   const Shape& shape = rows.value().shape();

@@ -449,7 +449,13 @@ void add_binary(OpTable& t) {
   add_single(t, "heaviside", heaviside);
   add_single(t, "ldexp.Tensor", [](OpCall& c) {
     DType result = c.result().dtype;
-    return is_floating(result) ? (Expr{c.b, operand(c, 0, result)} * apply(Op::exp2, Expr{c.b, operand(c, 1, result)})).value() : Value{};
+    if (!is_floating(result)) return Value{};
+    // In steps that are powers of two themselves: 0.1 * 2^130 is a number in f32.
+    const DType t = compute_dtype(result);
+    const Expr most = Expr{c.b, c.b.constant(t == DType::f64 ? 2100.0 : 280.0, t)}, asked{c.b, operand(c, 1, t)};
+    const Expr exponent = max(min(asked, most), -most), third = apply(Op::trunc, exponent * (1.0 / 3));
+    const Expr step = apply(Op::exp2, third), last = apply(Op::exp2, exponent - third - third);
+    return c.b.cast((Expr{c.b, operand(c, 0, t)} * step * step * last).value(), result);
   });
   add_real(t, "isclose", is_close);
   add_formula(t, "logaddexp", {0, 1}, [](OpCall&, std::span<const Expr> x) { return log_add_exp(x[0], x[1], Op::exp, 1); });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "ops/lower.h"
 #include "support/error.h"
 
 namespace broach {
@@ -153,13 +154,26 @@ void Calls::refuse_since(size_t before) {
     refused_[i] = !has(nodes[i]) || std::ranges::any_of(nodes[i].inputs, [&](const Value& v) { return is_refused(v); });
 }
 
-std::optional<Value> Calls::lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target) {
+// Eager computes in the type that the operands have together, and casts what it writes. Nothing where only the operation knows which.
+static std::optional<DType> computed_in(std::span<const Value> operands, DType written, bool is_out) {
+  Promotion together;
+  for (const Value& v : operands) together.add(v);
+  const DType t = operands.empty() ? written : together.result();
+  if (t == written || (!is_out && !(is_floating(t) && is_floating(written)))) return written;
+  if (is_out && written != DType::b1) return std::nullopt;  // a sum of integers is wider than they are
+  return is_out ? written : t;
+}
+
+std::optional<Value> Calls::lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target, bool is_out) {
   const OpEntry* entry = entry_of(schema);
   if (!entry || !options_.lower) return std::nullopt;
   size_t before = b_.graph().nodes().size();
   auto [own, tensors] = with_values(args);
+  Type computed = info(target).type;
+  if (const auto t = computed_in(tensors, computed.dtype, is_out)) computed.dtype = *t;
+  else return std::nullopt;
   auto out = where_handled(schema, [&, own = std::move(own), tensors = std::move(tensors)]() mutable -> std::optional<Value> {
-    OpCall call(b_, schema, std::move(own), std::move(tensors), {info(target).type});
+    OpCall call(b_, schema, std::move(own), std::move(tensors), {computed});
     auto out = entry->lower(call);
     if (!out || out->size() != 1 || !(*out)[0] || !((*out)[0].shape() == info(target).type.shape) ||
         (*out)[0].type().device != info(target).type.device)

@@ -33,7 +33,7 @@ class Calls {
   // Whether an operation is known that draws random numbers: by a counter, or the host's own, in the order of what is written.
   bool draws(const std::string& schema, TensorId written = kNoTensor) const;
   // The new elements of `target`: the functional operation's result, in the target's own type.
-  std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target);
+  std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target, bool is_out);
   // The results, and then the new elements of the operands that are written.
   std::vector<Value> call_extern(const TraceOp& op, const std::vector<TensorId>& mutated);
 

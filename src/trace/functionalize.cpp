@@ -170,7 +170,7 @@ class Functionalizer {
       std::vector<Arg> args = op.args;
       if (is_out) args.pop_back();
       TensorId target = op.mutated[0];
-      if (auto v = calls_.lower_as(name, args, target)) {
+      if (auto v = calls_.lower_as(name, args, target, is_out)) {
         memory_.write(target, *v);
         return;
       }
