@@ -272,10 +272,10 @@ bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values
     case Kind::cell: return value(PyCell_GET(o));
     case Kind::function: {
       auto* f = reinterpret_cast<PyFunctionObject*>(o);
-      // Whoever asks for its dict gives it one.
-      PyObject* dict = f->func_dict && PyDict_GET_SIZE(f->func_dict) > 0 ? f->func_dict : nullptr;
-      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, dict, f->func_name, f->func_qualname, f->func_doc,
-                          f->func_module, f->func_annotations})
+      // Whoever asks for its dict, or its annotations, gives it one.
+      auto unless_empty = [](PyObject* dict) { return dict && PyDict_CheckExact(dict) && PyDict_GET_SIZE(dict) == 0 ? nullptr : dict; };
+      for (PyObject* v : {f->func_code, f->func_defaults, f->func_kwdefaults, unless_empty(f->func_dict), f->func_name, f->func_qualname,
+                          f->func_doc, f->func_module, unless_empty(f->func_annotations)})
         value(v);
       return true;
     }

@@ -426,10 +426,18 @@ void State::visit_class_value(PyObject* v, int parent, const std::string& label)
   if (!is_atom(v) || is_users) visit(v, parent, label);
 }
 
-// What they consist of is looked at when they run; what is set on one of the user's may be read without.
+static bool is_in_packages(PyObject* file) {
+  const std::string_view path = text_of(file);
+  return path.find("/site-packages/") != path.npos || path.find("/dist-packages/") != path.npos;
+}
+
+// What they consist of is looked at when they run. What is set on one may be read without: on those of packages, which are many, nothing
+// is set by a program, but what is there is looked at.
 void State::visit_class_function(PyObject* f, int parent, const std::string& label) {
   if (!candidates_.insert(f).second || known_.contains(f)) return;
-  if (owner_of_file(reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(f))->co_filename) != Owner::user) return;
+  PyObject* file = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(f))->co_filename;
+  PyObject* set = reinterpret_cast<PyFunctionObject*>(f)->func_dict;
+  if (owner_of_file(file) != Owner::user || (is_in_packages(file) && !(set && PyDict_GET_SIZE(set) > 0))) return;
   if (cpython::kPlainAnnotations) PyFunction_GetAnnotations(f);
   const int id = add(Kind::function, f, parent, label);
   fill(id);

@@ -24,7 +24,7 @@ from ._native import _C
 def _wrap(node: Any) -> Any:
     if node.is_constant():
         return node.guard_int("", 0)
-    return Int(node) if node.is_int() else Float(node) if node.is_float() else torch.SymBool(node)
+    return Int(node) if node.is_int() else Float(node) if node.is_float() else node.bool_()  # a bool cannot be stood for: `is True`
 
 
 def _node(value: object, like: Any) -> Any:
