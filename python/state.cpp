@@ -387,8 +387,8 @@ bool State::put_back(const Node& n) const {
       }
       return true;
     case Kind::answer:
-    case Kind::weak: return true;   // no program's to write
-    case Kind::cache: {  // what the run has computed is computed again, with what that does
+    case Kind::weak: return true;  // no program's to write
+    case Kind::cache: {            // what the run has computed is computed again, with what that does
       std::vector<Ref> now, values;
       read_all(o, now, values);
       for (const Ref& k : now)

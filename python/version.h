@@ -92,8 +92,8 @@ class Version : public std::enable_shared_from_this<Version> {
 
   ArgumentsForm form;
   uint64_t ambient = 0;
-  Function::Modes modes;         // under those settings, where they are watched
-  std::shared_ptr<State> state;  // null: nothing but the arguments counts
+  Function::Modes modes;                                    // under those settings, where they are watched
+  std::shared_ptr<State> state;                             // null: nothing but the arguments counts
   std::vector<std::shared_ptr<State>> states_of_gradients;  // what Python code of gradients reads, of each recording
   Function function;
 
@@ -117,7 +117,7 @@ class Version : public std::enable_shared_from_this<Version> {
 
   bool writes_state_ = false, writes_arguments_ = false;  // in any recording
   std::shared_ptr<const ProgramAgain> again_;
-  Subject* subject_ = nullptr;          // of the callable, which has this version
+  Subject* subject_ = nullptr;  // of the callable, which has this version
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when
   // captured.
   bool noted_own_ = false;

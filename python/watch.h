@@ -72,7 +72,7 @@ class Watch {
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<Reason> effects_;
   bool asked_ = false;
-  const State* program_;  // of gradients; null: the program itself is watched
+  const State* program_;        // of gradients; null: the program itself is watched
   const bool ends_on_effects_;  // as a run on stand-ins does, too
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;

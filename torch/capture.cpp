@@ -219,7 +219,8 @@ void Capture::add_read(ValueRead r) {
 bool Capture::changes_gradients(const std::vector<at::Tensor>& outputs) const {
   auto differs = [&](const at::Tensor& t, size_t i) { return t.requires_grad() != needed_gradients_[i]; };
   for (size_t i = 0; i < needed_gradients_.size(); ++i)
-    if (differs(i < given_.size() ? given_[i] : lifted_[i - given_.size()], i) || (i < given_.size() && differs(inputs_[i], i))) return true;
+    if (differs(i < given_.size() ? given_[i] : lifted_[i - given_.size()], i) || (i < given_.size() && differs(inputs_[i], i)))
+      return true;
   if (at::GradMode::is_enabled()) return false;  // results that need gradients are nobody's mistake
   return std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& t) {
     return t.defined() && t.requires_grad() &&

@@ -32,7 +32,8 @@ namespace {
 
 // Or it cannot be seen: what a transform of torch.func wraps is another tensor.
 bool may_have_gradient(const at::Tensor& t) {
-  const bool is_wrapped = t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper}));
+  const bool is_wrapped =
+      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper}));
   return is_wrapped || (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined();
 }
 

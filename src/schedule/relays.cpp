@@ -91,13 +91,17 @@ class Waits {
 void relay(Decisions& d, size_t kernel) {
   const Node& copy = *d.groups.kernels[kernel].roots[0];
   const Node& value = *copy.inputs[0].node;
+  const auto next = static_cast<int>(d.groups.kernels.size());
   if (!d.groups.in_memory[value.id] && d.relays.try_emplace(value.id, d.groups.kernels.size()).second) {
+    for (std::set<int>& readers : d.groups.readers)
+      if (readers.erase(static_cast<int>(kernel)) > 0) readers.insert(next);
     Group first = d.groups.kernels[kernel];
     first.roots = {&value};
     first.reads_what_it_overwrites = false;
     first.space.replace_root(copy, value);
     d.groups.kernels.push_back(std::move(first));
   }
+  d.groups.readers[value.id].insert(static_cast<int>(kernel));
   Fit alone(d.storage);
   alone.add_root(copy);
   d.groups.kernels[kernel] = {{&copy}, alone.space()};

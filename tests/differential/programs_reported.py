@@ -97,6 +97,66 @@ for program in (f, g, h):
 m = M(); c = C(m)
 for i in range(3): c(torch.ones(4)); out += [m.b.tolist(), m.last.tolist()]
 """,
+"writes_of_which_one_waits_for_an_index_that_reads_the_other": """
+def f(x, y):
+    x.narrow(0, 0, 1).add_(x.narrow(0, 1, 1)); v = x.copysign(x); y.index_add_(0, torch.tensor([0, 0]), x[:2])
+    return v
+out = []
+for compiles in (C, D):
+    g = compiles(f)
+    for n in (5, 5, 4, 4): a, b = torch.arange(float(n * n)).reshape(n, n), torch.ones(n, n); out += [g(a, b), a, b]
+""",
+"results_written_into_tensors_of_other_types": """
+a, b, out = torch.tensor([1e5, 1000.5] * 8), torch.tensor([99999., 1000.] * 8), []
+for kind in (torch.float16, torch.bfloat16, torch.float64):
+    for op in (torch.sub, torch.floor_divide, torch.fmod, torch.mul):
+        def f(x, y): o = torch.empty(x.shape, dtype=kind); op(x, y, out=o); return o
+        g = C(f); out += [g(a, b).tolist() for _ in range(3)]
+def h(x, y): x.fmod_(y); return x
+def k(x, y): x.sub_(y); return x
+low, wide = torch.linspace(-90, 90, 37).bfloat16(), torch.linspace(-3, 2.7, 37)
+for f in (h, k): g = C(f); out += [g(low.clone(), wide).tolist() for _ in range(3)] + [g(wide.clone(), wide.double() * 1.1).tolist() for _ in range(3)]
+""",
+"padding_of_complex_numbers_and_powers_of_two": """
+import torch.nn.functional as F
+out = []
+for v in (2.5, 0., float('inf')): g = C(lambda x: F.pad(x, (1, 0), value=v)); out += [g(torch.ones(1, dtype=torch.complex64)) for _ in range(3)]
+g = C(torch.ldexp); out += [g(torch.tensor([.1, -.01, 1e-38, 3.]), torch.tensor([130, 130, 250, -2])) for _ in range(3)]
+out += [g(torch.tensor([1e38, 1e-3]), torch.tensor([-160, 5])) for _ in range(3)]
+""",
+"masks_that_attention_refuses": """
+import torch.nn.functional as F
+q, out = torch.ones(1, 1, 2, 4), []
+for kind in (torch.float64, torch.float16, torch.float32):
+    g = C(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(2, 2, dtype=kind)))
+    for _ in range(3):
+        try: out.append(g(q))
+        except RuntimeError as e: out.append(str(e))
+""",
+# ---- numbers that are symbols ----
+"comparisons_are_bools": """
+def f(x): ok = x.shape[0] > 1; return x * 10 if ok is True else x, f'{ok}', isinstance(ok, bool), {True: 1}[ok]
+def g(x, n): ok = n > 1; return x * 10 if ok is True else x, str(ok)
+def h(x): ok = x.sum().item() > 1; return x * 10 if ok is True else x, str(ok)
+out = []
+for compiles in (C, D):
+    a, b, c = compiles(f), compiles(g), compiles(h)
+    for n in (3, 3, 5, 4): out += [a(torch.ones(n)), b(x, n), c(torch.ones(n))]
+""",
+"arguments_that_no_longer_need_gradients": """
+def f(x): x.requires_grad_(False); return x * 2
+def g(x): x.requires_grad = not x.requires_grad; return x * 2
+out = []
+for program in (f, g):
+    for compiles in (C, D):
+        h = compiles(program)
+        for i in range(4): a = torch.ones(3, requires_grad=True); y = h(a); out += [a.requires_grad, y.requires_grad]
+""",
+"functionalize_leaves_no_level": """
+def f(x): return torch.func.functionalize(lambda z: z.clone().add_(1))(x)
+out = []
+for compiles in (C, D): g = compiles(f); out += [g(torch.ones(n)) for n in (2, 3, 3)] + [torch.ones(2).requires_grad_()]
+""",
 # ---- state ----
 "class_within_a_class": """
 class M(torch.nn.Module):
