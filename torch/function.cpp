@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/record_function.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -24,6 +25,7 @@ Function::Modes Function::Modes::now() {
   m.grad = c10::GradMode::is_enabled();
   m.inference = c10::InferenceMode::is_enabled();
   m.deterministic = at::globalContext().deterministicAlgorithms();
+  m.default_type = c10::get_default_dtype_as_scalartype();
   m.contractions = contraction_rules();
   m.autocast = Autocast::now();
   return m;

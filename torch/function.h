@@ -1,6 +1,7 @@
 // A callable and its compiled versions.
 #pragma once
 
+#include <c10/core/ScalarType.h>
 #include <c10/core/SymIntArrayRef.h>
 
 #include <atomic>
@@ -51,6 +52,7 @@ class Function {
   // by the programs that have any.
   struct Modes {
     bool grad = false, inference = false, deterministic = false;
+    c10::ScalarType default_type = c10::ScalarType::Float;
     ContractionRules contractions;
     Autocast autocast;
     friend bool operator==(const Modes&, const Modes&) = default;

@@ -198,6 +198,17 @@ TEST_CASE("a training step runs eagerly, says so once and is not captured again"
   }
 }
 
+TEST_CASE("the type of elements that nobody names is a mode of calls") {
+  torch::NoGradGuard no_grad;
+  auto compiled = broach::compile([](Tensor t) { return t.to(torch::kInt) * 0.5 + torch::ones({2}); }, Options().pure());
+  const Tensor x = torch::tensor({3.F, 4.F});
+  for (int i = 0; i < 3; ++i) CHECK((compiled(x).scalar_type() == torch::kFloat));
+  torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+  for (int i = 0; i < 3; ++i) CHECK((compiled(x).scalar_type() == torch::kDouble));
+  torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+  for (int i = 0; i < 3; ++i) CHECK((compiled(x).scalar_type() == torch::kFloat));
+}
+
 TEST_CASE("gradients that cannot be compiled are told once, and NoGradGuard inside helps") {
   nn::Linear linear(4, 4);
   Tensor x = torch::randn({2, 4});
