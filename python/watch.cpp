@@ -146,7 +146,8 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   PyErr_Restore(type, value, trace);
   if (begins) w->end_if_in_vain();
   // A run on stand-ins ends before it has an effect.
-  const bool ends = w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr) && !is_ending();
+  const bool may = w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr);
+  const bool ends = may && (w->is_seen_outside_ || !is_ending());
   return ends ? w->end_program() : 0;
 }
 
@@ -191,7 +192,7 @@ bool Watch::is_ending() {
 
 // Nothing of the run has happened, so that the program can run again.
 int Watch::end_program() {
-  ends_ = false;
+  ends_ = is_seen_outside_ = false;
   PyErr_SetString(end(), effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
                                           : effects_.back().text.c_str());
   return -1;
@@ -404,6 +405,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
   if (whose == Owner::torch && v.kind == Kind::unknown) return;
   effect(frame, called());
+  is_seen_outside_ = whose == Owner::user && !v.torch && !v.name.ends_with(".release");
 }
 
 // A program that asks for the profile function, or sets one, is to find what would be there without a capture.

@@ -80,6 +80,9 @@ class Watch {
   PyCodeObject* line_code_ = nullptr;
   int line_ = 0;
   bool abandoned_ = false, ends_ = false;  // the capture; the program, by an error
+  // What is about to be called does something that others see, which no block that the error leaves has to do: the run has done nothing
+  // that they see.
+  bool is_seen_outside_ = false;
 };
 
 }  // namespace broach

@@ -152,6 +152,25 @@ for program in (f, g):
         h = compiles(program)
         for i in range(4): a = torch.ones(3, requires_grad=True); y = h(a); out += [a.requires_grad, y.requires_grad]
 """,
+"blocks_that_an_abandoned_run_leaves": """
+import os
+def kinds(w):
+    def f(t):
+        try: (t * 2).untyped_storage().nbytes()
+        finally: os.write(w, b'F')
+        return t * 2
+    def g(t):
+        try: (t * 2).untyped_storage().nbytes()
+        except BaseException as e: os.write(w, type(e).__name__.encode()); raise
+        return t * 2
+    return f, g
+out = []
+for k in range(2):
+    for compiles in (C, D):
+        r, w = os.pipe(); os.write(w, b'_'); h = compiles(kinds(w)[k])
+        for i in range(3): h(x)
+        out.append(os.read(r, 999))
+""",
 "functionalize_leaves_no_level": """
 def f(x): return torch.func.functionalize(lambda z: z.clone().add_(1))(x)
 out = []
