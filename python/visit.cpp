@@ -426,22 +426,29 @@ void State::visit_class_value(PyObject* v, int parent, const std::string& label)
   if (!is_atom(v) || is_users) visit(v, parent, label);
 }
 
-static bool is_in_packages(PyObject* file) {
-  const std::string_view path = text_of(file);
+// By the module's file: what dataclasses make has none of its own.
+static bool is_of_packages(PyFunctionObject* f) {
+  PyObject* file = PyDict_GetItemString(f->func_globals, "__file__");
+  const std::string_view path = text_of(file && PyUnicode_Check(file) ? file : reinterpret_cast<PyCodeObject*>(f->func_code)->co_filename);
   return path.find("/site-packages/") != path.npos || path.find("/dist-packages/") != path.npos;
 }
 
-// What they consist of is looked at when they run. What is set on one may be read without: on those of packages, which are many, nothing
-// is set by a program, but what is there is looked at.
+// What they consist of is looked at when they run. What is set on one may be read without: on those of packages, which are many, programs
+// set nothing, and what is there is a word or two.
 void State::visit_class_function(PyObject* f, int parent, const std::string& label) {
   if (!candidates_.insert(f).second || known_.contains(f)) return;
-  PyObject* file = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(f))->co_filename;
-  PyObject* set = reinterpret_cast<PyFunctionObject*>(f)->func_dict;
-  if (owner_of_file(file) != Owner::user || (is_in_packages(file) && !(set && PyDict_GET_SIZE(set) > 0))) return;
+  auto* function = reinterpret_cast<PyFunctionObject*>(f);
+  if (owner_of_file(reinterpret_cast<PyCodeObject*>(function->func_code)->co_filename) != Owner::user) return;
+  PyObject* dict = function->func_dict;
+  if (is_of_packages(function)) {
+    if (dict && PyDict_GET_SIZE(dict) > 0 && known_.emplace(dict, static_cast<int>(nodes_.size())).second)
+      fill(add(Kind::dict, dict, parent, label));
+    return;
+  }
   if (cpython::kPlainAnnotations) PyFunction_GetAnnotations(f);
   const int id = add(Kind::function, f, parent, label);
   fill(id);
-  if (PyObject* dict = reinterpret_cast<PyFunctionObject*>(f)->func_dict) visit(dict, id, "");
+  if (dict) visit(dict, id, "");
 }
 
 // `self_node`: -1 where the object is no node yet, -2 where it is known without one.
