@@ -120,7 +120,7 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   py::gil_scoped_acquire gil;
   State reached;
   for (PyObject* o : reached_) reached.watch(o, "what the program was given or gives");
-  for (const Ref& hook : hooks_) reached.watch(hook.get(), "a hook"), own_->watch(hook.get(), "a hook");
+  for (const Ref& hook : hooks_) reached.watch(hook.get(), "a hook"), own_->watch_known(state_, hook.get(), "a hook");
   for (const Ref& context : contexts_)
     if (Ref kept = Ref::steal(PyObject_GetAttrString(context.get(), "__dict__"))) own_->watch_known(state_, kept.get(), "a context");
     else PyErr_Clear();
