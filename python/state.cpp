@@ -471,6 +471,40 @@ bool State::restore() const {
   return whole;
 }
 
+std::optional<std::vector<State::Present>> State::put_back_for_a_while() {
+  std::vector<Present> present;
+  // What answers, and what the interpreter keeps, is not put back by what it gives.
+  auto may = [](Kind k) { return k != Kind::answer && k != Kind::weak && k != Kind::cache && k != Kind::mro && k != Kind::fields; };
+  bool whole = true;
+  for (size_t i = 0; whole && i < nodes_.size(); ++i) {
+    Node& n = nodes_[i];
+    if (same(n, false, nullptr)) continue;
+    Present now{i, {}, {}};
+    whole = may(n.kind) && read(n, now.keys, now.values);
+    if (!whole) break;
+    present.push_back(std::move(now));
+    whole = put_back(n);
+  }
+  PyErr_Clear();
+  if (whole && holds(nullptr)) return present;
+  put_forward(std::move(present));
+  return std::nullopt;
+}
+
+void State::put_forward(std::vector<Present> present) {
+  PyObject *type, *value, *trace;  // of a program that raised
+  PyErr_Fetch(&type, &value, &trace);
+  for (size_t i = present.size(); i-- > 0;) {
+    Node& n = nodes_[present[i].node];
+    std::swap(n.keys, present[i].keys), std::swap(n.values, present[i].values);
+    if (!put_back(n))
+      log_warning("broach: what has changed since a call cannot be written again: ", path(static_cast<int>(present[i].node)));
+    std::swap(n.keys, present[i].keys), std::swap(n.values, present[i].values);
+  }
+  PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+}
+
 void State::settle_numbers(const std::vector<Change>& changes) const {
   static PyObject* settle = py::object(py::module_::import("broach._numbers").attr("settle")).release().ptr();
   for (const Change& c : changes) {

@@ -68,6 +68,14 @@ class State {
   void stamp();
   // Puts back what was written since. False where something cannot be.
   bool restore() const;
+  // Values of one node, as they are now where those of the snapshot are put back for a while.
+  struct Present {
+    size_t node;
+    std::vector<Ref> keys, values;
+  };
+  // Puts back all that changed; nothing, and all is as before, where something cannot be.
+  std::optional<std::vector<Present>> put_back_for_a_while();
+  void put_forward(std::vector<Present> present);
   // Whether what was read is as it was: where nothing was touched since, no value is compared.
   bool holds(std::string* why);
 

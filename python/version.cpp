@@ -531,10 +531,31 @@ class VersionAgain : public ProgramAgain {
   std::weak_ptr<Version> version_;
 };
 
+// What a program reads is for a while what it was in the call. Others would see it, too.
+class AsInCall {
+ public:
+  explicit AsInCall(State* state) : state_(state) {
+    std::string changed;
+    if (!state_ || state_->holds(&changed)) return;
+    const auto threads = py::module_::import("threading").attr("active_count")().cast<int>();
+    if (threads == 1) present_ = state_->put_back_for_a_while();
+    if (!present_)
+      throw Error(cat("broach: the program has to be run again for gradients, and what it reads has changed since the call",
+                      threads == 1 ? "" : ", which other threads may read", ": ", changed));
+  }
+  ~AsInCall() {
+    if (present_) state_->put_forward(std::move(*present_));
+  }
+  AsInCall(const AsInCall&) = delete;
+  AsInCall& operator=(const AsInCall&) = delete;
+
+ private:
+  State* state_;
+  std::optional<std::vector<State::Present>> present_;
+};
+
 std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) {
-  std::string changed;
-  if (state && !state->holds(&changed))
-    throw Error(cat("broach: the program has to be run again for gradients, and what it reads has changed since the call: ", changed));
+  const AsInCall as_in_call(state.get());
   Pending p;
   p.subject = subject_;
   p.version = this;

@@ -393,7 +393,9 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (v.name == "torch._C._increment_version" && tells_of_operation(frame)) return;
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
   auto called = [&] { return Reason(cat("calls ", v.name), fallback_for(v.name)); };
-  if (whose == Owner::user && v.name.ends_with(".is_grad_enabled")) must_not_go_by_modes();
+  // Layers of torch's take another way by it.
+  const bool may_matter = whose == Owner::user || text_of(code->co_filename).find("/torch/nn/") != std::string_view::npos;
+  if (may_matter && v.name.ends_with(".is_grad_enabled")) must_not_go_by_modes();
   // Torch's own code does not leave its level where it is ended within.
   if (ends_on_effects_ && v.name.ends_with("._func_increment_nesting")) return effect(frame, called());
   if (program_ && v.name.ends_with(".run_backward")) return effect(frame, {"computes gradients", Fallback::eager});

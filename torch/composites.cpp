@@ -126,6 +126,10 @@ MaskKind kind_of_mask(const at::Tensor& mask, const at::Tensor& q, const at::Ten
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask, double dropout,
                      bool causal, std::optional<double> scale, bool groups) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  // Without gradients eager takes another way where the mask has some.
+  if (mask && mask->defined() && may_have_gradient(*mask))
+    if (Capture* c = Capture::current(); c && !c->regions().empty() && c->regions().back().is_reentrant)
+      c->refuse_gradients("a checkpoint with use_reentrant=True has an attention whose mask needs gradients");
   const bool may_differ = !causal && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
   const MaskKind kind = mask && mask->defined() && may_differ ? kind_of_mask(*mask, q, k) : MaskKind::other;
   if (kind != MaskKind::other)

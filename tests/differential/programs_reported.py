@@ -38,6 +38,43 @@ f = C(lambda x: m(x * 1.) * 2)
 for i in range(8):
     a = torch.ones(1, 2, requires_grad=True); m.scale = max(float(i // 2), 2.); f(a).sum().backward(); out.append(a.grad.tolist())
 """,
+"what_both_the_call_and_its_gradients_read_changes_between_them": """
+class Settings: scale = 1.
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, s): ctx.s = s; return x * s.scale
+    @staticmethod
+    def backward(ctx, g): return g * ctx.s.scale, None
+s, out = Settings(), []
+for compiles in (C, D):
+    s.scale = 1.; f = compiles(lambda x: Scaled.apply(x, s))
+    for i in range(6):
+        a = torch.ones(2 + i % 2, requires_grad=True); s.scale = 1.; y = f(a); s.scale = float(i); y.sum().backward()
+        out += [y.tolist(), a.grad.tolist(), s.scale]
+    for i in range(3): a = torch.ones(2, requires_grad=True); s.scale = 7.; f(a).sum().backward(); out.append(a.grad.tolist())
+""",
+"what_is_called_by_a_hook_is_replaced_before_it_runs": """
+import types
+out = []
+for compiles in (C, D):
+    s = types.SimpleNamespace(h=lambda g: g * 2, l=[2.]); plain = lambda g, n=2: g * n
+    def f(x): h = x * 2; h.register_hook(lambda g: s.h(g)); return h.sin()
+    def d(x): h = x * 2; h.register_hook(plain); return h.sin()
+    def k(x): h = x * 2; h.register_hook(lambda g: g * len(s.l)); return h * s.l[0]
+    for program in (f, d, k):
+        c = compiles(program)
+        for v in (3, 4, 5):
+            a = torch.tensor([1., 2.], requires_grad=True); y = c(a)
+            s.h = lambda g, v=v: g * v; plain.__defaults__ = (v,); s.l = [float(v)] * v
+            y.sum().backward(); out += [a.grad.tolist(), len(s.l), plain.__defaults__]
+""",
+"attention_layer_under_a_reentrant_checkpoint": """
+from torch.utils.checkpoint import checkpoint
+torch.manual_seed(1); m = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(); out = []
+for compiles in (C, D):
+    f = compiles(lambda x: checkpoint(lambda q: m(q, q, q)[0], x, use_reentrant=True))
+    for i in range(3): y = f(torch.arange(80.).sin().reshape(2, 5, 8).requires_grad_()); out += [y.stride(), y.view(10, 8)]
+""",
 "counter_beside_a_module_with_a_hook": """
 m = torch.nn.Linear(2, 2); m.weight.data.fill_(1.); m.register_full_backward_hook(lambda *a: None); s = {'n': 0, 'scale': 1.}; out = []
 def f(x): s['n'] += 1; return m(x) * s['n'] * s['scale']

@@ -1,5 +1,6 @@
 """Python code that gradients run within compiled programs: of custom functions, of hooks on tensors and modules."""
 
+import threading
 import pytest
 import torch
 import torch.nn.functional as F
@@ -309,16 +310,40 @@ def test_what_the_call_reads_changes_before_its_gradients():
 
 
 def test_what_the_call_and_its_gradients_read_changes_between_them():
-    """The program cannot be run again with what it read then."""
-    m = Block()
+    """The program is run again with what it read then, where nobody else can see that."""
+
+    def run(c):
+        m, saw = Block(), []
+        m.first.register_full_backward_hook(lambda module, taken, given: (taken[0] * m.by,))
+        f = c(lambda x: m(x) * m.by)
+        for i in range(5):
+            m.zero_grad(), setattr(m, "by", 3.0)
+            x = torch.randn(3, 8, requires_grad=True)
+            y = f(x)
+            m.by = 7.0 + i
+            y.sum().backward()
+            saw += [x.grad, m.first.weight.grad, m.by]
+        return saw
+
+    is_compiled(held_against_eager(run))
+
+
+def test_what_other_threads_may_read_is_not_put_back_for_a_while():
+    m, done = Block(), threading.Event()
     m.first.register_full_backward_hook(lambda module, taken, given: (taken[0] * m.by,))
     f = broach.compile(lambda x: m(x) * m.by)
     for _ in range(3):
         f(torch.randn(3, 8, requires_grad=True)).sum().backward()
     y = f(torch.randn(3, 8, requires_grad=True))
     m.by = 7.0
-    with pytest.raises(RuntimeError, match="has changed since the call"):
-        y.sum().backward()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        with pytest.raises(RuntimeError, match="has changed since the call, which other threads may read"):
+            y.sum().backward()
+    finally:
+        done.set(), other.join()
+    assert m.by == 7.0
 
 
 def test_gradients_of_some_tensors_only():
