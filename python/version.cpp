@@ -537,11 +537,11 @@ class AsInCall {
   explicit AsInCall(State* state) : state_(state) {
     std::string changed;
     if (!state_ || state_->holds(&changed)) return;
-    const auto threads = py::module_::import("threading").attr("active_count")().cast<int>();
-    if (threads == 1) present_ = state_->put_back_for_a_while();
+    const bool is_seen = py::module_::import("broach._threads").attr("others_may_look")().cast<bool>();
+    if (!is_seen) present_ = state_->put_back_for_a_while();
     if (!present_)
       throw Error(cat("broach: the program has to be run again for gradients, and what it reads has changed since the call",
-                      threads == 1 ? "" : ", which other threads may read", ": ", changed));
+                      is_seen ? ", which other threads may read" : "", ": ", changed));
   }
   ~AsInCall() {
     if (present_) state_->put_forward(std::move(*present_));

@@ -1,6 +1,9 @@
 """Python code that gradients run within compiled programs: of custom functions, of hooks on tensors and modules."""
 
+import subprocess
+import sys
 import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 import broach
+from broach import _threads
 
 
 @pytest.fixture(autouse=True)
@@ -309,8 +313,9 @@ def test_what_the_call_reads_changes_before_its_gradients():
     is_compiled(held_against_eager(run))
 
 
-def test_what_the_call_and_its_gradients_read_changes_between_them():
+def test_what_the_call_and_its_gradients_read_changes_between_them(monkeypatch):
     """The program is run again with what it read then, where nobody else can see that."""
+    monkeypatch.setattr(_threads, "others_may_look", lambda: False)  # what other tests have left
 
     def run(c):
         m, saw = Block(), []
@@ -326,6 +331,23 @@ def test_what_the_call_and_its_gradients_read_changes_between_them():
         return saw
 
     is_compiled(held_against_eager(run))
+
+
+def test_which_threads_may_look():
+    code = """
+import threading, tqdm
+from broach._threads import others_may_look
+assert not others_may_look()
+bar = tqdm.tqdm(range(3), disable=False, file=open("/dev/null", "w"))
+assert threading.active_count() == 2 and not others_may_look()
+done = threading.Event()
+other = threading.Thread(target=done.wait, daemon=True)
+other.start()
+assert others_may_look()
+done.set(), other.join()
+assert not others_may_look()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_what_other_threads_may_read_is_not_put_back_for_a_while():
