@@ -57,6 +57,8 @@ bool is_heap(PyTypeObject* t) { return PyType_HasFeature(t, Py_TPFLAGS_HEAPTYPE)
 
 void set_library(Library l) { library() = std::move(l); }
 
+bool is_in_packages(std::string_view path) { return path.find("site-packages") != path.npos || path.find("dist-packages") != path.npos; }
+
 Owner owner_of_file(PyObject* filename) {
   std::string_view f = text_of(filename);
   const Library& l = library();
@@ -65,7 +67,7 @@ Owner owner_of_file(PyObject* filename) {
   if (f.starts_with("<frozen importlib.")) return Owner::own;  // what import statements find is watched itself
   if (f.starts_with("<frozen ")) return Owner::library;
   // Installed packages lie below the standard library's folder, and are the user's.
-  if (f.find("site-packages") != f.npos || f.find("dist-packages") != f.npos) return Owner::user;
+  if (is_in_packages(f)) return Owner::user;
   for (const std::string& folder : l.folders)
     if (f.starts_with(folder)) return Owner::library;
   return Owner::user;

@@ -17,6 +17,7 @@ namespace broach {
 
 // Whose code, module or class something is. `own` is Broach's package, whose frames are none of a program's.
 enum class Owner { user, torch, library, own };
+bool is_in_packages(std::string_view path);  // installed ones, which are the user's
 Owner owner_of_file(PyObject* filename);
 Owner owner_of_module(std::string_view name);
 Owner owner_of_type(PyTypeObject* type);

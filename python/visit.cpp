@@ -429,8 +429,7 @@ void State::visit_class_value(PyObject* v, int parent, const std::string& label)
 // By the module's file: what dataclasses make has none of its own.
 static bool is_of_packages(PyFunctionObject* f) {
   PyObject* file = PyDict_GetItemString(f->func_globals, "__file__");
-  const std::string_view path = text_of(file && PyUnicode_Check(file) ? file : reinterpret_cast<PyCodeObject*>(f->func_code)->co_filename);
-  return path.find("/site-packages/") != path.npos || path.find("/dist-packages/") != path.npos;
+  return is_in_packages(text_of(file && PyUnicode_Check(file) ? file : reinterpret_cast<PyCodeObject*>(f->func_code)->co_filename));
 }
 
 // What they consist of is looked at when they run. What is set on one may be read without: on those of packages, which are many, programs

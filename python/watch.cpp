@@ -255,19 +255,27 @@ void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
     effect(frame, {"asks importlib for a module", Fallback::eager});
 }
 
+static Ref locals_of(PyFrameObject* frame) { return Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals")); }
+
+// Null if there is none.
+static Ref local(PyFrameObject* frame, const char* name) {
+  const Ref locals = locals_of(frame);
+  Ref found = locals ? Ref::steal(PyMapping_GetItemString(locals.get(), name)) : Ref();
+  if (!found) PyErr_Clear();
+  return found;
+}
+
 // Code of gradients is handed what the program reached, too: a module by its hook, say.
 void Watch::watch_arguments(PyFrameObject* frame, PyCodeObject* code) {
-  Ref locals = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals"));
-  if (!locals) return PyErr_Clear();
-  Ref values = Ref::steal(PyMapping_Values(locals.get()));
+  const Ref locals = locals_of(frame);
+  const Ref values = locals ? Ref::steal(PyMapping_Values(locals.get())) : Ref();
   if (!values) return PyErr_Clear();
   state_.watch_known(*program_, values.get(), cat("an argument of ", text_of(code->co_name)));
 }
 
 // Which is found by no name of the program's.
 void Watch::watch_logger(PyFrameObject* frame) {
-  Ref locals = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals"));
-  Ref name = locals ? Ref::steal(PyMapping_GetItemString(locals.get(), "name")) : Ref(), logging = import_module("logging");
+  const Ref name = local(frame, "name"), logging = import_module("logging");
   Ref logger = name && logging ? Ref::steal(PyObject_CallMethod(logging.get(), "getLogger", "O", name.get())) : Ref();
   if (!logger) return PyErr_Clear();  // its error is the program's to raise
   if (!state_.knows(logger.get())) state_.watch(logger.get(), cat("logger ", text_of(name.get())));
@@ -302,9 +310,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
 
 // A tensor of the program's own is gone with the call, and its hook with it: what that does is part of the gradients.
 void Watch::on_register_hook(PyFrameObject* frame) {
-  Ref locals = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_locals"));
-  Ref self = locals ? Ref::steal(PyMapping_GetItemString(locals.get(), "self")) : Ref();
-  if (!self) PyErr_Clear();
+  const Ref self = local(frame, "self");
   Capture* c = Capture::current();
   if (!self || !THPVariable_Check(self.get()) || !c || !c->has_made(THPVariable_Unpack(self.get())))
     effect(frame, {"registers a hook on a tensor that it has not made", Fallback::eager});
@@ -368,13 +374,6 @@ static bool answers_for(std::string_view name, PyObject* function) {
   return Capture::current()->asks(THPVariable_Unpack(cpython::self_of(function)), name.substr(tensors.size()));
 }
 
-// Eager answers otherwise in each of the two runs of such a checkpoint.
-static void must_not_go_by_modes() {
-  Capture* c = Capture::current();
-  if (c && !c->regions().empty() && c->regions().back().is_reentrant)
-    c->refuse_gradients("a checkpoint with use_reentrant=True asks whether gradients are enabled");
-}
-
 void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   using Kind = Verdict::Kind;
   if (!PyCFunction_Check(function)) return;
@@ -395,7 +394,8 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   auto called = [&] { return Reason(cat("calls ", v.name), fallback_for(v.name)); };
   // Layers of torch's take another way by it.
   const bool may_matter = whose == Owner::user || text_of(code->co_filename).find("/torch/nn/") != std::string_view::npos;
-  if (may_matter && v.name.ends_with(".is_grad_enabled")) must_not_go_by_modes();
+  if (may_matter && v.name.ends_with(".is_grad_enabled"))
+    Capture::must_not_go_by_modes("a checkpoint with use_reentrant=True asks whether gradients are enabled");
   // Torch's own code does not leave its level where it is ended within.
   if (ends_on_effects_ && v.name.ends_with("._func_increment_nesting")) return effect(frame, called());
   if (program_ && v.name.ends_with(".run_backward")) return effect(frame, {"computes gradients", Fallback::eager});

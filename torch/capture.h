@@ -124,6 +124,8 @@ class Capture {
   std::string why_no_result(const at::Tensor& t) const;
   // Gradients, if they are needed, are only eager's to compute.
   void refuse_gradients(std::string why);
+  // Something goes by whether gradients are enabled: eager does it otherwise in each of the two runs of a reentrant checkpoint.
+  static void must_not_go_by_modes(const char* why);
   const std::vector<Region>& regions() const { return regions_; }
   const Differentiable& differentiable() const { return differentiable_; }
   TracedGradients traced_gradients() const {

@@ -420,6 +420,11 @@ void Capture::refuse_gradients(std::string why) {
   if (no_gradients_.empty()) no_gradients_ = std::move(why);
 }
 
+void Capture::must_not_go_by_modes(const char* why) {
+  Capture* c = current();
+  if (c && !c->regions_.empty() && c->regions_.back().is_reentrant) c->refuse_gradients(why);
+}
+
 // Whether the innermost region has made it.
 bool Capture::is_of_region(int32_t storage) const {
   if (storage < 0) return true;

@@ -128,8 +128,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
   // Without gradients eager takes another way where the mask has some.
   if (mask && mask->defined() && may_have_gradient(*mask))
-    if (Capture* c = Capture::current(); c && !c->regions().empty() && c->regions().back().is_reentrant)
-      c->refuse_gradients("a checkpoint with use_reentrant=True has an attention whose mask needs gradients");
+    Capture::must_not_go_by_modes("a checkpoint with use_reentrant=True has an attention whose mask needs gradients");
   const bool may_differ = !causal && at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
   const MaskKind kind = mask && mask->defined() && may_differ ? kind_of_mask(*mask, q, k) : MaskKind::other;
   if (kind != MaskKind::other)

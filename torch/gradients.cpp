@@ -8,7 +8,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -16,13 +15,11 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "compat.h"
 #include "devices.h"
 #include "externs.h"
-#include "input_history.h"
 #include "leaf_gradients.h"
 #include "passes/passes.h"
 #include "support/bug.h"

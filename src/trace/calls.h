@@ -32,7 +32,7 @@ class Calls {
   std::optional<std::vector<Value>> lower(const TraceOp& op, const std::string& schema);
   // Whether an operation is known that draws random numbers: by a counter, or the host's own, in the order of what is written.
   bool draws(const std::string& schema, TensorId written = kNoTensor) const;
-  // The new elements of `target`: the functional operation's result, in the target's own type.
+  // The new elements of `target`: the functional operation's result, in the target's own type. `is_out`: the target is no operand.
   std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target, bool is_out);
   // The results, and then the new elements of the operands that are written.
   std::vector<Value> call_extern(const TraceOp& op, const std::vector<TensorId>& mutated);

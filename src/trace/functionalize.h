@@ -53,7 +53,7 @@ struct Program {
 struct FunctionalizeOptions {
   const Capabilities* capabilities = &all_capabilities();  // of the target; what it has not stays a call of the host's library
   Device device;                                           // whose they are: contractions and routines elsewhere stay calls
-  bool lower = true;                                       // false: every op stays an extern call (used to bisect)
+  bool lower = true;                                       // false: every op stays an extern call
   bool eager_random = false;                               // random numbers are the host's own
   size_t tangents = 0;                                     // the trace's last inputs
 };

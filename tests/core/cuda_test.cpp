@@ -83,6 +83,7 @@ TEST_CASE("cuda: units of other processes") {
   for (const char* program : {BROACH_NVRTC_WORKER, "/no/such/program"}) {
     const auto codes = cuda::compile_units(sources, 90, program);
     REQUIRE(codes.size() == sources.size());
+    for (size_t i = 0; i < codes.size(); ++i) CHECK(codes[i].by_worker == (i > 0 && std::string_view(program) == BROACH_NVRTC_WORKER));
     for (size_t i : {0, 1, 3}) {
       CHECK(codes[i].refusal.empty());
       CHECK(codes[i].image == cuda::Nvrtc::get().machine_code(sources[i], 90));

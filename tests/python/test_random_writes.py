@@ -3,6 +3,7 @@ lie in several ways: what they give, and what they leave in each operand, is eag
 
 `make test-all` runs some thousand programs."""
 
+import functools
 import os
 import random
 
@@ -116,4 +117,5 @@ def test_random_writes(first, dynamic):
                 assert want == got, source
                 continue
             for a, b in zip(want, got, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True, msg=lambda m: f"seed {seed}, size {n}\n{source}\n{m}")  # noqa: B023
+                said = functools.partial("seed {}, size {}\n{}\n{}".format, seed, n, source)
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True, msg=said)

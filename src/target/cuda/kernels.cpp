@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -168,12 +167,6 @@ Variant first_variant(const Kernel& kernel, int architecture) {
   return {architecture, true, most >= (int64_t{1} << 31) - (int64_t{1} << 21)};
 }
 
-std::string unit_of(std::span<const std::shared_ptr<const Kernel>> kernels, const std::function<Variant(const Kernel&)>& variant) {
-  std::string source = kPrelude;
-  for (size_t i = 0; i < kernels.size(); ++i) source += "\n" + emit_kernel(plan_kernel(*kernels[i], variant(*kernels[i])), cat("k", i));
-  return source;
-}
-
 using Ready = std::map<std::string, std::shared_ptr<const CompiledKernel>>;
 
 // All that are not known yet.
@@ -210,7 +203,9 @@ void compile_missing(std::span<const std::shared_ptr<const Kernel>> kernels, Rea
 }  // namespace
 
 std::string emit_unit(std::span<const std::shared_ptr<const Kernel>> kernels, const Variant& variant) {
-  return unit_of(kernels, [&](const Kernel&) { return variant; });
+  std::string source = kPrelude;
+  for (size_t i = 0; i < kernels.size(); ++i) source += "\n" + emit_kernel(plan_kernel(*kernels[i], variant), cat("k", i));
+  return source;
 }
 
 CompiledKernels compile_kernels(std::span<const std::shared_ptr<const Kernel>> kernels, const CompileSettings& settings) {

@@ -48,14 +48,7 @@ class MemoryFile {
   int get() const { return file_; }
 
   // Whether it could be done. Whoever reads it then begins at the front.
-  bool write(std::string_view text) const {
-    while (!text.empty()) {
-      const ssize_t bytes = ::write(file_, text.data(), text.size());
-      if (bytes <= 0) return false;
-      text.remove_prefix(static_cast<size_t>(bytes));
-    }
-    return lseek(file_, 0, SEEK_SET) == 0;
-  }
+  bool write(std::string_view text) const { return write_all(file_, text) && lseek(file_, 0, SEEK_SET) == 0; }
   std::string read() const {
     struct stat s{};
     if (fstat(file_, &s) != 0) return "";
@@ -100,10 +93,11 @@ class Worker {
   std::optional<UnitCode> finish() {
     if (process_ <= 0) return std::nullopt;
     const int status = wait();
-    if (!WIFEXITED(status)) return std::nullopt;
-    if (WEXITSTATUS(status) == WorkerExit::compiled) return UnitCode{result_.read(), ""};
-    if (WEXITSTATUS(status) == WorkerExit::refused) return UnitCode{"", result_.read()};
-    return std::nullopt;
+    const int exit = WIFEXITED(status) ? WEXITSTATUS(status) : int{WorkerExit::failed};
+    std::string text = exit == WorkerExit::failed ? "" : result_.read();
+    if (text.empty()) return std::nullopt;
+    if (exit == WorkerExit::refused) return UnitCode{"", std::move(text), true};
+    return UnitCode{std::move(text), "", true};
   }
 
  private:
@@ -122,13 +116,22 @@ class Worker {
 
 UnitCode compile_here(const std::string& source, int architecture) {
   try {
-    return {Nvrtc::get().machine_code(source, architecture), ""};
+    return {Nvrtc::get().machine_code(source, architecture), "", false};
   } catch (const BuildFailure& e) {
-    return {"", e.what()};
+    return {"", e.what(), false};
   }
 }
 
 }  // namespace
+
+bool write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t bytes = ::write(file, text.data(), text.size());
+    if (bytes <= 0) return false;
+    text.remove_prefix(static_cast<size_t>(bytes));
+  }
+  return true;
+}
 
 std::vector<std::vector<size_t>> divide_into_units(std::span<const std::string> texts, int threads) {
   constexpr size_t kWorthProcess = 24 << 10;  // characters, which take about 0.1 s; a process takes 0.05

@@ -4,7 +4,6 @@
 
 #include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "target/cuda/units.h"
 #include "target/target.h"
@@ -19,19 +18,10 @@ std::string read_all(int file) {
   return out;
 }
 
-bool write_all(int file, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t bytes = ::write(file, text.data(), text.size());
-    if (bytes <= 0) return false;
-    text.remove_prefix(static_cast<size_t>(bytes));
-  }
-  return true;
-}
-
 }  // namespace
 
 int main(int arguments, char** argument) {
-  using broach::cuda::WorkerExit;
+  using broach::cuda::WorkerExit, broach::cuda::write_all;
   if (arguments != 2) return WorkerExit::failed;
   try {
     const std::string code = broach::cuda::Nvrtc::get().machine_code(read_all(STDIN_FILENO), std::atoi(argument[1]));
