@@ -117,6 +117,7 @@ class Partitioner {
         needed_later_(g.nodes().size()),
         inside_(g.nodes().size()),
         repeatable_(find_repeatable(g)),
+        is_written_(numbers_.count()),
         is_saved_(numbers_.count()),
         left_as_(numbers_.count()) {}
 
@@ -125,6 +126,7 @@ class Partitioner {
     find_inside();
     keep_operands();
     find_needed_later();
+    find_written();
     Partition out;
     out.saved_bytes = choose();
     const auto most = static_cast<int64_t>(joint_.memory_budget * static_cast<double>(out.saved_bytes));
@@ -178,6 +180,53 @@ class Partitioner {
     const OpKind k = kind_of(n.op);
     return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
   }
+  static bool is_view(const Node& n) {
+    const OpKind k = kind_of(n.op);
+    return k == OpKind::view || k == OpKind::heavy_view;
+  }
+
+  // What the call writes to memory in any case. A pointwise value is written where it is read behind a product, routine or call that comes
+  // after it, as the sums along a chain of layers are, or by one; where it is small beside those that read it, of which each element would
+  // compute it; and at the end of what a contraction alone is read by, in its place. A view has no memory of its own.
+  void find_written() {
+    constexpr double kSmall = 8;
+    std::vector<size_t> level(g_.nodes().size());  // products, routines and calls one behind another
+    for (const Node& n : g_.nodes()) {
+      for (const Value& v : n.inputs) level[n.id] = std::max(level[n.id], level[v.node->id]);
+      const OpKind k = kind_of(n.op);
+      if (k == OpKind::heavy || k == OpKind::routine || k == OpKind::external) ++level[n.id];
+    }
+    for (const Value& v : g_.outputs()) is_written_[numbers_.of(v)] = true;
+    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
+      for (uint32_t r = 0; r < n->results.size(); ++r)
+        if (!is_cheap(*n)) is_written_[numbers_.of({&*n, r})] = true;
+      for (const Value& v : n->inputs) {
+        const bool through = is_view(*n) && is_written_[numbers_.of({&*n, 0})];
+        const bool apart = !late_[n->id] && level[n->id] > level[v.node->id];
+        if (through || apart || elements({&*n, 0}) >= kSmall * elements(v)) is_written_[numbers_.of(v)] = true;
+      }
+    }
+    find_ends_of_contractions();
+  }
+
+  void find_ends_of_contractions() {
+    std::vector<std::vector<const Node*>> readers(g_.nodes().size());  // in the call
+    for (const Node& n : g_.nodes())
+      for (const Value& v : n.inputs)
+        if (!late_[n.id]) readers[v.node->id].push_back(&n);
+    for (const Node& n : g_.nodes()) {
+      if (late_[n.id] || kind_of(n.op) != OpKind::heavy) continue;
+      const Node *end = &n, *last = &n;  // and but for views
+      auto follows = [&](const Node& next) { return is_cheap(next) && elements({&next, 0}) == elements({end, 0}); };
+      while (readers[end->id].size() == 1 && follows(*readers[end->id][0])) {
+        end = readers[end->id][0];
+        if (is_view(*end)) continue;
+        is_written_[numbers_.of({last, 0})] = false;
+        last = end;
+      }
+      is_written_[numbers_.of({last, 0})] = true;
+    }
+  }
 
   // What products and calls read later lies in memory for them: to write it anew would cost more than to keep it, and, where it is a sum
   // along a chain of layers, once more with each of them.
@@ -218,7 +267,9 @@ class Partitioner {
   // Something is held in any case where a tensor is kept: of several such, the smallest.
   int64_t cost(const Value& v, const std::vector<bool>& kept) const {
     const int64_t n = bytes(v);
-    return kept[numbers_.of(v)] ? n / 1024 + 1 : 2 * n + 16;
+    if (kept[numbers_.of(v)]) return n / 1024 + 1;
+    const int64_t more = n / 16 + 1;
+    return 2 * n + 16 + (is_view(*v.node) ? 2 * more : is_written_[numbers_.of(v)] ? 0 : more);
   }
 
   std::vector<bool> kept_values() const {
@@ -402,7 +453,7 @@ class Partitioner {
   const Joint& joint_;
   ValueNumbers numbers_;
   std::vector<bool> late_, needed_later_, inside_, repeatable_;  // by node
-  std::vector<bool> is_saved_;                                   // by value
+  std::vector<bool> is_written_, is_saved_;                      // by value
   std::vector<const Node*> left_as_;                             // by value: the mark with which it leaves a region
 };
 

@@ -26,7 +26,8 @@ struct Partition {
   int64_t saved_bytes = 0;                // in memory of its own, at the sizes' hints
 };
 
-// Saves what takes the fewest bytes, computing anew what is pointwise or a view, unless one element of it takes many of one value. Below
+// Saves what takes the fewest bytes, computing anew what is pointwise or a view, unless one element of it takes many of one value. Of what
+// takes as many, that which the call writes to memory in any case, and then that which leaves the least to compute anew. Below
 // a budget of 1 contractions, reductions and routines are computed anew too, those first that take the least work for a byte; calls of
 // the host's library never are. Each value is computed as late as it can be. Throws Unsupported where an effect depends on a tangent.
 Partition partition(const Graph& graph, const Joint& joint);

@@ -26,7 +26,7 @@ bool Fit::add_root(const Node& n) {
   Fit trial = *this;
   if (!trial.space_.add_root(n)) return false;
   trial.demands_[&n].push_back({trial.space_.root_index(n), -1});
-  trial.members_.emplace_back(&n, true);
+  trial.members_.emplace_back(&n, Role::root);
   std::optional<AxisSplit> split;
   if (!trial.compute(n, split)) return false;
   *this = std::move(trial);
@@ -36,7 +36,7 @@ bool Fit::add_root(const Node& n) {
 bool Fit::add(const Node& n) {
   std::optional<AxisSplit> split;
   if (compute(n, split)) {
-    members_.emplace_back(&n, false);
+    members_.emplace_back(&n, Role::computed);
     return true;
   }
   if (split) return add_split(n, *split);
@@ -44,7 +44,7 @@ bool Fit::add(const Node& n) {
   // Read as a window of what is stored, by another kernel then.
   outside_.insert(storage_->windows[n.id]->base);
   demands_.erase(&n);
-  members_.emplace_back(&n, false);
+  members_.emplace_back(&n, Role::computed);
   return true;
 }
 
@@ -55,10 +55,35 @@ bool Fit::add_split(const Node& n, const AxisSplit& split) {
   std::vector<AxisSplit> splits = space_.splits();
   splits.push_back(split);
   again.space_ = Space(std::move(splits));
-  for (auto& [m, is_root] : members_)
-    if (!(is_root ? again.add_root(*m) : again.add(*m))) return false;
+  for (const auto& [m, role] : members_)
+    if (!again.add_again(*m, role)) return false;
   if (!again.add(n)) return false;
   *this = std::move(again);
+  return true;
+}
+
+bool Fit::add_again(const Node& n, Role role) {
+  switch (role) {
+    case Role::root: return add_root(n);
+    case Role::row_root: return store_row(n);
+    default: return add(n);
+  }
+}
+
+bool Fit::store_row(const Node& n) {
+  const auto it = demands_.find(&n);
+  if (it == demands_.end() || it->second.size() != 1 || it->second[0].condition >= 0 || outside_.contains(&n)) return false;
+  space_.add_row_root(n, it->second[0].at);
+  members_.emplace_back(&n, Role::row_root);
+  std::optional<AxisSplit> split;
+  return compute(n, split);
+}
+
+bool Fit::add_row_root(const Node& n, std::span<const Node* const> below) {
+  Fit trial = *this;
+  if (!trial.store_row(n)) return false;
+  if (!std::ranges::all_of(below, [&](const Node* m) { return trial.add(*m); }) || !trial.space_.is_of_row(n)) return false;
+  *this = std::move(trial);
   return true;
 }
 

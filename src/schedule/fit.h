@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -32,6 +33,9 @@ class Fit {
   bool add_root(const Node& n);
   // Computes the node wherever it is wanted; false, and nothing changed, if it does not fit.
   bool add(const Node& n);
+  // Stores what is wanted once for each row of the kernel, and computes `below`, the last first: all that it is made of, down to reductions
+  // of the row. False, and nothing changed, if it is no such value.
+  bool add_row_root(const Node& n, std::span<const Node* const> below);
 
   // The kernel's root lies in this input, as `window` says. From then on it is noticed if other elements of the input are read.
   void overwrite(int input, MemoryWindow window) { overwritten_.emplace(input, std::move(window)); }
@@ -53,6 +57,10 @@ class Fit {
   };
   using Wants = std::vector<std::pair<Value, Demand>>;
 
+  enum class Role : uint8_t { computed, root, row_root };
+
+  bool add_again(const Node& n, Role role);
+  bool store_row(const Node& n);
   bool compute(const Node& n, std::optional<AxisSplit>& split);
   bool find_operands(const Node& n, const Demand& d, Wants& wants, std::optional<AxisSplit>& split);
   bool find_view_operands(const Node& n, const Demand& d, Wants& wants);
@@ -64,7 +72,7 @@ class Fit {
 
   const Storage* storage_;
   Space space_;
-  std::vector<std::pair<const Node*, bool>> members_;  // and whether it is a root
+  std::vector<std::pair<const Node*, Role>> members_;
   std::unordered_map<const Node*, std::vector<Demand>> demands_;
   std::vector<Condition> conditions_;
   std::set<const Node*> outside_;  // must be read from memory, since some view of it does not fit

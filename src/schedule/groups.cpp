@@ -69,6 +69,7 @@ class Grouper {
     groups_.readers.resize(users_.size());
     places_ = find_places(r_.graph);
     seen_.assign(users_.size(), 0);
+    is_placed_.assign(users_.size(), false);
   }
 
   Groups run() {
@@ -83,6 +84,7 @@ class Grouper {
 
  private:
   void place(const Node& n) {
+    if (is_placed_[n.id]) return;
     std::set<int> kernels;
     for (const Node* u : users_[n.id]) kernels.insert(kernels_of_[u->id].begin(), kernels_of_[u->id].end());
     if (is_fusible(n, r_.storage)) {
@@ -119,6 +121,8 @@ class Grouper {
   int kernel_for(const Node& n, const std::set<int>& kernels) {
     int joined = r_.must_split[n.id] || !r_.fuse ? -1 : joinable(n, kernels);
     if (joined < 0 && !r_.must_split[n.id] && r_.fuse && is_reduce(n.op)) joined = joinable(n, beside(n));
+    if (joined < 0 && !r_.must_split[n.id] && r_.fuse && is_elementwise(n.op))
+      if (const int k = join_as_row(n, kernels); k >= 0) return k;
     if (joined >= 0 && fits_[static_cast<size_t>(joined)].add_root(n)) return joined;
     r_.must_split[n.id] = r_.must_split[n.id] || joined >= 0;
     Fit& fit = fits_.emplace_back(r_.storage);
@@ -127,6 +131,50 @@ class Grouper {
     groups_.kernels.emplace_back();
     sizes_.push_back(0);
     return static_cast<int>(fits_.size()) - 1;
+  }
+
+  // The kernel that now stores it for each of its rows, as the statistics of a row that it normalises.
+  int join_as_row(const Node& n, const std::set<int>& kernels) {
+    if (kernels.empty() || kernels.size() > kMostTried) return -1;
+    for (int k : kernels) {
+      if (groups_.kernels[static_cast<size_t>(k)].roots.size() >= kMostStores || lies_elsewhere(n, k)) continue;
+      const std::vector<const Node*> below = down_to_reductions(n, k);
+      if (below.empty() || blocked(n, k) || !fits_[static_cast<size_t>(k)].add_row_root(n, below)) continue;
+      for (const Node* m : below) compute_in(*m, {k}), is_placed_[m->id] = true;
+      return k;
+    }
+    return -1;
+  }
+
+  static bool is_scalar(const Node& n) {
+    const Node* m = &n;
+    while (m->op == Op::expand || m->op == Op::reshape) m = m->inputs[0].node;
+    return m->op == Op::scalar;
+  }
+
+  // What n is computed of, the last first, where the nearest reductions are all that it depends on and kernel k all that reads any of it;
+  // else nothing.
+  std::vector<const Node*> down_to_reductions(const Node& n, int k) const {
+    std::vector<const Node*> out;
+    std::set<uint32_t, std::greater<>> open;
+    auto read = [&](const Node& m) {
+      for (const Value& v : m.inputs) open.insert(v.node->id);
+    };
+    bool reduces = false;
+    for (read(n); !open.empty() && out.size() < kMostBelow;) {
+      const Node& m = r_.graph.nodes()[*open.begin()];
+      open.erase(open.begin());
+      if (is_scalar(m)) continue;
+      const bool is_below = is_reduce(m.op) || is_elementwise(m.op) || kind_of(m.op) == OpKind::view;
+      const bool is_alone = std::ranges::all_of(users_[m.id], [&](const Node* u) {
+        return u == &n || std::ranges::find(out, u) != out.end() || kernels_of_[u->id] == std::set<int>{k};
+      });
+      if (!is_below || !is_alone || r_.storage.must_store[m.id] || r_.must_split[m.id]) return {};
+      out.push_back(&m);
+      if (is_reduce(m.op)) reduces = true;
+      else read(m);
+    }
+    return reduces && open.empty() ? out : std::vector<const Node*>();
   }
 
   // Operations, and loads of what no kernel computes.
@@ -356,6 +404,7 @@ class Grouper {
   std::set<const Node*> stored_;  // of what is asked about: see find_stored
   const Node* asked_ = nullptr;   // whether it is cheap
   std::vector<int> sizes_;        // by kernel
+  std::vector<bool> is_placed_;   // by node: with one behind it
   std::vector<uint32_t> seen_;    // by node: the last search that met it
   uint32_t searches_ = 0;
   Groups groups_;

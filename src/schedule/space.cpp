@@ -71,6 +71,11 @@ bool Space::add_root(const Node& root) {
   return true;
 }
 
+bool Space::is_of_row(const Node& root) const {
+  const Index& at = root_index(root);
+  return std::ranges::all_of(axes_, [&](const KernelAxis& a) { return a.extent == SymInt(1) || a.reduced != depends(at, a); });
+}
+
 // Which has to fit some kernel.
 bool Space::is_only_root(const Node& n) const { return roots_.size() == 1 && roots_.front().first == &n; }
 

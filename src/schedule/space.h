@@ -19,6 +19,10 @@ class Space {
 
   // Makes this node one of those that are stored; false if it has other points than those before it.
   bool add_root(const Node& root);
+  // Stored once for each row: at the position where others of the kernel want it.
+  void add_row_root(const Node& root, Index at) { roots_.emplace_back(&root, std::move(at)); }
+  // Whether a root is the same, and stored once, along those axes alone that the kernel reduces.
+  bool is_of_row(const Node& root) const;
   // The same points for another node of the same shape.
   void replace_root(const Node& root, const Node& by);
   // Where a root is stored: at the point itself, or for a reduction at the position of the axes that remain.

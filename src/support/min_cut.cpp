@@ -58,8 +58,15 @@ std::vector<bool> FlowNetwork::source_side(size_t source, size_t sink) {
     while (int64_t flow = push(source, sink))
       if (flow >= kUnlimited) return std::vector<bool>(edges_of_.size(), true);
   }
-  std::vector<bool> side;
-  for (int level : level_) side.push_back(level >= 0);
+  std::vector<bool> side(edges_of_.size(), true);  // but for those from which more could flow into the sink
+  side[sink] = false;
+  std::queue<size_t> found({sink});
+  for (; !found.empty(); found.pop())
+    for (size_t e : edges_of_[found.front()])
+      if (const size_t from = edges_[e].to; edges_[e ^ 1].left > 0 && side[from]) {
+        side[from] = false;
+        found.push(from);
+      }
   return side;
 }
 

@@ -16,7 +16,7 @@ class FlowNetwork {
   size_t add_vertex() { return edges_of_.emplace_back(), edges_of_.size() - 1; }
   // `capacity` >= 0: what it costs to cut it; kUnlimited: it cannot be cut.
   void connect(size_t from, size_t to, int64_t capacity);
-  // By vertex: whether it is on the source's side of a cheapest cut. Of several such cuts the one nearest to the source. All are if
+  // By vertex: whether it is on the source's side of a cheapest cut. Of several such cuts the one nearest to the sink. All are if
   // no cut parts the two.
   std::vector<bool> source_side(size_t source, size_t sink);
 

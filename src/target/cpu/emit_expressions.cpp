@@ -197,24 +197,27 @@ llvm::Value* KernelEmitter::compute(int at) {
     args.push_back(value(a));
     any_vector |= is_vector(args.back());
   }
-  if (e.op == Op::div && is_vector(args[0]) && !is_vector(args[1])) {
-    if (plan_.weights[static_cast<size_t>(at)] && features_.fma && !k_.strict)
-      return times_inverse(args[0], args[1], plan_.coarse[static_cast<size_t>(at)]);
-    if (plan_.coarse[static_cast<size_t>(at)]) return scaled_by_inverse(args[0], args[1]);
-  }
+  V v = divided_by_one(at, args);
   if (any_vector)
     for (V& a : args) a = splat(a);
   DType from = e.args.empty() ? e.dtype : plan_.expr(e.args.back()).dtype;
   const llvm::IRBuilderBase::FastMathFlagGuard guard(b_);
   if (is_function(e.op) && !k_.strict) b_.setFastMathFlags(contracting());
-  auto pair = any_vector ? halves(e) : std::nullopt;
-  V v = pair                                    ? interleaved(pair->first, pair->second)
-        : plan_.coarse[static_cast<size_t>(at)] ? emit_coarse(b_, e.op, args[0], features_)
-                                                : nullptr;
+  const auto pair = any_vector ? halves(e) : std::nullopt;
+  if (pair) v = interleaved(pair->first, pair->second);
+  else if (!v && plan_.coarse[static_cast<size_t>(at)]) v = emit_coarse(b_, e.op, args[0], features_);
   if (!v) v = operation(e, args, from);
   if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) v = round_to(v, e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
+}
+
+// A quotient by what is the same for a whole vector, where its last bits do not count; else nothing.
+llvm::Value* KernelEmitter::divided_by_one(int at, const std::vector<V>& args) {
+  if (plan_.expr(at).op != Op::div || !is_vector(args[0]) || is_vector(args[1])) return nullptr;
+  const bool coarse = plan_.coarse[static_cast<size_t>(at)];
+  if (plan_.weights[static_cast<size_t>(at)] && features_.fma && !k_.strict) return times_inverse(args[0], args[1], coarse);
+  return coarse ? scaled_by_inverse(args[0], args[1]) : nullptr;
 }
 
 // x / y for x <= 1 and one y >= 1: to two units of the last place, or as a quotient is rounded but for a few cases.

@@ -33,6 +33,7 @@ class KernelEmitter : ScalarEmitter {
   std::optional<std::pair<V, V>> halves(const KernelExpr& e);
   V interleaved(V low, V high);
   V scaled_by_inverse(V x, V y);
+  V divided_by_one(int at, const std::vector<V>& args);
   V times_inverse(V x, V y, bool coarse);
   V scratch_address(int64_t row, const SymInt& length, V position, DType t);
   V scratch(int64_t row, DType t, V v);
