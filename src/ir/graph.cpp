@@ -525,4 +525,29 @@ void Graph::verify() const {
   for (size_t i = 0; i < outputs_.size(); ++i) verify_output(outputs_[i], requests_[i], *this);
 }
 
+bool hands_on(const Node& n) {
+  switch (n.op) {
+    case Op::cast: return is_floating(n.results[0].dtype);
+    case Op::neg:
+    case Op::abs:
+    case Op::relu:
+    case Op::min:
+    case Op::max: return true;
+    default: return carries(n.op);
+  }
+}
+
+std::vector<bool> tested_for_equality(const Graph& graph) {
+  std::vector<bool> asked(graph.nodes().size()), out(graph.nodes().size());  // by node: whether that of what it hands on
+  for (size_t i = graph.nodes().size(); i-- > 0;) {
+    const Node& n = graph.nodes()[i];
+    const bool rounds = n.op == Op::cast && size_of(n.results[0].dtype) < size_of(n.inputs[0].dtype());
+    const bool hands = hands_on(n) && !rounds;
+    out[i] = asked[i] && !hands && is_elementwise(n.op);
+    if (n.op != Op::eq && n.op != Op::ne && !(asked[i] && hands)) continue;
+    for (const Value& v : n.inputs) asked[v.node->id] = true;
+  }
+  return out;
+}
+
 }  // namespace broach

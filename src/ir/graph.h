@@ -353,4 +353,10 @@ class GraphBuilder {
 using Rule = std::function<std::optional<std::vector<Value>>(GraphBuilder&, const Node& old, std::span<const Value> inputs)>;
 Graph rewrite(const Graph& graph, const Rule& rule);
 
+// Whether each element of the result is one of an operand, perhaps with another sign or type.
+bool hands_on(const Node& n);
+// By node: pointwise values that are tested for equality, as a gradient asks which elements were the largest. Whoever computes one again
+// must find the same bits.
+std::vector<bool> tested_for_equality(const Graph& graph);
+
 }  // namespace broach

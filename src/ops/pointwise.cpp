@@ -606,8 +606,8 @@ Value as_rounded(OpCall& c, Value x) {
   const bool is_low = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
   const bool widens = is_low && is_floating(c.result().dtype) && size_of(c.result().dtype) > size_of(x.dtype());
   const Node& made = made_by(x);
-  if (!widens || made.op != Op::cast || !is_floating(made.inputs[0].dtype())) return x;
-  return as_in_memory(c.b, x);
+  const bool is_rounded = made.op == Op::cast && size_of(made.inputs[0].dtype()) > 1;  // bytes and truth values are exact
+  return widens && is_rounded ? as_in_memory(c.b, x) : x;
 }
 
 // A copy to another device is no cast, and stays with the host.

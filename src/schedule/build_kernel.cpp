@@ -240,19 +240,6 @@ bool jumps(const Node& n) {
   }
 }
 
-// Whether each element of the result is one of an operand, perhaps with another sign or type.
-bool hands_on(const Node& n) {
-  switch (n.op) {
-    case Op::cast: return is_floating(n.results[0].dtype);
-    case Op::neg:
-    case Op::abs:
-    case Op::relu:
-    case Op::min:
-    case Op::max: return true;
-    default: return carries(n.op);
-  }
-}
-
 }  // namespace
 
 // Two kernels may compute one value, and where it is compared with its own largest element both must mean the same: there all of them

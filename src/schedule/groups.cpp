@@ -68,6 +68,7 @@ class Grouper {
     groups_.in_memory.assign(users_.size(), false);
     groups_.readers.resize(users_.size());
     places_ = find_places(r_.graph);
+    is_tested_ = tested_for_equality(r_.graph);
     seen_.assign(users_.size(), 0);
     is_placed_.assign(users_.size(), false);
   }
@@ -102,6 +103,7 @@ class Grouper {
   bool is_stored(const Node& n, const std::set<int>& kernels) {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
     if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
+    if (kernels.size() > 1 && is_tested_[n.id] && is_low_precision(n.results[0].dtype)) return true;
     if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
@@ -121,7 +123,7 @@ class Grouper {
   int kernel_for(const Node& n, const std::set<int>& kernels) {
     int joined = r_.must_split[n.id] || !r_.fuse ? -1 : joinable(n, kernels);
     if (joined < 0 && !r_.must_split[n.id] && r_.fuse && is_reduce(n.op)) joined = joinable(n, beside(n));
-    if (joined < 0 && !r_.must_split[n.id] && r_.fuse && is_elementwise(n.op))
+    if (joined < 0 && !r_.must_split[n.id] && r_.fuse && (is_elementwise(n.op) || is_reduce(n.op)))
       if (const int k = join_as_row(n, kernels); k >= 0) return k;
     if (joined >= 0 && fits_[static_cast<size_t>(joined)].add_root(n)) return joined;
     r_.must_split[n.id] = r_.must_split[n.id] || joined >= 0;
@@ -138,8 +140,8 @@ class Grouper {
     if (kernels.empty() || kernels.size() > kMostTried) return -1;
     for (int k : kernels) {
       if (groups_.kernels[static_cast<size_t>(k)].roots.size() >= kMostStores || lies_elsewhere(n, k)) continue;
-      const std::vector<const Node*> below = down_to_reductions(n, k);
-      if (below.empty() || blocked(n, k) || !fits_[static_cast<size_t>(k)].add_row_root(n, below)) continue;
+      const std::vector<const Node*> below = is_reduce(n.op) ? std::vector<const Node*>() : down_to_reductions(n, k);
+      if ((below.empty() && !is_reduce(n.op)) || blocked(n, k) || !fits_[static_cast<size_t>(k)].add_row_root(n, below)) continue;
       for (const Node* m : below) compute_in(*m, {k}), is_placed_[m->id] = true;
       return k;
     }
@@ -405,6 +407,7 @@ class Grouper {
   const Node* asked_ = nullptr;   // whether it is cheap
   std::vector<int> sizes_;        // by kernel
   std::vector<bool> is_placed_;   // by node: with one behind it
+  std::vector<bool> is_tested_;   // by node: for equality
   std::vector<uint32_t> seen_;    // by node: the last search that met it
   uint32_t searches_ = 0;
   Groups groups_;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 
 #include "support/error.h"
 #include "target/reference/device.h"
@@ -173,11 +174,25 @@ class Launch {
     std::vector<int64_t> dims;
     for (size_t a = 0; a < sizes.size(); ++a)
       if (k_.axes[a].reduced) whole[a] = extents_[a], dims.push_back(static_cast<int64_t>(a));
+    // As positions count them, the slowest first: axes lie in the order of memory.
+    std::vector<int64_t> order = dims;
+    std::ranges::stable_sort(order, std::ranges::greater{}, [&](int64_t a) { return step_of(e.access.index, static_cast<size_t>(a)); });
+    std::vector<int64_t> places(sizes.size()), back(sizes.size());
+    std::iota(places.begin(), places.end(), 0);
+    for (size_t i = 0; i < dims.size(); ++i) places[static_cast<size_t>(dims[i])] = order[i];
+    for (size_t i = 0; i < places.size(); ++i) back[static_cast<size_t>(places[i])] = static_cast<int64_t>(i);
     return compute(std::span(&value(e.args[0]), 1),
                    [&](GraphBuilder& b, const std::vector<Value>& in) {
-                     return std::vector{b.reduce(e.op, b.expand(in[0], whole), dims, true)};
+                     return std::vector{b.permute(b.reduce(e.op, b.permute(b.expand(in[0], whole), places), dims, true), back)};
                    })
         .front();
+  }
+
+  // How far one step along an axis moves a position.
+  int64_t step_of(const SymInt& position, size_t axis) const {
+    Sizes first(k_.axes.size()), next = first;
+    next[axis] = 1;
+    return index(position, next) - index(position, first);
   }
 
   HostTensor checked(const KernelExpr& e, const Sizes& sizes) {
