@@ -537,16 +537,32 @@ bool hands_on(const Node& n) {
   }
 }
 
-std::vector<bool> tested_for_equality(const Graph& graph) {
-  std::vector<bool> asked(graph.nodes().size()), out(graph.nodes().size());  // by node: whether that of what it hands on
+namespace {
+
+// By node: pointwise values that such a node reads, themselves or as what only hands them on.
+std::vector<bool> read_by(const Graph& graph, bool (*reads)(const Node&)) {
+  std::vector<bool> asked(graph.nodes().size()), out(graph.nodes().size());
   for (size_t i = graph.nodes().size(); i-- > 0;) {
     const Node& n = graph.nodes()[i];
     const bool rounds = n.op == Op::cast && size_of(n.results[0].dtype) < size_of(n.inputs[0].dtype());
     const bool hands = hands_on(n) && !rounds;
     out[i] = asked[i] && !hands && is_elementwise(n.op);
-    if (n.op != Op::eq && n.op != Op::ne && !(asked[i] && hands)) continue;
+    if (!reads(n) && !(asked[i] && hands)) continue;
     for (const Value& v : n.inputs) asked[v.node->id] = true;
   }
+  return out;
+}
+
+bool tests_equality(const Node& n) { return n.op == Op::eq || n.op == Op::ne; }
+bool finds_extreme(const Node& n) { return n.op == Op::reduce_max || n.op == Op::reduce_min || is_index_reduction(n.op); }
+
+}  // namespace
+
+std::vector<bool> tested_for_equality(const Graph& graph) { return read_by(graph, tests_equality); }
+
+std::vector<bool> needed_as_rounded(const Graph& graph) {
+  std::vector<bool> out = read_by(graph, [](const Node& n) { return tests_equality(n) || finds_extreme(n); });
+  for (const Node& n : graph.nodes()) out[n.id] = out[n.id] && is_low_precision(n.results[0].dtype);
   return out;
 }
 

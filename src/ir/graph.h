@@ -358,5 +358,7 @@ bool hands_on(const Node& n);
 // By node: pointwise values that are tested for equality, as a gradient asks which elements were the largest. Whoever computes one again
 // must find the same bits.
 std::vector<bool> tested_for_equality(const Graph& graph);
+// Those, and the ones of low precision from which a largest or least element is taken: the distance from it is a few of their roundings.
+std::vector<bool> needed_as_rounded(const Graph& graph);
 
 }  // namespace broach

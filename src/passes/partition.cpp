@@ -117,7 +117,6 @@ class Partitioner {
         needed_later_(g.nodes().size()),
         inside_(g.nodes().size()),
         repeatable_(find_repeatable(g)),
-        is_tested_(tested_for_equality(g)),
         is_written_(numbers_.count()),
         is_saved_(numbers_.count()),
         left_as_(numbers_.count()) {}
@@ -126,7 +125,7 @@ class Partitioner {
     find_late();
     find_inside();
     keep_operands();
-    keep_tested(true);
+    keep(needed_as_rounded(g_));
     find_needed_later();
     find_written();
     Partition out;
@@ -243,10 +242,9 @@ class Partitioner {
     }
   }
 
-  // What is tested for equality is not computed again from reductions, whose order may be another one, nor where it may be rounded or not.
-  void keep_tested(bool only_if_rounded) {
+  void keep(const std::vector<bool>& nodes) {
     for (const Node& n : g_.nodes())
-      if (is_tested_[n.id] && !may_not_save(n) && (is_low_precision(n.results[0].dtype) || !only_if_rounded)) repeatable_[n.id] = false;
+      if (nodes[n.id] && !may_not_save(n)) repeatable_[n.id] = false;
   }
 
   double elements(const Value& v) const { return static_cast<double>(bytes(v)) / static_cast<double>(size_of(v.dtype())); }
@@ -292,9 +290,10 @@ class Partitioner {
   // called where nothing of it is not enough.
   int64_t choose_within(int64_t most) {
     std::vector<std::pair<double, uint32_t>> dear;
-    keep_tested(false);
+    const std::vector<bool> tested = tested_for_equality(g_);  // and not made of sums in another order
+    keep(tested);
     for (const Node& n : g_.nodes())
-      if (needed_later_[n.id] && !late_[n.id] && !may_not_save(n) && !is_tested_[n.id] && (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
+      if (needed_later_[n.id] && !late_[n.id] && !may_not_save(n) && !tested[n.id] && (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
         dear.emplace_back(work_for_a_byte(n), n.id);
     std::sort(dear.begin(), dear.end());
     auto saved_with = [&](size_t count) {
@@ -461,7 +460,7 @@ class Partitioner {
   const Graph& g_;
   const Joint& joint_;
   ValueNumbers numbers_;
-  std::vector<bool> late_, needed_later_, inside_, repeatable_, is_tested_;  // by node
+  std::vector<bool> late_, needed_later_, inside_, repeatable_;  // by node
   std::vector<bool> is_written_, is_saved_;                      // by value
   std::vector<const Node*> left_as_;                             // by value: the mark with which it leaves a region
 };

@@ -68,7 +68,7 @@ class Grouper {
     groups_.in_memory.assign(users_.size(), false);
     groups_.readers.resize(users_.size());
     places_ = find_places(r_.graph);
-    is_tested_ = tested_for_equality(r_.graph);
+    is_as_rounded_ = needed_as_rounded(r_.graph);
     seen_.assign(users_.size(), 0);
     is_placed_.assign(users_.size(), false);
   }
@@ -103,7 +103,7 @@ class Grouper {
   bool is_stored(const Node& n, const std::set<int>& kernels) {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
     if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
-    if (kernels.size() > 1 && is_tested_[n.id] && is_low_precision(n.results[0].dtype)) return true;
+    if (kernels.size() > 1 && is_as_rounded_[n.id]) return true;
     if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
@@ -402,13 +402,13 @@ class Grouper {
   std::vector<std::vector<const Node*>> users_;
   std::vector<std::set<int>> kernels_of_;
   std::vector<std::optional<Device>> places_;
-  std::vector<Fit> fits_;         // by kernel
-  std::set<const Node*> stored_;  // of what is asked about: see find_stored
-  const Node* asked_ = nullptr;   // whether it is cheap
-  std::vector<int> sizes_;        // by kernel
-  std::vector<bool> is_placed_;   // by node: with one behind it
-  std::vector<bool> is_tested_;   // by node: for equality
-  std::vector<uint32_t> seen_;    // by node: the last search that met it
+  std::vector<Fit> fits_;            // by kernel
+  std::set<const Node*> stored_;     // of what is asked about: see find_stored
+  const Node* asked_ = nullptr;      // whether it is cheap
+  std::vector<int> sizes_;           // by kernel
+  std::vector<bool> is_placed_;      // by node: with one behind it
+  std::vector<bool> is_as_rounded_;  // by node: needed so by all
+  std::vector<uint32_t> seen_;       // by node: the last search that met it
   uint32_t searches_ = 0;
   Groups groups_;
 };
