@@ -152,7 +152,9 @@ void Capture::run(const std::function<void()>& program) {
   random_.renew();
   c10::DebugInfoGuard slot(kCaptureSlot, std::make_shared<CaptureSlot>(this));
   c10::impl::IncludeDispatchKeyGuard keys(capture_keys().both());
+  const std::vector<size_t> before = references();
   program();
+  for (size_t i = 0; const size_t now : references()) is_held_.push_back(now > before[i++]);
 }
 
 void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers) {

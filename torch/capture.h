@@ -98,6 +98,10 @@ class Capture {
   // A tensor that the program computed, or took of its inputs, and that outlives it elsewhere than in its outputs: in words,
   // empty if there is none. To be asked after `finish`, when the front has let go of all it made for the run.
   std::string kept(const std::vector<at::Tensor>& outputs) const;
+  // An argument to which there are more references than before, and not for what is returned: kept, or in use by another thread.
+  std::string held_argument(const std::vector<at::Tensor>& outputs, const std::vector<bool>& is_weight) const;
+  // A tensor that it was given or holds and that has other memory now than when the program met it, by set_data(); else nothing.
+  std::string exchanged() const;
   // The same for gradients alone: what autograd saves of results with a history is kept in any case.
   std::string kept_gradient() const;
   // Whether it writes to what it was given or reads by itself.
@@ -265,12 +269,14 @@ class Capture {
   void check_leaves(const torch::jit::Stack& stack, size_t first);
   bool is_of_region(int32_t storage) const;
   void drop_gradients();
+  std::vector<size_t> references() const;  // by input: to what is given
   void fail_with(Reason why, Outcome outcome = Outcome::unsupported);
   std::string at_line() const;
 
   std::mutex mutex_;  // the autograd engine records from its own threads
   Trace trace_;
   std::vector<at::Tensor> given_, inputs_, lifted_;
+  std::vector<bool> is_held_;               // by input: whether there are more references to what is given than before the program ran
   std::vector<size_t> in_hand_of_program_;  // of the lifted ones, those that it came by without an operation
   std::vector<InputFacts> facts_;
   struct Versions {

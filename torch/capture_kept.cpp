@@ -7,6 +7,7 @@
 
 #include "capture.h"
 #include "support/error.h"
+#include "symbolic.h"
 
 namespace broach {
 
@@ -50,6 +51,31 @@ std::string Capture::kept(const std::vector<at::Tensor>& outputs) const {
     return cat("a tensor, ", type.str(), ", that ", maker->schema, " gave",
                maker->line >= 0 ? " at " + trace_.lines[static_cast<size_t>(maker->line)] : "");
   }
+  return "";
+}
+
+std::string Capture::held_argument(const std::vector<at::Tensor>& outputs, const std::vector<bool>& is_weight) const {
+  Known returned;
+  for (const at::Tensor& t : outputs) add_with_base(t, returned);
+  for (size_t i = 0; i < is_held_.size(); ++i)
+    if (is_held_[i] && !(i < is_weight.size() && is_weight[i]) && !returned.contains(given_[i].unsafeGetTensorImpl()))
+      return cat("its argument ", i, ", ", given_[i].toString(), given_[i].sizes());
+  return "";
+}
+
+std::vector<size_t> Capture::references() const {
+  std::vector<size_t> out;
+  for (const at::Tensor& t : given_) out.push_back(t.use_count());
+  return out;
+}
+
+std::string Capture::exchanged() const {
+  for (const auto* list : {&given_, &lifted_})
+    for (const at::Tensor& t : *list) {
+      const auto seen = t.defined() ? tensors_.find(t.unsafeGetTensorImpl()) : tensors_.end();
+      if (seen == tensors_.end() || real_tensor(t) || !t.has_storage()) continue;
+      if (storage_of(t) != trace_.tensors[static_cast<size_t>(seen->second.id)].storage) return cat(t.toString(), t.sizes());
+    }
   return "";
 }
 

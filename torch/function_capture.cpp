@@ -364,8 +364,12 @@ Verdict Function::judge(const CallInputs& call, const Modes& modes, const Record
   if (std::string gradient = capture.kept_gradient(); !gradient.empty())
     return {Outcome::needs_gradients, {cat("gradients are needed: the program keeps ", gradient), Fallback::eager}};
   if (!rules_.unwatched_state) return {};
+  if (std::string exchanged = capture.exchanged(); !exchanged.empty())
+    return {Outcome::unsupported, {cat("the program gives other memory to a tensor, ", exchanged, ", by set_data()"), Fallback::eager}};
   // What autograd saves of a program that gives results with a history is kept, too.
   const bool tells_kept = !capture.is_symbolic() && !recorded.has_history;
+  const std::string held = tells_kept ? capture.held_argument(recorded.results.tensors, constant_inputs_) : "";
+  if (!held.empty()) return host_state_.disturbed(cat("the program, or another thread meanwhile, keeps ", held));
   const std::string kept = tells_kept ? capture.kept(recorded.results.tensors) : "";
   return host_state_.judge(capture, kept, sizes_of(call));
 }

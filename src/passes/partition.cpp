@@ -60,9 +60,14 @@ bool is_cheap(const Node& n) {
   }
 }
 
+bool is_view(const Node& n) {
+  const OpKind k = kind_of(n.op);
+  return k == OpKind::view || k == OpKind::heavy_view;
+}
+
 const Node* below_views(const Value& v) {
   const Node* n = v.node;
-  while (kind_of(n->op) == OpKind::view || kind_of(n->op) == OpKind::heavy_view) n = n->inputs[0].node;
+  while (is_view(*n)) n = n->inputs[0].node;
   return n;
 }
 
@@ -80,7 +85,7 @@ std::vector<bool> find_repeatable(const Graph& g) {
   std::vector<std::set<uint32_t>> views(g.nodes().size());  // through which it is read
   for (const Node& n : g.nodes()) {
     std::set<Read>& all = reads[n.id];
-    const bool view = kind_of(n.op) == OpKind::view || kind_of(n.op) == OpKind::heavy_view;
+    const bool view = is_view(n);
     for (const Value& v : n.inputs) {
       const std::set<Read>& own = reads[v.node->id];
       if (!view) all.insert(own.begin(), own.end());
@@ -107,6 +112,65 @@ std::vector<bool> find_repeatable(const Graph& g) {
   return repeatable;
 }
 
+bool is_dear(const Node& n) {
+  const OpKind k = kind_of(n.op);
+  return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
+}
+
+int64_t bytes(const Graph& g, const Value& v) {
+  constexpr int64_t kMost = int64_t{1} << 50;
+  int64_t n = size_of(v.dtype());
+  for (const SymInt& e : v.shape()) n *= std::clamp<int64_t>(g.symbols()->hint(e), 1, kMost / n);
+  return n;
+}
+
+double elements(const Graph& g, const Value& v) { return static_cast<double>(bytes(g, v)) / static_cast<double>(size_of(v.dtype())); }
+
+void move_to_ends_of_contractions(std::vector<bool>& written, const Graph& g, const std::vector<bool>& late, const ValueNumbers& numbers) {
+  std::vector<std::vector<const Node*>> readers(g.nodes().size());  // in the call
+  for (const Node& n : g.nodes())
+    for (const Value& v : n.inputs)
+      if (!late[n.id]) readers[v.node->id].push_back(&n);
+  for (const Node& n : g.nodes()) {
+    if (late[n.id] || kind_of(n.op) != OpKind::heavy) continue;
+    const Node *end = &n, *last = &n;  // and but for views
+    auto follows = [&](const Node& next) { return is_cheap(next) && elements(g, {&next, 0}) == elements(g, {end, 0}); };
+    while (readers[end->id].size() == 1 && follows(*readers[end->id][0])) {
+      end = readers[end->id][0];
+      if (is_view(*end)) continue;
+      written[numbers.of({last, 0})] = false;
+      last = end;
+    }
+    written[numbers.of({last, 0})] = true;
+  }
+}
+
+// What the call writes to memory in any case. A pointwise value is written where it is read behind a product, routine or call that comes
+// after it, as the sums along a chain of layers are, or by one; where it is small beside those that read it, of which each element would
+// compute it; and at the end of what a contraction alone is read by, in its place. A view has no memory of its own.
+std::vector<bool> find_written(const Graph& g, const std::vector<bool>& late, const ValueNumbers& numbers) {
+  std::vector<bool> out(numbers.count());
+  constexpr double kSmall = 8;
+  std::vector<size_t> level(g.nodes().size());  // products, routines and calls one behind another
+  for (const Node& n : g.nodes()) {
+    for (const Value& v : n.inputs) level[n.id] = std::max(level[n.id], level[v.node->id]);
+    const OpKind k = kind_of(n.op);
+    if (k == OpKind::heavy || k == OpKind::routine || k == OpKind::external) ++level[n.id];
+  }
+  for (const Value& v : g.outputs()) out[numbers.of(v)] = true;
+  for (auto n = g.nodes().rbegin(); n != g.nodes().rend(); ++n) {
+    for (uint32_t r = 0; r < n->results.size(); ++r)
+      if (!is_cheap(*n)) out[numbers.of({&*n, r})] = true;
+    for (const Value& v : n->inputs) {
+      const bool through = is_view(*n) && out[numbers.of({&*n, 0})];
+      const bool apart = !late[n->id] && level[n->id] > level[v.node->id];
+      if (through || apart || elements(g, {&*n, 0}) >= kSmall * elements(g, v)) out[numbers.of(v)] = true;
+    }
+  }
+  move_to_ends_of_contractions(out, g, late, numbers);
+  return out;
+}
+
 class Partitioner {
  public:
   Partitioner(const Graph& g, const Joint& joint)
@@ -127,7 +191,7 @@ class Partitioner {
     keep_operands();
     keep(needed_as_rounded(g_));
     find_needed_later();
-    find_written();
+    is_written_ = find_written(g_, late_, numbers_);
     Partition out;
     out.saved_bytes = choose();
     const auto most = static_cast<int64_t>(joint_.memory_budget * static_cast<double>(out.saved_bytes));
@@ -177,57 +241,6 @@ class Partitioner {
   }
 
   // ---- what is saved ----
-  static bool is_dear(const Node& n) {
-    const OpKind k = kind_of(n.op);
-    return k == OpKind::reduce || k == OpKind::heavy || k == OpKind::routine;
-  }
-  static bool is_view(const Node& n) {
-    const OpKind k = kind_of(n.op);
-    return k == OpKind::view || k == OpKind::heavy_view;
-  }
-
-  // What the call writes to memory in any case. A pointwise value is written where it is read behind a product, routine or call that comes
-  // after it, as the sums along a chain of layers are, or by one; where it is small beside those that read it, of which each element would
-  // compute it; and at the end of what a contraction alone is read by, in its place. A view has no memory of its own.
-  void find_written() {
-    constexpr double kSmall = 8;
-    std::vector<size_t> level(g_.nodes().size());  // products, routines and calls one behind another
-    for (const Node& n : g_.nodes()) {
-      for (const Value& v : n.inputs) level[n.id] = std::max(level[n.id], level[v.node->id]);
-      const OpKind k = kind_of(n.op);
-      if (k == OpKind::heavy || k == OpKind::routine || k == OpKind::external) ++level[n.id];
-    }
-    for (const Value& v : g_.outputs()) is_written_[numbers_.of(v)] = true;
-    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
-      for (uint32_t r = 0; r < n->results.size(); ++r)
-        if (!is_cheap(*n)) is_written_[numbers_.of({&*n, r})] = true;
-      for (const Value& v : n->inputs) {
-        const bool through = is_view(*n) && is_written_[numbers_.of({&*n, 0})];
-        const bool apart = !late_[n->id] && level[n->id] > level[v.node->id];
-        if (through || apart || elements({&*n, 0}) >= kSmall * elements(v)) is_written_[numbers_.of(v)] = true;
-      }
-    }
-    find_ends_of_contractions();
-  }
-
-  void find_ends_of_contractions() {
-    std::vector<std::vector<const Node*>> readers(g_.nodes().size());  // in the call
-    for (const Node& n : g_.nodes())
-      for (const Value& v : n.inputs)
-        if (!late_[n.id]) readers[v.node->id].push_back(&n);
-    for (const Node& n : g_.nodes()) {
-      if (late_[n.id] || kind_of(n.op) != OpKind::heavy) continue;
-      const Node *end = &n, *last = &n;  // and but for views
-      auto follows = [&](const Node& next) { return is_cheap(next) && elements({&next, 0}) == elements({end, 0}); };
-      while (readers[end->id].size() == 1 && follows(*readers[end->id][0])) {
-        end = readers[end->id][0];
-        if (is_view(*end)) continue;
-        is_written_[numbers_.of({last, 0})] = false;
-        last = end;
-      }
-      is_written_[numbers_.of({last, 0})] = true;
-    }
-  }
 
   // What products and calls read later lies in memory for them: to write it anew would cost more than to keep it, and, where it is a sum
   // along a chain of layers, once more with each of them.
@@ -247,32 +260,23 @@ class Partitioner {
       if (nodes[n.id] && !may_not_save(n)) repeatable_[n.id] = false;
   }
 
-  double elements(const Value& v) const { return static_cast<double>(bytes(v)) / static_cast<double>(size_of(v.dtype())); }
-
   // Multiplications, or elements read, for a byte of what they give.
   double work_for_a_byte(const Node& n) const {
     auto extent = [&](const Value& v, size_t d) { return static_cast<double>(g_.symbols()->hint(v.shape()[d])); };
     double work = 0, given = 0;
-    for (uint32_t r = 0; r < n.results.size(); ++r) given += static_cast<double>(bytes({&n, r}));
-    const double made = elements({&n, 0});
+    for (uint32_t r = 0; r < n.results.size(); ++r) given += static_cast<double>(bytes(g_, {&n, r}));
+    const double made = elements(g_, {&n, 0});
     if (n.op == Op::dot) work = made * extent(n.inputs[0], n.inputs[0].shape().size() - 1);
-    else if (n.op == Op::conv) work = made * elements(n.inputs[1]) / std::max(1.0, extent(n.inputs[1], 0));
+    else if (n.op == Op::conv) work = made * elements(g_, n.inputs[1]) / std::max(1.0, extent(n.inputs[1], 0));
     else if (n.op == Op::attention) work = 2 * made * extent(n.inputs[1], 2);
     else
-      for (const Value& v : n.inputs) work += elements(v);
+      for (const Value& v : n.inputs) work += elements(g_, v);
     return work / std::max(1.0, given);
-  }
-
-  int64_t bytes(const Value& v) const {
-    constexpr int64_t kMost = int64_t{1} << 50;
-    int64_t n = size_of(v.dtype());
-    for (const SymInt& e : v.shape()) n *= std::clamp<int64_t>(g_.symbols()->hint(e), 1, kMost / n);
-    return n;
   }
 
   // Something is held in any case where a tensor is kept: of several such, the smallest.
   int64_t cost(const Value& v, const std::vector<bool>& kept) const {
-    const int64_t n = bytes(v);
+    const int64_t n = bytes(g_, v);
     if (kept[numbers_.of(v)]) return n / 1024 + 1;
     const int64_t more = n / 16 + 1;
     return 2 * n + 16 + (is_view(*v.node) ? 2 * more : is_written_[numbers_.of(v)] ? 0 : more);
@@ -341,7 +345,7 @@ class Partitioner {
         const Value v{&n, r};
         const bool saves = !late_[n.id] && before[in(v)] && !before[in(v) + 1];
         is_saved_[numbers_.of(v)] = saves;
-        if (saves && !kept[numbers_.of(v)]) saved += bytes(v);
+        if (saves && !kept[numbers_.of(v)]) saved += bytes(g_, v);
       }
     return saved;
   }

@@ -62,6 +62,61 @@ std::vector<std::vector<const Node*>> find_users(const Graph& graph) {
   return out;
 }
 
+// Operations, and loads of what no kernel computes.
+int size(const Node& n) {
+  return 1 + static_cast<int>(std::count_if(n.inputs.begin(), n.inputs.end(), [](const Value& v) { return !fusible(v.node->op); }));
+}
+
+bool is_computed(const Node& n) { return kind_of(n.op) != OpKind::source; }
+
+// A cast that only takes more bytes: its operand is what is worth storing.
+bool widens(const Node& n) {
+  return n.op == Op::cast && fusible(n.inputs[0].node->op) && size_of(n.inputs[0].dtype()) < size_of(n.results[0].dtype);
+}
+
+// Whether it is computed of a reduction of so many elements.
+bool is_reduced_of(const Node& n, int64_t elements) {
+  std::vector<const Node*> work{&n};
+  for (size_t visited = 0; !work.empty() && visited < kMostBelow; ++visited) {
+    const Node* m = work.back();
+    work.pop_back();
+    if (is_reduce(m->op) && m->inputs[0].type().numel().maybe_constant() == elements) return true;
+    if (is_elementwise(m->op) || kind_of(m->op) == OpKind::view)
+      for (const Value& v : m->inputs) work.push_back(v.node);
+  }
+  return false;
+}
+
+// Computed of few elements, such as statistics of a channel, for many: each of those would do it again. Not of a reduction that the
+// same kernel makes, as a row's.
+bool is_repeated(const Node& n, const std::vector<const Node*>& users) {
+  if (!is_elementwise(n.op) || n.op == Op::cast) return false;
+  const auto elements = n.results[0].numel().maybe_constant();
+  return elements && std::ranges::any_of(users, [&](const Node* u) {
+           const auto wider = u->results[0].numel().maybe_constant();
+           return u->op == Op::expand && wider && *elements > 1 && *wider >= kMuch * *elements && !is_reduced_of(n, *wider);
+         });
+}
+
+bool is_much_less(const Node& n, const Node* than) {
+  const auto elements = n.results[0].numel().maybe_constant(), more = than->results[0].numel().maybe_constant();
+  return elements && more && *more >= kMuch * *elements;
+}
+
+const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }
+
+// The first and the last of the nodes that it stores.
+std::pair<uint32_t, uint32_t> span(const Group& k) {
+  const auto [first, last] = std::ranges::minmax(k.roots, {}, &Node::id);
+  return {first->id, last->id};
+}
+
+bool is_scalar(const Node& n) {
+  const Node* m = &n;
+  while (m->op == Op::expand || m->op == Op::reshape) m = m->inputs[0].node;
+  return m->op == Op::scalar;
+}
+
 class Grouper {
  public:
   explicit Grouper(FusionRules rules) : r_(std::move(rules)), users_(find_users(r_.graph)), kernels_of_(users_.size()) {
@@ -104,7 +159,7 @@ class Grouper {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
     if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
     if (kernels.size() > 1 && is_as_rounded_[n.id]) return true;
-    if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n) || !cheap(n, kernels))) return true;
+    if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n, users_[n.id]) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
   }
@@ -148,12 +203,6 @@ class Grouper {
     return -1;
   }
 
-  static bool is_scalar(const Node& n) {
-    const Node* m = &n;
-    while (m->op == Op::expand || m->op == Op::reshape) m = m->inputs[0].node;
-    return m->op == Op::scalar;
-  }
-
   // What n is computed of, the last first, where the nearest reductions are all that it depends on and kernel k all that reads any of it;
   // else nothing.
   std::vector<const Node*> down_to_reductions(const Node& n, int k) const {
@@ -179,11 +228,6 @@ class Grouper {
     return reduces && open.empty() ? out : std::vector<const Node*>();
   }
 
-  // Operations, and loads of what no kernel computes.
-  static int size(const Node& n) {
-    return 1 + static_cast<int>(std::count_if(n.inputs.begin(), n.inputs.end(), [](const Value& v) { return !fusible(v.node->op); }));
-  }
-
   // Whether a kernel that computes n is large enough. In a loop that the program unrolled it ends where it began, so that the
   // rounds of the loop are equal kernels.
   bool ends_kernel(const Node& n, const std::set<int>& kernels) const {
@@ -192,37 +236,6 @@ class Grouper {
       const bool round = root.op == n.op && root.line == n.line;
       return sizes_[static_cast<size_t>(k)] >= (round ? kMostNodes / 2 : kMostNodes);
     });
-  }
-
-  static bool is_computed(const Node& n) { return kind_of(n.op) != OpKind::source; }
-
-  // A cast that only takes more bytes: its operand is what is worth storing.
-  static bool widens(const Node& n) {
-    return n.op == Op::cast && fusible(n.inputs[0].node->op) && size_of(n.inputs[0].dtype()) < size_of(n.results[0].dtype);
-  }
-
-  // Computed of few elements, such as statistics of a channel, for many: each of those would do it again. Not of a reduction that the
-  // same kernel makes, as a row's.
-  bool is_repeated(const Node& n) const {
-    if (!is_elementwise(n.op) || n.op == Op::cast) return false;
-    const auto elements = n.results[0].numel().maybe_constant();
-    return elements && std::ranges::any_of(users_[n.id], [&](const Node* u) {
-             const auto wider = u->results[0].numel().maybe_constant();
-             return u->op == Op::expand && wider && *elements > 1 && *wider >= kMuch * *elements && !is_reduced_of(n, *wider);
-           });
-  }
-
-  // Whether it is computed of a reduction of so many elements.
-  static bool is_reduced_of(const Node& n, int64_t elements) {
-    std::vector<const Node*> work{&n};
-    for (size_t visited = 0; !work.empty() && visited < kMostBelow; ++visited) {
-      const Node* m = work.back();
-      work.pop_back();
-      if (is_reduce(m->op) && m->inputs[0].type().numel().maybe_constant() == elements) return true;
-      if (is_elementwise(m->op) || kind_of(m->op) == OpKind::view)
-        for (const Value& v : m->inputs) work.push_back(v.node);
-    }
-    return false;
   }
 
   // What computing a value again would read and do.
@@ -248,11 +261,6 @@ class Grouper {
     if (is_elementwise(n.op)) c.ops += is_costly(n.op) ? 20 : 1;
     if (n.op == Op::take) c.ops += 10;
     return c;
-  }
-
-  static bool is_much_less(const Node& n, const Node* than) {
-    const auto elements = n.results[0].numel().maybe_constant(), more = than->results[0].numel().maybe_constant();
-    return elements && more && *more >= kMuch * *elements;
   }
 
   bool cheap(const Node& n, const std::set<int>& kernels) {
@@ -289,8 +297,6 @@ class Grouper {
     if (is_reduce(n.op)) return;
     for (const Value& v : n.inputs) collect_below(*v.node, below);
   }
-
-  static const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }
 
   int joinable(const Node& n, const std::set<int>& kernels) {
     size_t tried = 0;
@@ -338,12 +344,6 @@ class Grouper {
 
   // The first visit of a node in a search that began with ++searches_.
   bool visit(const Node& n) { return std::exchange(seen_[n.id], searches_) != searches_; }
-
-  // The first and the last of the nodes that it stores.
-  static std::pair<uint32_t, uint32_t> span(const Group& k) {
-    const auto [first, last] = std::ranges::minmax(k.roots, {}, &Node::id);
-    return {first->id, last->id};
-  }
 
   // No node behind this one leads to kernel k. One behind k's own may: a kernel that it feeds has roots in front of it as well.
   uint32_t last_before(int k) const {

@@ -99,6 +99,25 @@ TEST_CASE("a tensor that the program keeps") {
   CHECK(warnings.count("the program keeps a tensor") == 1);
 }
 
+TEST_CASE("an argument that the program keeps, and memory that it gives to another tensor") {
+  torch::NoGradGuard no_grad;
+  Tensor last, mean = torch::zeros({3});
+  auto keeps = broach::compile([&](Tensor x) { return std::exchange(last, x).defined() ? x * 2 : x + 1; }, Options().pure().fallback());
+  auto exchanges = broach::compile([&](Tensor x) { return mean.set_data(mean * 0.5 + x), x - mean; }, Options().pure().fallback());
+  Warnings warnings;
+  Tensor want_mean = torch::zeros({3});
+  for (int i = 0; i < 12; ++i) {
+    Tensor x = torch::full({3}, static_cast<float>(i));
+    CHECK(close(keeps(x), i > 0 ? x * 2 : x + 1));
+    CHECK(last.is_same(x));
+    want_mean = want_mean * 0.5 + x;
+    CHECK(close(exchanges(x), x - want_mean));
+    CHECK(close(mean, want_mean));
+  }
+  CHECK(warnings.count("set_data") == 1);
+  CHECK(warnings.count("keeps its argument 0") == 1);
+}
+
 TEST_CASE("caches of keys and values") {
   torch::NoGradGuard no_grad;
   Tensor cache = torch::zeros({0, 3}), want = cache, k = torch::zeros({8, 3}), want_k = k.clone();
