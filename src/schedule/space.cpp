@@ -72,8 +72,28 @@ bool Space::add_root(const Node& root) {
 }
 
 bool Space::is_of_row(const Node& root) const {
+  const Shape& shape = root.results[0].shape;
   const Index& at = root_index(root);
-  return std::ranges::all_of(axes_, [&](const KernelAxis& a) { return a.extent == SymInt(1) || a.reduced != depends(at, a); });
+  SymInt position(0), elements(1);
+  for (size_t d = shape.size(); d-- > 0; elements = elements * shape[d]) position = position + at[d] * elements;
+  // The axes that stay are the digits of its elements' numbers: each is stored, and by one row.
+  std::vector<const KernelAxis*> rows;
+  for (const KernelAxis& a : axes_)
+    if (!(a.extent == SymInt(1)) && !a.reduced) rows.push_back(&a);
+    else if (depends(at, a) && a.reduced) return false;
+  SymInt stride(1);
+  while (!rows.empty()) {
+    const auto next = std::ranges::find_if(rows, [&](const KernelAxis* a) {
+      const auto linear = position.linear_in(a->id);
+      return linear && linear->first == stride;
+    });
+    if (next == rows.end()) return false;
+    const KernelAxis& axis = **next;
+    position = position.linear_in(axis.id)->second;
+    stride = stride * axis.extent;
+    rows.erase(next);
+  }
+  return stride == elements;
 }
 
 // Which has to fit some kernel.

@@ -21,7 +21,7 @@ class Space {
   bool add_root(const Node& root);
   // Stored once for each row: at the position where others of the kernel want it.
   void add_row_root(const Node& root, Index at) { roots_.emplace_back(&root, std::move(at)); }
-  // Whether a root is the same, and stored once, along those axes alone that the kernel reduces.
+  // Whether each element of a root is stored, by one row: along all axes but those that the kernel reduces.
   bool is_of_row(const Node& root) const;
   // The same points for another node of the same shape.
   void replace_root(const Node& root, const Node& by);

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "passes/passes.h"
+#include "random_graph.h"
 #include "run_compiled.h"
 #include "schedule/decisions.h"
 #include "support/error.h"
@@ -104,6 +105,40 @@ return %7
   const Storage storage = nothing_stored(g);
   CHECK(grow(g, 7, storage).left == std::vector<uint32_t>{1});
   CHECK(grow(g, 6, storage).left.empty());
+}
+
+// The statistics of rows that a kernel normalises are stored by it, and nothing is where it wants but some of what is to be stored.
+TEST_CASE("groups: what is the same for a row is stored by the kernel that reads the row") {
+  const std::string norm = R"(%0 = input(index=0) : f32[6, 8]
+%1 = reduce_sum(%0, dims=[1]) : f32[6]
+%2 = reshape(%1, shape=[6, 1]) : f32[6, 1]
+%3 = exp(%2) : f32[6, 1]
+%4 = expand(%3, shape=[6, 8]) : f32[6, 8]
+%5 = mul(%0, %4) : f32[6, 8]
+)";
+  auto check_kernels = [](const std::string& text, int kernels) {
+    const Graph g = Graph::parse(text);
+    CHECK(testing::scheduled(g).kernels == kernels);
+    for (const char* target : {"cpu", "reference"}) {
+      const auto inputs = testing::random_inputs(g, 1);
+      const auto want = interpret(g, inputs), have = testing::run_compiled(g, inputs, {}, SerialThreads(), 0, target);
+      for (size_t i = 0; i < want.size(); ++i) CHECK(testing::first_difference(have[i], want[i], 2e-5, 2e-5) == "");
+    }
+  };
+  check_kernels(norm + "return %5, %3\n", 1);
+  check_kernels(norm + "return %5, %1\n", 1);
+  check_kernels(norm + R"(%6 = slice(%3, starts=[4, 0], steps=[1, 1], shape=[1, 1]) : f32[1, 1]
+%7 = neg(%6) : f32[1, 1]
+return %7, %3
+)",
+                2);
+  check_kernels(R"(%0 = input(index=0) : f32[2, 2]
+%1 = reduce_sum(%0, dims=[0]) : f32[2]
+%2 = slice(%1, starts=[1], steps=[1], shape=[1]) : f32[1]
+%3 = exp(%2) : f32[1]
+return %3, %1
+)",
+                2);
 }
 
 TEST_CASE("fit: an axis is cut where a reduction depends on a part of it") {
