@@ -41,7 +41,9 @@
 //
 // A tensor that the program keeps (a cache that it assigns, an optimizer's state) would stay as the first run made it: such a
 // program is refused, after a second run that shows whether it was a cache made once. Return the tensor and pass it in again.
-// What a program keeps in other ways, a counter say, is covered by the promise of Options().pure().
+// What a program keeps in other ways, a counter say, is covered by the promise of Options().pure(). So are gradients that it takes away
+// (zero_grad()), training flags that it sets, and that no tensor it holds itself is an argument of the call that is recorded: those of
+// modules named by uses() may be.
 //
 // Any number of threads may call one compiled program.
 #pragma once
