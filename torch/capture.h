@@ -98,12 +98,12 @@ class Capture {
   // A tensor that the program computed, or took of its inputs, and that outlives it elsewhere than in its outputs: in words,
   // empty if there is none. To be asked after `finish`, when the front has let go of all it made for the run.
   std::string kept(const std::vector<at::Tensor>& outputs) const;
+  // The same for gradients alone: what autograd saves of results with a history is kept in any case.
+  std::string kept_gradient() const;
   // An argument to which there are more references than before, and not for what is returned: kept, or in use by another thread.
   std::string held_argument(const std::vector<at::Tensor>& outputs, const std::vector<bool>& is_weight) const;
   // A tensor that it was given or holds and that has other memory now than when the program met it, by set_data(); else nothing.
   std::string exchanged() const;
-  // The same for gradients alone: what autograd saves of results with a history is kept in any case.
-  std::string kept_gradient() const;
   // Whether it writes to what it was given or reads by itself.
   bool writes_inputs() const;
   // ---- gradients (capture_gradients.cpp) ----

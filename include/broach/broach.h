@@ -40,7 +40,8 @@
 // host code asks of a tensor besides its sizes, type, device and whether it needs gradients.
 //
 // A tensor that the program keeps (a cache that it assigns, an optimizer's state) would stay as the first run made it: such a
-// program is refused, after a second run that shows whether it was a cache made once. Return the tensor and pass it in again.
+// program is refused, after a second run that shows whether it was a cache made once; one that keeps its arguments runs eagerly, as another
+// thread might hold them, and is refused after eight runs. Return the tensor and pass it in again.
 // What a program keeps in other ways, a counter say, is covered by the promise of Options().pure(). So are gradients that it takes away
 // (zero_grad()), training flags that it sets, and that no tensor it holds itself is an argument of the call that is recorded: those of
 // modules named by uses() may be.

@@ -126,6 +126,7 @@ int64_t bytes(const Graph& g, const Value& v) {
 
 double elements(const Graph& g, const Value& v) { return static_cast<double>(bytes(g, v)) / static_cast<double>(size_of(v.dtype())); }
 
+// A contraction that one alone reads, point by point, is written as that, and so on.
 void move_to_ends_of_contractions(std::vector<bool>& written, const Graph& g, const std::vector<bool>& late, const ValueNumbers& numbers) {
   std::vector<std::vector<const Node*>> readers(g.nodes().size());  // in the call
   for (const Node& n : g.nodes())
@@ -181,7 +182,6 @@ class Partitioner {
         needed_later_(g.nodes().size()),
         inside_(g.nodes().size()),
         repeatable_(find_repeatable(g)),
-        is_written_(numbers_.count()),
         is_saved_(numbers_.count()),
         left_as_(numbers_.count()) {}
 
@@ -241,7 +241,6 @@ class Partitioner {
   }
 
   // ---- what is saved ----
-
   // What products and calls read later lies in memory for them: to write it anew would cost more than to keep it, and, where it is a sum
   // along a chain of layers, once more with each of them.
   void keep_operands() {
@@ -255,6 +254,7 @@ class Partitioner {
     }
   }
 
+  // These are not computed anew.
   void keep(const std::vector<bool>& nodes) {
     for (const Node& n : g_.nodes())
       if (nodes[n.id] && !may_not_save(n)) repeatable_[n.id] = false;
@@ -274,7 +274,8 @@ class Partitioner {
     return work / std::max(1.0, given);
   }
 
-  // Something is held in any case where a tensor is kept: of several such, the smallest.
+  // Something is held in any case where a tensor is kept: of several such, the smallest. Of the others rather not what is written for
+  // gradients alone, and no view, which would be copied.
   int64_t cost(const Value& v, const std::vector<bool>& kept) const {
     const int64_t n = bytes(g_, v);
     if (kept[numbers_.of(v)]) return n / 1024 + 1;

@@ -221,7 +221,7 @@ TEST_CASE("joined kernels: rows that are added up give what sums of columns give
 
 TEST_CASE("joined kernels: random graphs give what they gave where rows are added up") {
   int adders = 0;
-  for (uint32_t seed = 500; seed < 580; ++seed) {
+  for (uint32_t seed = 500; seed < 580; ++seed) {  // some of which have rows to add up
     const Graph g = testing::random_graph(seed, {.steps = 40, .low_precision = seed % 2 == 0, .max_elements = 64});
     adders += adding(testing::scheduled(g, kAdding));
     check_results(g, seed, kAdding, "reference");

@@ -162,6 +162,30 @@ TEST_CASE("partition: what a product reads later is not written anew for it") {
   check_same(g, joint, 6);
 }
 
+// Layers that add to what they are given: each sum is read behind the next product, and lies in memory.
+TEST_CASE("partition: sums along a chain of layers are saved, not what they are made of") {
+  Graph g = Graph::parse(R"(%0 = input(index=0) : f32[4, 4]
+%1 = input(index=1) : f32[4, 4]
+%2 = input(index=2) : f32[4, 4]
+%3 = input(index=3) : f32[4, 4]
+%4 = dot(%0, %1, batch=0) : f32[4, 4]
+%5 = add(%0, %4) : f32[4, 4]
+%6 = dot(%5, %2, batch=0) : f32[4, 4]
+%7 = add(%5, %6) : f32[4, 4]
+%8 = dot(%7, %2, batch=0) : f32[4, 4]
+%9 = sin(%5) : f32[4, 4]
+%10 = sin(%7) : f32[4, 4]
+%11 = mul(%3, %9) : f32[4, 4]
+%12 = mul(%11, %10) : f32[4, 4]
+return %8, %12
+)");
+  Joint joint = joint_of(g, 1);
+  Partition p = partition(g, joint);
+  CHECK(p.saved.size() == 2);
+  for (const Node& n : p.backward->nodes()) CHECK(n.op != Op::add);
+  check_same(g, joint, 5);
+}
+
 TEST_CASE("partition: a program without anything that gradients need saves nothing") {
   Graph g = Graph::parse(
       "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = exp(%0) : f32[4]\n%3 = neg(%1) : f32[4]\nreturn %2, %3\n");
