@@ -117,6 +117,7 @@ struct StageCompiler {
     else schedule = with_copies(std::move(schedule), targets);
     watch.lap("schedule");
     dump("schedule", "schedule", [&] { return schedule.str(); });
+    schedule.verify_writes();
     verify_form("graph", *stage.graph);
     verify_form("schedule", schedule);
     watch.skip();

@@ -190,11 +190,16 @@ class Grouper {
     return static_cast<int>(fits_.size()) - 1;
   }
 
+  // Whether it stores what takes a kernel of its own.
+  bool is_split(int k) const {
+    return std::ranges::any_of(groups_.kernels[static_cast<size_t>(k)].roots, [&](const Node* m) { return r_.must_split[m->id]; });
+  }
+
   // The kernel that now stores it for each of its rows, as the statistics of a row that it normalises.
   int join_as_row(const Node& n, const std::set<int>& kernels) {
     if (kernels.empty() || kernels.size() > kMostTried) return -1;
     for (int k : kernels) {
-      if (groups_.kernels[static_cast<size_t>(k)].roots.size() >= kMostStores || lies_elsewhere(n, k)) continue;
+      if (groups_.kernels[static_cast<size_t>(k)].roots.size() >= kMostStores || lies_elsewhere(n, k) || is_split(k)) continue;
       const std::vector<const Node*> below = is_reduce(n.op) ? std::vector<const Node*>() : down_to_reductions(n, k);
       if ((below.empty() && !is_reduce(n.op)) || blocked(n, k) || !fits_[static_cast<size_t>(k)].add_row_root(n, below)) continue;
       for (const Node* m : below) compute_in(*m, {k}), is_placed_[m->id] = true;
@@ -306,8 +311,7 @@ class Grouper {
       if (sizes_[static_cast<size_t>(k)] >= kMostNodes || roots.size() >= kMostStores || !(domain(*roots[0]) == domain(n)) ||
           lies_elsewhere(n, k))
         continue;
-      bool split = std::any_of(roots.begin(), roots.end(), [&](const Node* m) { return r_.must_split[m->id]; });
-      if (!split && !blocked(n, k)) return k;
+      if (!is_split(k) && !blocked(n, k)) return k;
     }
     return -1;
   }

@@ -89,6 +89,7 @@ class Waits {
 
 // The kernel's root is stored elsewhere first, and copied from there.
 void relay(Decisions& d, size_t kernel) {
+  check(d.groups.kernels[kernel].roots.size() == 1, "schedule: a kernel that writes into an input stores more than that");
   const Node& copy = *d.groups.kernels[kernel].roots[0];
   const Node& value = *copy.inputs[0].node;
   const auto next = static_cast<int>(d.groups.kernels.size());

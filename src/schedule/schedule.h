@@ -129,6 +129,8 @@ struct Schedule {
   static Schedule parse(std::string_view text);
   // Throws an Error that names the part if buffers, steps and kernels do not fit together.
   void verify() const;
+  // Throws an Error if a step reads, or the caller is given, what nobody has written. Every schedule is asked before it runs.
+  void verify_writes() const;
 };
 
 // Whether a step may fail: by an index out of range, or by whatever a call of the host's library raises.

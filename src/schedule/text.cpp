@@ -382,6 +382,23 @@ class ScheduleVerifier {
 
 }  // namespace
 
-void Schedule::verify() const { ScheduleVerifier(*this).run(); }
+void Schedule::verify() const {
+  ScheduleVerifier(*this).run();
+  verify_writes();
+}
+
+void Schedule::verify_writes() const {
+  std::vector<bool> is_written;
+  for (const Buffer& b : buffers) {
+    const auto elements = b.elements.maybe_constant();
+    is_written.push_back(b.kind == Buffer::Kind::input || elements == 0);
+  }
+  for (size_t i = 0; i < steps.size(); ++i) {
+    for (int b : steps[i].reads)
+      check(is_written[static_cast<size_t>(b)], "schedule, step ", i, ": reads m", b, ", which nobody has written");
+    for (int b : steps[i].writes) is_written[static_cast<size_t>(b)] = true;
+  }
+  for (int b : output_buffers) check(b < 0 || is_written[static_cast<size_t>(b)], "schedule, the outputs: nobody writes m", b);
+}
 
 }  // namespace broach

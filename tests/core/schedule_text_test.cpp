@@ -25,13 +25,13 @@ const std::string kSchedule =
     "  e0 = load b0[2*i0] : f32\n"
     "  e1 = cast(e0) : i64\n"
     "  b1[0] = e1\n"
+    "call extern_call(call=\"my::op\"($0, <opaque 0>) effect mutates [0]) : (f32[s0, 2]) -> (f32[2, 4], f32[]) of f32[s0, 2] m0[0][2, 1] "
+    "into [2, -1] reads [0] writes [2]\n"
     "contraction dot(batch=0) : (f32[s0, 2], f32[2, 4]) -> (f32[s0, 4]) of f32[s0, 2] m0[0][2, 1], f32[2, 4] m2[0][4, 1] weights [0, -1] "
     "bias f32[4] m2[4][1] then relu then add with f32[s0, 4] m2[0][0, 1] side 1 f32[s0, 4] m3[0][4, 1] into f32[s0, 4] m3[0][4, 1] "
     "reads [0, 2] writes [3]\n"
     "routine sort(dim=0, descending=1, stable=0) : (f32[s0]) -> (f32[s0], i64[s0]) of f32[s0] m0[1][2] into f32[s0] m3[0][4], i64[s0] none "
     "reads [0] writes [3]\n"
-    "call extern_call(call=\"my::op\"($0, <opaque 0>) effect mutates [0]) : (f32[s0, 2]) -> (f32[2, 4], f32[]) of f32[s0, 2] m0[0][2, 1] "
-    "into [2, -1] reads [0] writes [2]\n"
     "copy m0 to m1 reads [0] writes [1] on cuda:0 early\n";
 
 std::string error_with(const std::string& part, const std::string& by) {
@@ -54,7 +54,7 @@ TEST_CASE("schedule text: steps of every kind read back as they were printed") {
   const auto& launch = std::get<KernelStep>(s.steps[0].work);
   CHECK(launch.numbers[1] == KernelNumber{0, 3});
   CHECK(s.graph->lines().at(static_cast<size_t>(s.steps[0].line)) == "f.py:3");
-  const auto& call = std::get<ExternStep>(s.steps[3].work);
+  const auto& call = std::get<ExternStep>(s.steps[1].work);
   CHECK(call.operation.call().results == call.operation.results);
   CHECK(call.results == std::vector<int>{2, -1});
 }
@@ -84,7 +84,7 @@ TEST_CASE("schedule text: errors name the line, or the part") {
   CHECK(error_with("reads [0] writes [4]", "reads [1] writes [4]") ==
         "schedule, step 0: reads m0, which is not among the buffers that it reads");
   CHECK(error_with("launch [0, 4]", "launch [0]") == "schedule, step 0: the kernel has 2 buffers, not 1");
-  CHECK(error_with("bias f32[4] m2[4][1]", "bias f32[4] m2[4][]") == "schedule, step 1: 0 strides of f32[4]");
+  CHECK(error_with("bias f32[4] m2[4][1]", "bias f32[4] m2[4][]") == "schedule, step 2: 0 strides of f32[4]");
 }
 
 TEST_CASE("schedule text: a damaged text is an error and never a crash") {
