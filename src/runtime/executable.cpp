@@ -6,6 +6,7 @@
 #include <list>
 #include <set>
 
+#include "schedule/kernel_facts.h"
 #include "support/error.h"
 
 namespace broach {
@@ -180,6 +181,7 @@ void Executable::find_lifetimes(const Targets& targets) {
     schedule_.buffers[b].elements.collect_symbols(symbols);
   }
   find_input_uses(last);
+  find_places();
   std::sort(symbols.begin(), symbols.end());
   symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
   plan_symbols_ = std::move(symbols);
@@ -210,6 +212,43 @@ void Executable::find_input_uses(const std::vector<int>& last) {
       input_uses_.push_back({buffer, kept.contains(buffer) ? kEnd : last[b]});
 }
 
+// Where a kernel is the last to read a value and the first to write another, the other may take its place.
+void Executable::find_places() {
+  const auto& buffers = schedule_.buffers;
+  std::map<int, std::pair<Part*, size_t>> in_arena;  // by buffer
+  for (Part& p : parts_)
+    for (size_t i = 0; i < p.arena.size(); ++i) in_arena[p.arena[i].buffer] = {&p, i};
+  auto take_place = [&](int from, int written, int step) {
+    const auto [part, position] = in_arena.at(written);
+    if (const auto known = in_arena.find(from); known != in_arena.end()) {
+      const auto [owner, other] = known->second;
+      if (owner != part || owner->arena[other].last != step) return false;
+      part->arena[position].over = static_cast<int>(other);
+      return true;
+    }
+    const auto use = std::ranges::find(input_uses_, from, &LastUse::buffer);
+    if (use == input_uses_.end() || use->step != step) return false;
+    use->heir = static_cast<int>(position);
+    return true;
+  };
+  for (size_t i = 0; i < steps_.size(); ++i) {
+    const auto* k = std::get_if<KernelStep>(&schedule_.steps[i].work);
+    if (!k || k->kernel->stores.size() != 1) continue;
+    const auto own = static_cast<size_t>(k->kernel->stores[0].access.buffer);
+    const int written = k->buffers[own];
+    const auto found = in_arena.find(written);
+    if (found == in_arena.end() || found->second.first->arena[found->second.second].first != static_cast<int>(i)) continue;
+    for (size_t at : overwritable(*k->kernel)) {
+      const int from = k->buffers[at];
+      const Buffer &a = buffers[static_cast<size_t>(from)], &b = buffers[static_cast<size_t>(written)];
+      const bool fits = a.elements == b.elements && (k->starts.empty() || k->starts[at] == k->starts[own]);
+      if (fits && a.type.device == b.type.device && std::ranges::count(k->buffers, from) == 1 &&
+          take_place(from, written, static_cast<int>(i)))
+        break;
+    }
+  }
+}
+
 LentMemory Executable::lent_by(const Frame& frame) const {
   constexpr int64_t kAlignment = 64;
   LentMemory out;
@@ -219,7 +258,7 @@ LentMemory Executable::lent_by(const Frame& frame) const {
     const auto at = reinterpret_cast<intptr_t>(frame.data[static_cast<size_t>(u.buffer)]) - begin;
     if (buffer.type.device != frame.spent.device || at < 0 || at >= frame.spent.bytes) continue;
     const int64_t from = at / kAlignment * kAlignment, bytes = extent_of(buffer, frame.symbols) * size_of(buffer.type.dtype);
-    out.uses.push_back({from, (at + bytes - from + kAlignment - 1) / kAlignment * kAlignment, u.step});
+    out.uses.push_back({from, (at + bytes - from + kAlignment - 1) / kAlignment * kAlignment, u.step, at == from ? u.heir : -1});
   }
   if (!out.uses.empty() && begin % kAlignment == 0) out.bytes = frame.spent.bytes / kAlignment * kAlignment;
   else out.uses.clear();
@@ -232,7 +271,7 @@ Executable::Plans Executable::plans(std::span<const int64_t> symbols, const Lent
     std::vector<Lifetime> lifetimes;
     for (const auto& a : p.arena) {
       const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
-      lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last});
+      lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last, a.over});
     }
     out.by_part.push_back(plan_memory(lifetimes, p.device == device ? lent : LentMemory{}));
   }
@@ -357,7 +396,7 @@ std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const i
   std::vector<int64_t> key;
   for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
   if (lent.bytes > 0) key.push_back(lent.bytes);
-  for (const LentMemory::Use& u : lent.uses) key.insert(key.end(), {u.offset, u.bytes});
+  for (const LentMemory::Use& u : lent.uses) key.insert(key.end(), {u.offset, u.bytes, u.heir});
   {
     std::shared_lock lock(mutex_);
     if (auto known = plans_.find(key)) return *known;

@@ -137,11 +137,13 @@ class Executable {
     const Target* target;  // null: only calls of the host's library are made there
     struct ArenaBuffer {
       int buffer, first, last;
+      int over = -1;  // another, by position, in whose memory it lies; -1: none
     };
     std::vector<ArenaBuffer> arena;
   };
   struct LastUse {
     int buffer, step;
+    int heir = -1;  // arena buffer of its device, by position, that its last reader may write in its place; -1: none
   };
   struct Plans {
     std::vector<MemoryPlan> by_part;
@@ -177,6 +179,7 @@ class Executable {
   void find_numbers();
   void find_lifetimes(const Targets& targets);
   void find_input_uses(const std::vector<int>& last);
+  void find_places();
   void find_versions();
   void find_replays();
   bool is_replayable(size_t step, bool with_calls) const;

@@ -83,11 +83,24 @@ int64_t lowest_free(Busy& busy, int64_t bytes) {
   return at;
 }
 
-}  // namespace
+bool meets(const Busy& busy, int64_t begin, int64_t end) {
+  return std::ranges::any_of(busy, [&](auto b) { return b.first < end && begin < b.second; });
+}
 
-MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory& lent) {
-  constexpr size_t kMany = 1000;  // each of them is compared with all others
-  if (lifetimes.size() > kMany) return plan_earliest_first(lifetimes);
+// Where what has the piece's place in lent memory leaves it, if nobody else is there.
+std::optional<int64_t> inherited(const LentMemory& lent, size_t piece, const Lifetime& me, const Busy& placed) {
+  for (const LentMemory::Use& u : lent.uses) {
+    if (u.heir != static_cast<int>(piece) || u.last != me.first || u.bytes < round_up(me.bytes)) continue;
+    const int64_t end = u.offset + round_up(me.bytes);
+    auto is_another = [&](const LentMemory::Use& o) {
+      return &o != &u && o.last >= me.first && o.offset < end && u.offset < o.offset + o.bytes;
+    };
+    if (end <= lent.bytes && !meets(placed, u.offset, end) && std::ranges::none_of(lent.uses, is_another)) return u.offset;
+  }
+  return std::nullopt;
+}
+
+MemoryPlan plan_largest_first(const std::vector<Lifetime>& lifetimes, const LentMemory& lent) {
   std::vector<size_t> order(lifetimes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
@@ -102,9 +115,10 @@ MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory&
     for (size_t j : placed)
       if (lifetimes[j].first <= me.last && me.first <= lifetimes[j].last)
         (lent.bytes > 0 && plan.is_lent[j] ? other : arena).push_back({plan.offsets[j], plan.offsets[j] + round_up(lifetimes[j].bytes)});
+    const auto place = inherited(lent, i, me, other);
     for (const LentMemory::Use& u : lent.uses)
       if (u.last >= me.first) other.push_back({u.offset, u.offset + u.bytes});
-    if (const int64_t at = lowest_free(other, bytes); lent.bytes > 0 && at + bytes <= lent.bytes) {
+    if (const int64_t at = place ? *place : lowest_free(other, bytes); lent.bytes > 0 && at + bytes <= lent.bytes) {
       plan.offsets[i] = at, plan.is_lent[i] = true;
     } else {
       plan.offsets[i] = lowest_free(arena, bytes);
@@ -113,6 +127,41 @@ MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory&
     placed.push_back(i);
   }
   return plan;
+}
+
+// Those in one place as one piece, by lifetime; `pieces` gets them.
+std::vector<size_t> join_places(const std::vector<Lifetime>& lifetimes, std::vector<Lifetime>& pieces) {
+  std::vector<size_t> piece(lifetimes.size());
+  for (size_t i : sorted_by(lifetimes, &Lifetime::first)) {
+    const Lifetime& me = lifetimes[i];
+    if (me.over < 0) {
+      piece[i] = pieces.size();
+      pieces.push_back(me);
+    } else {
+      piece[i] = piece[static_cast<size_t>(me.over)];
+      pieces[piece[i]].last = me.last;
+    }
+  }
+  return piece;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory& lent) {
+  constexpr size_t kMany = 1000;  // each of them is compared with all others
+  std::vector<Lifetime> pieces;
+  const std::vector<size_t> piece = join_places(lifetimes, pieces);
+  LentMemory by_piece = lent;
+  for (LentMemory::Use& u : by_piece.uses)
+    if (u.heir >= 0) u.heir = static_cast<int>(piece[static_cast<size_t>(u.heir)]);
+  const MemoryPlan plan = pieces.size() > kMany ? plan_earliest_first(pieces) : plan_largest_first(pieces, by_piece);
+  MemoryPlan out;
+  out.bytes = plan.bytes;
+  for (size_t p : piece) {
+    out.offsets.push_back(plan.offsets[p]);
+    if (!plan.is_lent.empty()) out.is_lent.push_back(plan.is_lent[p]);
+  }
+  return out;
 }
 
 }  // namespace broach

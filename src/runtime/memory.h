@@ -10,6 +10,7 @@ namespace broach {
 struct Lifetime {
   int64_t bytes;
   int first, last;
+  int over = -1;  // another of as many bytes, whose last step is this one's first, in whose place it lies; nobody else's; -1: none
 };
 
 // Memory that is there besides the arena. Parts of it are in use from the first step on, until one that is told.
@@ -17,6 +18,7 @@ struct LentMemory {
   struct Use {
     int64_t offset, bytes;
     int last;
+    int heir = -1;  // a lifetime that may take its place in its last step; -1: none
   };
   int64_t bytes = 0;
   std::vector<Use> uses;
@@ -28,8 +30,8 @@ struct MemoryPlan {
   int64_t bytes = 0;             // of the whole arena
 };
 
-// Offsets such that pieces alive at the same time do not overlap: largest first, each at the lowest place that is free, in lent memory if
-// there is one; of very many the earliest first, and none in lent memory.
+// Offsets such that pieces alive at the same time do not overlap, but where one takes the place of another: largest first, each at the
+// lowest place that is free, in lent memory if there is one; of very many the earliest first, and none in lent memory.
 MemoryPlan plan_memory(const std::vector<Lifetime>& lifetimes, const LentMemory& lent = {});
 
 }  // namespace broach

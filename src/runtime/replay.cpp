@@ -107,6 +107,7 @@ bool ReplayedSteps::run(const Target& target, const RunContext& context, Frame& 
   ++runs_;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock() || is_hopeless_ || !target.may_replay(context)) return false;
+  forget_idle();
   find_key(context, frame.data);
   Kept* kept = find();
   try {
@@ -120,6 +121,7 @@ bool ReplayedSteps::run(const Target& target, const RunContext& context, Frame& 
     return false;
   }
   kept->used = ++clock_;
+  ++kept->uses;
   ++replays_;
   if (kept->calls) kept->calls->give(frame);
   return true;
@@ -146,6 +148,12 @@ void ReplayedSteps::find_key(const RunContext& context, std::span<void* const> d
 ReplayedSteps::Kept* ReplayedSteps::find() {
   auto at = std::ranges::find(kept_, key_, &Kept::key);
   return at == kept_.end() ? nullptr : &*at;
+}
+
+// A program moves once or twice before it settles, and recordings from before hold memory.
+void ReplayedSteps::forget_idle() {
+  constexpr uint64_t kPatience = 16;  // runs for each that it served
+  if (kept_.size() > 1) std::erase_if(kept_, [&](const Kept& k) { return clock_ - k.used > kPatience * k.uses; });
 }
 
 // The second time that these addresses come.

@@ -112,12 +112,14 @@ class ReplayedSteps {
     std::unique_ptr<Recording> recording;
     std::vector<void*> made;  // addresses of `made_by_calls_`
     std::vector<void*> told;  // of `loose_`, as the kernels were told last
-    uint64_t used = 0;
+    uint64_t used = 0;        // when, last
+    uint64_t uses = 0;
   };
 
   bool has_calls() const;
   void find_key(const RunContext& context, std::span<void* const> data);
   Kept* find();
+  void forget_idle();
   bool is_due();
   Kept* record(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step);
   void record_step(size_t i, Kept& fresh, RunContext& keeping, Frame& frame, const RunStep& step) const;

@@ -183,4 +183,26 @@ void collect_needed(const Kernel& kernel, int e, std::vector<bool>& seen) {
   for_each_operand(x, [&](int a) { collect_needed(kernel, a, seen); });
 }
 
+std::vector<size_t> overwritable(const Kernel& k) {
+  if (k.stores.size() != 1 || k.stores[0].adds || !k.stores[0].access.dynamic.empty()) return {};
+  const Access& stored = k.stores[0].access;
+  std::vector<bool> reduced(k.exprs.size(), false);
+  for (const KernelExpr& e : k.exprs)
+    if (e.kind == KernelExpr::Kind::reduction) collect_needed(k, e.args[0], reduced);
+  std::vector<int> loads(k.buffers.size(), 0);
+  std::vector<bool> is_kept(k.buffers.size(), false);
+  for (size_t i = 0; i < k.exprs.size(); ++i) {
+    const KernelExpr& e = k.exprs[i];
+    if (e.kind != KernelExpr::Kind::load) continue;
+    const auto b = static_cast<size_t>(e.access.buffer);
+    ++loads[b];
+    if (reduced[i] || e.predicate >= 0 || !e.access.dynamic.empty() || !(e.access.index == stored.index)) is_kept[b] = true;
+  }
+  const auto own = static_cast<size_t>(stored.buffer);
+  std::vector<size_t> out;
+  for (size_t b = 0; b < k.buffers.size() && loads[own] == 0; ++b)
+    if (loads[b] == 1 && !is_kept[b] && size_of(k.buffers[b]) == size_of(k.buffers[own])) out.push_back(b);
+  return out;
+}
+
 }  // namespace broach

@@ -37,4 +37,8 @@ void for_each_operand(const KernelExpr& e, const std::function<void(int)>& f);
 // Marks what a pass needs to compute an expression, not looking below reductions.
 void collect_needed(const Kernel& kernel, int e, std::vector<bool>& seen);
 
+// Positions of the buffers that the one result of a kernel may lie in: whoever stores an element has read it there before, and nobody else
+// reads it, a reduction neither.
+std::vector<size_t> overwritable(const Kernel& kernel);
+
 }  // namespace broach

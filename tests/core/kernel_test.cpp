@@ -3,6 +3,7 @@
 
 #include "random_graph.h"
 #include "run_compiled.h"
+#include "schedule/kernel_facts.h"
 #include "support/error.h"
 #include "text_cases.h"
 
@@ -178,4 +179,28 @@ TEST_CASE("kernels: a damaged text is an error and never a crash") {
     errors += error_of(damaged) != "no error";
   }
   CHECK(errors > 1000);
+}
+
+TEST_CASE("kernel: what its result may be written over is read once for each element, there and by no reduction") {
+  auto over = [](const std::string& axes, const std::string& exprs, const std::string& stores) {
+    return overwritable(
+        Kernel::parse("kernel symbols 0\n" + axes + "  buffer b0 : f32\n  buffer b1 : f32\n  buffer b2 : f32\n" + exprs + stores));
+  };
+  const std::string flat = "  axis i0 < 64\n", rows = "  axis i0 < 8\n  reduce i1 < 64\n";
+  const std::string two = "  e0 = load b0[i0] : f32\n  e1 = load b1[i0] : f32\n  e2 = mul(e0, e1) : f32\n";
+  CHECK(over(flat, two, "  b2[i0] = e2\n") == std::vector<size_t>{0, 1});
+  CHECK(over(flat, two, "  b2[i0 + 1] = e2\n").empty());
+  CHECK(over(flat, two, "  b2[i0] = e2\n  b2[i0 + 64] = e0\n").empty());
+  const std::string shifted = "  e0 = load b0[i0] : f32\n  e1 = load b1[63 - i0] : f32\n  e2 = mul(e0, e1) : f32\n";
+  CHECK(over(flat, shifted, "  b2[i0] = e2\n") == std::vector<size_t>{0});
+  const std::string neighbours = "  e0 = load b0[i0] : f32\n  e1 = load b0[63 - i0] : f32\n  e2 = mul(e0, e1) : f32\n";
+  CHECK(over(flat, neighbours, "  b2[i0] = e2\n").empty());
+  CHECK(overwritable(Kernel::parse("kernel symbols 0\n" + flat +
+                                   "  buffer b0 : bf16\n  buffer b1 : f32\n  buffer b2 : f32\n"
+                                   "  e0 = load b0[i0] : bf16\n  e1 = cast(e0) : f32\n  b2[i0] = e1\n"))
+            .empty());
+  const std::string normalised =
+      "  e0 = load b0[64*i0 + i1] : f32\n  e1 = load b1[64*i0 + i1] : f32\n  e2 = reduce_sum(e0) : f32\n  e3 = mul(e0, e2) : f32\n"
+      "  e4 = mul(e3, e1) : f32\n";
+  CHECK(over(rows, normalised, "  b2[64*i0 + i1] = e4\n") == std::vector<size_t>{1});
 }

@@ -189,6 +189,55 @@ TEST_CASE("a plan puts pieces where lent memory is not in use any more, and nowh
   }
 }
 
+TEST_CASE("a plan lets a piece take the place of one that ends where it begins, and nobody else's") {
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    auto below = [&](int64_t n) { return std::uniform_int_distribution<int64_t>(0, n - 1)(random); };
+    std::vector<Lifetime> lifetimes;
+    std::vector<bool> has_heir;
+    for (int i = 0; i < 60; ++i) {
+      const int first = static_cast<int>(below(100));
+      Lifetime me{1 + below(700), first, first + 1 + static_cast<int>(below(20))};
+      for (size_t j = 0; j < lifetimes.size() && i % 2 == 1 && me.over < 0; ++j) {
+        if (has_heir[j]) continue;
+        me = {lifetimes[j].bytes, lifetimes[j].last, lifetimes[j].last + 1 + static_cast<int>(below(20)), static_cast<int>(j)};
+        has_heir[j] = true;
+      }
+      lifetimes.push_back(me), has_heir.push_back(false);
+    }
+    LentMemory lent{64 * 40, {}};
+    for (int64_t at = 0; at < lent.bytes; at += 64 * 8) lent.uses.push_back({at, 64 * 8, static_cast<int>(below(120))});
+    const bool has_heirs = seed % 2 == 0;
+    for (size_t i = 0; has_heirs && i < lent.uses.size(); ++i) {
+      LentMemory::Use& u = lent.uses[i];
+      u.heir = static_cast<int>(lifetimes.size());
+      lifetimes.push_back({64 * 8 - below(64), u.last, u.last + 3});
+    }
+    const MemoryPlan plan = plan_memory(lifetimes, lent);
+    size_t inherited = 0;
+    for (size_t i = 0; i < lifetimes.size(); ++i) {
+      const Lifetime& a = lifetimes[i];
+      const int64_t begin = plan.offsets[i], end = begin + a.bytes;
+      CHECK(end <= (plan.is_lent[i] ? lent.bytes : plan.bytes));
+      for (const LentMemory::Use& u : lent.uses) {
+        const bool may = u.heir == static_cast<int>(i) && u.last == a.first && begin == u.offset;
+        inherited += plan.is_lent[i] && may;
+        if (plan.is_lent[i] && a.first <= u.last && !may) CHECK((end <= u.offset || u.offset + u.bytes <= begin));
+      }
+      for (size_t k = 0; k < lifetimes.size(); ++k) {
+        const Lifetime& c = lifetimes[k];
+        const bool is_place = a.over == static_cast<int>(k);
+        if (is_place) CHECK((begin == plan.offsets[k] && plan.is_lent[i] == plan.is_lent[k]));
+        if (k == i || is_place || c.over == static_cast<int>(i) || plan.is_lent[i] != plan.is_lent[k] || a.first > c.last ||
+            c.first > a.last)
+          continue;
+        CHECK((end <= plan.offsets[k] || plan.offsets[k] + c.bytes <= begin));
+      }
+    }
+    CHECK((inherited > 0) == has_heirs);
+  }
+}
+
 TEST_CASE("concatenations of many operands, and of concatenations, are one call") {
   for (int64_t n : {16, 17, 100}) {
     GraphBuilder b;
