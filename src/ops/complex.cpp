@@ -115,6 +115,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // ---- arithmetic ----
 
+Expr like(const Expr& x, double n) { return {x.builder(), x.builder().full(x.value().shape(), n, x.dtype())}; }
+
 Complex operator+(const Complex& x, const Complex& y) { return {x.re + y.re, x.im + y.im}; }
 Complex operator-(const Complex& x, const Complex& y) { return {x.re - y.re, x.im - y.im}; }
 Complex operator*(const Complex& x, const Complex& y) { return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re}; }
@@ -122,10 +124,15 @@ Complex operator*(const Complex& x, const Expr& k) { return {x.re * k, x.im * k}
 Complex times_i(const Complex& x) { return {-x.im, x.re}; }
 Complex over_i(const Complex& x) { return {x.im, -x.re}; }
 
-// Scaled by the larger part of the divisor, so that its square does not overflow.
+// Smith's (Algorithm 116: Complex division, CACM 5(8), 1962), which scales by the larger part of the divisor, and each part alone by a
+// divisor of 0, as libtorch does on every device.
 Complex operator/(const Complex& x, const Complex& y) {
-  Expr most = max(abs(y.re), abs(y.im)), c = y.re / most, d = y.im / most, square = y.re * c + y.im * d;
-  return {(x.re * c + x.im * d) / square, (x.im * c - x.re * d) / square};
+  const Expr c = abs(y.re), d = abs(y.im), is_real = c >= d, is_zero = equal(c, 0.0) & equal(d, 0.0);
+  const Expr most = select(is_real, y.re, y.im), least = select(is_real, y.im, y.re), ratio = least / most;
+  const Expr scale = like(c, 1) / (most + least * ratio);
+  const Expr re = select(is_real, x.re + x.im * ratio, x.re * ratio + x.im);
+  const Expr im = select(is_real, x.im - x.re * ratio, x.im * ratio - x.re);
+  return {select(is_zero, x.re / c, re * scale), select(is_zero, x.im / c, im * scale)};
 }
 
 Expr magnitude(const Complex& x) { return apply(Op::hypot, x.re, x.im); }
@@ -135,7 +142,6 @@ Complex choose(const Expr& condition, const Complex& x, const Complex& y) {
   return {select(condition, x.re, y.re), select(condition, x.im, y.im)};
 }
 
-Expr like(const Expr& x, double n) { return {x.builder(), x.builder().full(x.value().shape(), n, x.dtype())}; }
 Complex number(const Complex& z, double re, double im = 0) { return {like(z.re, re), like(z.re, im)}; }
 
 // ---- functions ----
@@ -354,12 +360,23 @@ void add_composition(OpTable& t) {
 
 // ---- comparisons and choices ----
 
-Expr same(const Complex& x, const Complex& y) { return equal(x.re, y.re) & equal(x.im, y.im); }
+// None beside an f64, as which both would be compared.
+std::optional<Expr> same(OpCall& c) {
+  for (size_t i = 0; i < 2; ++i)
+    if (c.is_tensor(i) && !c.is_number(i) && c.tensor(i).dtype() == DType::f64) return std::nullopt;
+  const Complex x = argument(c, 0), y = argument(c, 1);
+  return equal(x.re, y.re) & equal(x.im, y.im);
+}
 
 void add_comparisons(OpTable& t) {
-  add_one(t, "eq.Tensor eq.Scalar", [](OpCall& c) { return same(argument(c, 0), argument(c, 1)).value(); });
-  add_one(t, "ne.Tensor ne.Scalar not_equal.Tensor not_equal.Scalar",
-          [](OpCall& c) { return (!same(argument(c, 0), argument(c, 1))).value(); });
+  add_one(t, "eq.Tensor eq.Scalar", [](OpCall& c) {
+    const auto is_same = same(c);
+    return is_same ? is_same->value() : Value{};
+  });
+  add_one(t, "ne.Tensor ne.Scalar not_equal.Tensor not_equal.Scalar", [](OpCall& c) {
+    const auto is_same = same(c);
+    return is_same ? (!*is_same).value() : Value{};
+  });
   auto logical = [&t](const char* name, Op op) {
     add_one(t, name, [op](OpCall& c) { return apply(op, not_zero(argument(c, 0)), not_zero(argument(c, 1))).value(); });
   };

@@ -26,6 +26,13 @@ Results of_parts(const OpCall& c, const Lowering& lowering, bool imaginary) {
   return lowering(real);
 }
 
+// Whole numbers among what these take are summands, not positions.
+bool has_real_summands(const OpCall& c) {
+  bool found = false;
+  c.mapped([&](Value v) { return found |= v.dtype() != DType::c64, v; });
+  return found;
+}
+
 Lowering by_parts(Lowering lowering) {
   return [lowering = std::move(lowering)](OpCall& c) -> Results {
     auto single = [](const Type& t) { return t.dtype == DType::c64; };
@@ -42,10 +49,13 @@ Lowering by_parts(Lowering lowering) {
 
 void add_partwise_ops(OpTable& t) {
   std::istringstream names(
-      "cumsum scatter.src scatter_add index_add index_put _index_put_impl index_copy index_fill.int_Tensor put masked_scatter block_diag "
-      "_unsafe_index_put _unsafe_masked_index_put_accumulate");
+      "scatter.src scatter_add index_add index_put _index_put_impl index_copy index_fill.int_Tensor put masked_scatter _unsafe_index_put "
+      "_unsafe_masked_index_put_accumulate");
   for (std::string name; names >> name;)
     if (const OpEntry* real = t.find("aten::" + name)) t.add_complex(name, by_parts(real->lower));
+  for (const char* name : {"cumsum", "block_diag"})
+    if (const OpEntry* real = t.find(std::string("aten::") + name))
+      t.add_complex(name, [by = by_parts(real->lower)](OpCall& c) { return has_real_summands(c) ? std::nullopt : by(c); });
   if (const OpEntry* real = t.find("aten::scatter.reduce"))
     t.add_complex("scatter.reduce", [by = by_parts(real->lower)](OpCall& c) { return c.text(4) == "add" ? by(c) : std::nullopt; });
 }

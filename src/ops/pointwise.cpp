@@ -450,6 +450,10 @@ void add_binary(OpTable& t) {
   add_single(t, "ldexp.Tensor", [](OpCall& c) {
     DType result = c.result().dtype;
     if (!is_floating(result)) return Value{};
+    if (const DType own = c.tensor(1).dtype(); is_floating(own)) {  // eager's product with a power, which may overflow
+      const Expr power = apply(Op::exp2, Expr{c.b, operand(c, 1, compute_dtype(own))}).to(own).to(compute_dtype(result));
+      return c.b.cast((Expr{c.b, operand(c, 0, compute_dtype(result))} * power).value(), result);
+    }
     // In steps that are powers of two themselves: 0.1 * 2^130 is a number in f32.
     const DType t = compute_dtype(result);
     const Expr most = Expr{c.b, c.b.constant(t == DType::f64 ? 2100.0 : 280.0, t)}, asked{c.b, operand(c, 1, t)};
@@ -557,7 +561,10 @@ Value where(OpCall& c) {
   return select(condition, {c.b, operand(c, 1, t)}, {c.b, operand(c, 2, t)}).value();
 }
 
+// A number among the data that the elements' type may not hold is an error of eager's.
 Value masked_fill(OpCall& c) {
+  const bool is_among_data = c.is_tensor(2) && !c.is_number(2);
+  if (is_among_data && is_integral(c.tensor(0).dtype()) && c.tensor(2).dtype() != c.tensor(0).dtype()) return {};
   Expr mask{c.b, operand(c, 1, DType::b1)}, x{c.b, c.tensor(0)};
   return select(mask, {c.b, operand(c, 2, x.dtype())}, x).value();
 }

@@ -76,7 +76,10 @@ bool has_elements(const Expr& x, const Axes& axes) { return x.builder().symbols(
 Value extremum(Op op, const Expr& x, const Axes& axes) { return has_elements(x, axes) ? reduce(op, x, axes).value() : Value{}; }
 
 // The position among bools is that among 0 and 1.
-Value position(Op op, const Expr& x, const Axes& axes) { return extremum(op, x.dtype() == DType::b1 ? x.to(DType::u8) : x, axes); }
+Value position(Op op, const Expr& x, const Axes& axes) {
+  if (axes.count(x) == SymInt(1)) return x.builder().full(reduce(Op::reduce_max, x, axes).value().shape(), int64_t{0}, DType::i64);
+  return extremum(op, x.dtype() == DType::b1 ? x.to(DType::u8) : x, axes);
+}
 
 Results both(Value a, Value b) {
   if (!a || !b) return std::nullopt;

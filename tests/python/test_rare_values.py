@@ -1,0 +1,116 @@
+"""Values and sizes at the edge of what operations are defined for: complex division by nothing, dimensions of size 0, types that mix."""
+
+from __future__ import annotations
+
+import broach
+import pytest
+import torch
+import torch.nn.functional as F
+
+INF, NAN = float("inf"), float("nan")
+
+
+def same(program, *makes, calls: int = 3, **options) -> None:
+    compiled = broach.compile(program, **options)
+    for _ in range(calls):
+        torch.testing.assert_close(compiled(*(m() for m in makes)), program(*(m() for m in makes)), equal_nan=True, rtol=1e-6, atol=0)
+
+
+def numbers() -> torch.Tensor:
+    return torch.tensor([1 + 1j, 0j, -2 + 0j, complex(INF, 1), 3 - 4j, complex(0, -2)], dtype=torch.complex64)
+
+
+@pytest.mark.parametrize("by", [0j, -0.0 + 0j, complex(INF, 0), complex(INF, -INF), complex(1, INF), complex(0, NAN), 3 + 0j, 0.5j, 1e30 + 1e30j])
+def test_complex_division(by):
+    same(lambda x: x / by, numbers)
+    same(lambda x: (x / torch.full_like(x, by), torch.reciprocal(torch.full_like(x, by))), numbers)
+
+
+def test_complex_division_by_a_real_zero():
+    same(lambda x: (x / 0, x / -0.0, x / torch.zeros(6), x / torch.tensor(0)), numbers)
+
+
+def test_complex_and_double_are_compared_as_complex_doubles():
+    x = torch.tensor([0.1, 0.5, 1 / 3], dtype=torch.float64)
+    c = x.to(torch.complex64)
+    same(lambda c, x: (c == x, x != c, c == 0.5, c != x[1]), lambda: c, lambda: x)
+
+
+@pytest.mark.parametrize("x", [torch.tensor([1, 2, 3]), torch.tensor([True, False, True]), torch.tensor([1.0, 2.0])])
+def test_complex_sums_of_real_numbers(x):
+    same(lambda x: torch.cumsum(x, 0, dtype=torch.complex64), lambda: x)
+
+
+def test_blocks_of_numbers_of_all_kinds():
+    same(lambda a, b: torch.block_diag(a, b), lambda: torch.tensor([[1, 2]]), lambda: torch.tensor([[1 + 2j]], dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(1, 0, 63, dtype=torch.complex64)[..., 1::2], torch.zeros(3, dtype=torch.complex64)[3:]])
+def test_parts_of_no_complex_numbers(x):
+    same(lambda x: (x.conj().imag, x.imag, x.real, torch.view_as_real(x)), lambda: x)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_over_no_classes_where_all_are_ignored(reduction, dtype):
+    x, target = (lambda: torch.zeros(8, 0, dtype=dtype)), (lambda: torch.zeros(8, dtype=torch.long))
+    same(lambda x, t: F.cross_entropy(x, t, ignore_index=0, reduction=reduction), x, target)
+    same(lambda x, t: F.nll_loss(x, t, ignore_index=0, reduction=reduction), x, target)
+
+
+def test_classes_that_are_none():
+    compiled = broach.compile(lambda x, t: F.nll_loss(x, t))
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            compiled(torch.zeros(8, 0), torch.zeros(8, dtype=torch.long))
+
+
+def test_positions_in_no_elements():
+    index, values = (lambda: torch.tensor([0])), (lambda: torch.ones(5, 1, 16))
+    empty = lambda: torch.zeros(5, 0, 16)  # noqa: E731
+    same(lambda a, i, v: (a.index_add(1, i, v), v * 2)[1], empty, index, values)
+    same(lambda a, i, v: (a.index_add(1, i, v), v * 2), empty, index, values)
+    same(lambda a, i: a[:, i[:0]], empty, index)
+    for program in (lambda a, i: a.index_select(1, i), lambda a, i: a[:, i], lambda a, i: torch.take(a, i)):
+        compiled = broach.compile(program)
+        for _ in range(3):
+            with pytest.raises((IndexError, RuntimeError)):
+                compiled(empty(), index())
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda a: torch.min(torch.any(a, (1, 0)), 0),
+        lambda a: torch.max(torch.all(a, (1, 0)), 0),
+        lambda a: torch.min(a.sum(), 0),
+        lambda a: (a.sum().argmax(), a.sum().argmin(0)),
+        lambda a: torch.max(a.sum(1, keepdim=True), 1),
+    ],
+)
+def test_position_of_the_only_element(program):
+    same(program, lambda: torch.zeros(300, 0))
+
+
+def test_powers_of_two_overflow_as_eagers():
+    x, y = torch.tensor([-INF, INF, 0.0, 1e-30, 1e30, 1.0]), torch.tensor([-INF, -INF, INF, 150.0, -160.0, 0.5])
+    same(torch.ldexp, lambda: x, lambda: y)
+    same(torch.ldexp, lambda: x.to(torch.bfloat16), lambda: y)
+    same(torch.ldexp, lambda: torch.tensor([1e-30, 1e30, 0.0, 3.0]), lambda: torch.tensor([150, -160, 200, 2]))
+
+
+@pytest.mark.parametrize("value", [torch.tensor(300), torch.tensor(-1.5), torch.tensor(2.0)])
+def test_fill_with_a_number_that_may_not_fit(value):
+    def program(x, v):
+        return x.masked_fill(x == 1, v)
+
+    compiled = broach.compile(program)
+    for v in (torch.tensor(2, dtype=value.dtype), torch.tensor(3, dtype=value.dtype), value):
+        x = torch.tensor([1, 2, 3], dtype=torch.uint8)
+        try:
+            expected = program(x, v)
+        except RuntimeError as e:
+            with pytest.raises(RuntimeError, match=str(e)[:20]):
+                compiled(x, v)
+        else:
+            assert compiled(x, v).equal(expected)
