@@ -200,6 +200,7 @@ class CompiledCall : public ag::Node {
     for (size_t i = 0; i < call.tensors.size(); ++i) {
       const at::Tensor& t = call.tensors[i];
       given_.emplace_back(t.defined() && t.grad_fn() && !reached[i] ? t.detach().requires_grad_() : t, version_of(t));
+      needed_.push_back(t.defined() && t.requires_grad());
     }
     ints_ = call.ints.vec();
     floats_ = call.floats.vec();
@@ -253,7 +254,7 @@ class CompiledCall : public ag::Node {
                   ", but one of the tensors that it was given has been modified by an inplace operation.");
       tensors.push_back(t);
     }
-    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, found_.get(), tangents, wanted(), ends);
+    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, needed_, found_.get(), tangents, wanted(), ends);
   }
 
   std::shared_ptr<const Backward> backward_;
@@ -265,6 +266,7 @@ class CompiledCall : public ag::Node {
   std::shared_ptr<const ProgramAgain> again_;
   std::shared_ptr<const FoundByCall> found_;
   std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
+  std::vector<bool> needed_;                           // gradients, of those
   std::vector<int64_t> ints_;
   std::vector<double> floats_;
   struct Result {
@@ -338,7 +340,7 @@ ag::edge_list first_of_parts(ag::edge_list edges, const std::vector<size_t>& par
 at::Tensor with_elements(const at::Tensor& t, c10::ScalarType type) {
   auto bytes = static_cast<int64_t>(t.storage().nbytes()), own = t.storage_offset() * static_cast<int64_t>(t.itemsize());
   auto size = static_cast<int64_t>(c10::elementSize(type)), n = (bytes - own) / size * size / static_cast<int64_t>(t.itemsize());
-  return t.as_strided({n}, {1}, t.storage_offset()).view(type);
+  return t.as_strided({std::max<int64_t>(n, 0)}, {1}, t.storage_offset()).view(type);  // without elements it may begin behind its end
 }
 
 // The window of `base` that a result is.
@@ -501,6 +503,7 @@ Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable
       lifted_(std::move(lifted)),
       targets_(std::move(targets)),
       options_(std::move(options)) {
+  for (const at::Tensor& t : lifted_) lifted_needed_.push_back(t.defined() && t.requires_grad());
   for (size_t g = 0; g < differentiable_.inputs.size(); ++g) {
     auto reaches = [g](const std::vector<bool>& of_result) { return of_result[g]; };
     const auto count = std::ranges::count_if(differentiable_.reaches, reaches);

@@ -86,10 +86,11 @@ class Backward : public std::enable_shared_from_this<Backward> {
   BackwardRun run(c10::function_ref<at::Tensor(size_t)> saved, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                   const std::vector<int64_t>& symbols, bool in_parts) const;
 
-  // The same by the program itself, once more, and eager's engine, so that they may have a history of their own. Behind the gradients come
-  // those of the results of the tangents `ends`, at which the engine's walk ends.
-  std::vector<at::Tensor> run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
-                                      const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+  // The same by the program itself, once more, and eager's engine, so that they may have a history of their own. `needed`: which of the
+  // call's tensors needed gradients then. Behind the gradients come those of the results of the tangents `ends`, at which the engine's
+  // walk ends.
+  std::vector<at::Tensor> run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<bool>& needed,
+                                      const FoundByCall* found, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                                       const std::vector<size_t>& ends) const;
   BackwardRun as_run(std::vector<at::Tensor> gradients, bool in_parts) const {
     return {std::move(gradients), in_parts ? parts_ : std::vector<size_t>()};
@@ -122,6 +123,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   Differentiable differentiable_;
   Rerun rerun_;
   std::vector<at::Tensor> lifted_;
+  std::vector<bool> lifted_needed_;  // gradients
   Targets targets_;
   PipelineOptions options_;
   std::vector<size_t> reached_by_some_;  // gradients that some results depend on, and others not

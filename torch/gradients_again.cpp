@@ -71,12 +71,35 @@ class LeavesApart {
   std::map<ag::Node*, std::pair<ag::Edge, NodePointer>> apart_;  // by a leaf's own node
 };
 
+// Leaves, which may have been frozen since the call, or unfrozen.
+class NeedsAsTheyWere {
+ public:
+  NeedsAsTheyWere() = default;
+  ~NeedsAsTheyWere() {
+    for (const at::Tensor& t : changed_)
+      if (t.is_leaf()) t.requires_grad_(!t.requires_grad());  // none any more if the program has written it
+  }
+  NeedsAsTheyWere(const NeedsAsTheyWere&) = delete;
+  NeedsAsTheyWere& operator=(const NeedsAsTheyWere&) = delete;
+  void put_back(const at::Tensor& t, bool needed) {
+    if (!t.defined() || !t.is_leaf() || t.requires_grad() == needed) return;
+    t.requires_grad_(needed);
+    changed_.push_back(t);
+  }
+
+ private:
+  std::vector<at::Tensor> changed_;
+};
+
 }  // namespace
 
-std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const FoundByCall* found,
-                                              const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
+std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<bool>& needed,
+                                              const FoundByCall* found, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                                               const std::vector<size_t>& ends) const {
   ++reruns_;
+  NeedsAsTheyWere needs;
+  for (size_t i = 0; i < call.tensors.size(); ++i) needs.put_back(call.tensors[i], needed[i]);
+  for (size_t i = 0; i < lifted_.size(); ++i) needs.put_back(lifted_[i], lifted_needed_[i]);
   keep_reached(tangents, wanted);
   std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
   std::vector<InputWithHistory> with_history;
