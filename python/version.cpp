@@ -564,7 +564,8 @@ std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRe
   std::optional<Turns::OwnCode> turn;
   if (!Capture::current()) turn.emplace(subject_->objects(std::vector<PyObject*>()));
   std::vector<c10::SymFloat> numbers(floats.begin(), floats.end());
-  Given given(*this, p, inputs, c10::fromIntArrayRefSlow(ints), numbers);
+  const std::vector<c10::SymInt> symbolic(ints.begin(), ints.end());
+  Given given(*this, p, inputs, symbolic, numbers);
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
   Ref result = checked(call(subject_->program.get(), given.arguments));
   Function::Results out = described(result.get(), inputs, before, given, p);

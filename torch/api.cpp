@@ -99,8 +99,8 @@ struct Variant {
 
   bool fits(const CallForm& call, const ModuleView* now) const {
     if (!(form == call)) return false;
-    return view.get() == now ||
-           (view->tree.modules == now->tree.modules && view->tree.training == now->tree.training && view->positions == now->positions);
+    return view.get() == now || (view->tree.modules == now->tree.modules && view->tree.training == now->tree.training &&
+                                 view->tree.dictionaries == now->tree.dictionaries && view->positions == now->positions);
   }
 };
 
@@ -108,19 +108,38 @@ class EagerAgain : public ProgramAgain {
  public:
   explicit EagerAgain(Function::Eager eager) : eager_(std::move(eager)) {}
   std::vector<at::Tensor> run(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) const override {
-    return eager_(inputs, c10::fromIntArrayRefSlow(ints), std::vector<c10::SymFloat>(floats.begin(), floats.end())).tensors;
+    return eager_(inputs, std::vector<c10::SymInt>(ints.begin(), ints.end()), std::vector<c10::SymFloat>(floats.begin(), floats.end()))
+        .tensors;
   }
 
  private:
   Function::Eager eager_;
 };
 
+// How what a program gives is made of its results, among which each tensor is once.
+struct ResultForm {
+  std::string rest;
+  std::vector<size_t> places;  // by tensor
+  friend bool operator==(const ResultForm&, const ResultForm&) = default;
+};
+const ResultForm& form_of(const Function::Results& r) { return *static_cast<const ResultForm*>(r.form.get()); }
+
 Function::Results results_of(detail::Values v) {
-  return {std::move(v.tensors), std::move(v.ints), std::move(v.floats), std::make_shared<const std::string>(std::move(v.form))};
+  auto form = std::make_shared<ResultForm>();
+  form->rest = std::move(v.form);
+  std::vector<at::Tensor> distinct;
+  for (at::Tensor& t : v.tensors) {
+    const auto known = std::find_if(distinct.begin(), distinct.end(), [&](const at::Tensor& d) { return t.defined() && d.is_same(t); });
+    form->places.push_back(static_cast<size_t>(known - distinct.begin()));
+    if (known == distinct.end()) distinct.push_back(std::move(t));
+  }
+  return {std::move(distinct), std::move(v.ints), std::move(v.floats), std::move(form)};
 }
 detail::Values values_of(Function::Results r) {
-  return {std::move(r.tensors), std::move(r.ints), std::move(r.floats),
-          r.form ? *static_cast<const std::string*>(r.form.get()) : std::string()};
+  const ResultForm& form = form_of(r);
+  detail::Values out{{}, std::move(r.ints), std::move(r.floats), form.rest};
+  for (size_t p : form.places) out.tensors.push_back(r.tensors[p]);
+  return out;
 }
 
 }  // namespace
@@ -128,9 +147,9 @@ detail::Values values_of(Function::Results r) {
 void detail::check_not_rebound(const Values& before, const Values& now) {
   // Those of symbols are compared as they are: to ask for their values would be a guard.
   auto same_int = [](const c10::SymInt& a, const c10::SymInt& b) {
-    if (a.is_heap_allocated() || b.is_heap_allocated())
-      return a.is_heap_allocated() && b.is_heap_allocated() && a.toSymNodeImplUnowned() == b.toSymNodeImplUnowned();
-    return a.as_int_unchecked() == b.as_int_unchecked();
+    const auto x = a.maybe_as_int(), y = b.maybe_as_int();
+    if (x && y) return *x == *y;
+    return a.is_heap_allocated() && b.is_heap_allocated() && a.toSymNodeImplUnowned() == b.toSymNodeImplUnowned();
   };
   auto same_float = [](const c10::SymFloat& a, const c10::SymFloat& b) {
     if (a.is_symbolic() || b.is_symbolic())
@@ -177,8 +196,9 @@ class Compiled::State {
         if (auto results = verified(*variant, inputs, own, program)) return std::move(*results);
       return values_of((*variant->function)(inputs));
     } catch (const Unsupported& e) {
-      throw Error(cat("broach: the program cannot be compiled: ", e.what(), way_out(e.what()),
-                      ". Options().fallback(true) runs such programs eagerly."));
+      const std::string way = way_out(e.what());
+      throw Error(cat("broach: the program cannot be compiled: ", e.what(), way.empty() ? "." : way,
+                      " Options().fallback(true) runs such programs eagerly."));
     } catch (const IndexError& e) {
       C10_THROW_ERROR(IndexError, e.what());  // as eager's operations throw it; what the program throws passes
     }
@@ -286,8 +306,7 @@ class Compiled::State {
     Function::Results want = results_of(program(target_.get(), again));
     ++verified_;
     std::string why = trial.difference(want, *got);
-    if (why.empty() && *static_cast<const std::string*>(want.form.get()) != *static_cast<const std::string*>(got->form.get()))
-      why = "a constant in the result";
+    if (why.empty() && !(form_of(want) == form_of(*got))) why = "a constant, or which tensors are one, in the result";
     if (!why.empty()) {
       why = cat("a compiled call differs from eager: ", why);
       log_warning("runs eagerly: ", why);

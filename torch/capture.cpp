@@ -180,7 +180,8 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   }
   trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
   trace_.resolve(), look_at_lifted();
-  if (changes_gradients(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
+  if (changes_gradients()) fail_with("the program sets requires_grad of a tensor that outlives it");
+  if (gives_history(outputs)) fail_with("the program gives, with gradients off, a view of a tensor that needs them");
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
   for (size_t i = 0; i < outputs.size(); ++i)
     if (other_mode(outputs[i]) && std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) == trace_.inputs.end() &&
@@ -215,19 +216,6 @@ void Capture::add_decisions() {
 void Capture::add_read(ValueRead r) {
   decisions_before_.push_back(trace_.symbols->floats.deferred().size());
   trace_.reads.push_back(std::move(r));
-}
-
-// No operation shows a write to `requires_grad`.
-bool Capture::changes_gradients(const std::vector<at::Tensor>& outputs) const {
-  auto differs = [&](const at::Tensor& t, size_t i) { return t.requires_grad() != needed_gradients_[i]; };
-  for (size_t i = 0; i < needed_gradients_.size(); ++i)
-    if (differs(i < given_.size() ? given_[i] : lifted_[i - given_.size()], i) || (i < given_.size() && differs(inputs_[i], i)))
-      return true;
-  if (at::GradMode::is_enabled()) return false;  // results that need gradients are nobody's mistake
-  return std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& t) {
-    return t.defined() && t.requires_grad() &&
-           std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
-  });
 }
 
 // ---- sizes as symbols ----

@@ -261,7 +261,8 @@ class Capture {
   TensorId add_computed(std::string schema, std::vector<Arg> args, Type type);
   TensorId add_contiguous(TensorId id);                 // a copy without gaps
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
-  bool changes_gradients(const std::vector<at::Tensor>& outputs) const;
+  bool changes_gradients() const;
+  bool gives_history(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void check_gradients(const torch::jit::Stack& stack, size_t first);
   void before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws);

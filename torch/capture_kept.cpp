@@ -24,6 +24,24 @@ void add_with_base(const at::Tensor& t, Known& known) {
 
 }  // namespace
 
+// No operation shows a write to `requires_grad`.
+bool Capture::changes_gradients() const {
+  auto differs = [&](const at::Tensor& t, size_t i) { return t.requires_grad() != needed_gradients_[i]; };
+  for (size_t i = 0; i < needed_gradients_.size(); ++i)
+    if (differs(i < given_.size() ? given_[i] : lifted_[i - given_.size()], i) || (i < given_.size() && differs(inputs_[i], i)))
+      return true;
+  return false;
+}
+
+// A view needs gradients if what it is a view of does.
+bool Capture::gives_history(const std::vector<at::Tensor>& outputs) const {
+  if (at::GradMode::is_enabled()) return false;
+  return std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& t) {
+    return t.defined() && t.requires_grad() &&
+           std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
+  });
+}
+
 // A new gradient lies in memory that the capture has seen an operation fill; that which was there before is another tensor to it.
 std::string Capture::kept_gradient() const {
   Known known;

@@ -157,6 +157,8 @@ class AtenCall : public ExternRunner {
     if (call_.schema == "aten::mkldnn_rnn_layer") grad_mode_ = call_.results.at(3).dtype != DType::opaque;
     for (const Operand& o : step.operands)
       if (!device_ && is_accelerator(o.type.device)) device_ = device_of(o.type.device);
+    auto is_output = [&](int b) { return std::ranges::find(schedule.output_buffers, b) != schedule.output_buffers.end(); };
+    is_transient_ = is_recordable(step, schedule, false) && std::ranges::none_of(step.results, is_output);
   }
 
   bool records(bool given) const override { return is_recordable(step_, schedule_, given); }
@@ -164,6 +166,9 @@ class AtenCall : public ExternRunner {
   void run(Frame& frame) const override {
     auto& host = *static_cast<ExternState*>(frame.host);
     const c10::OptionalDeviceGuard on(device_);
+    // Once the call is recorded it takes nothing from there, and what it took before would be nobody's.
+    std::optional<OutOfSteadyMemory> out;
+    if (is_transient_) out.emplace();
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
     arrange(call_, operands, frame.symbols);
@@ -215,6 +220,7 @@ class AtenCall : public ExternRunner {
   const ExternCall& call_;
   ExternOp op_;
   std::optional<c10::Device> device_;  // of the operands, if one of them does not lie on the CPU
+  bool is_transient_ = false;          // may be recorded, and nobody else holds what it gives
   std::optional<bool> grad_mode_;      // as it was, where the operation asks for it below autograd
 };
 

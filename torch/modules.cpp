@@ -91,6 +91,8 @@ bool visit_tensors(const Module& m, Visit visit, void* state) {
 void read_below(const std::shared_ptr<Module>& module, ModuleTree& out) {
   out.modules.push_back(module);
   out.training.push_back(module->is_training());
+  if (const auto* dictionary = dynamic_cast<const torch::nn::ModuleDictImpl*>(module.get()))
+    out.dictionaries.emplace_back(dictionary, dictionary->size());
   visit_tensors(
       *module,
       [](const at::Tensor& t, void* tensors) {
@@ -126,7 +128,8 @@ struct Walk {
 bool ModuleTree::current() const {
   Walk walk{*this};
   return std::all_of(roots.begin(), roots.end(), [&](const auto& root) { return walk.same(*root); }) && walk.module == modules.size() &&
-         walk.tensor == tensors.size();
+         walk.tensor == tensors.size() &&
+         std::all_of(dictionaries.begin(), dictionaries.end(), [](const auto& d) { return d.first->size() == d.second; });
 }
 
 ModuleTree read_modules(const std::vector<std::shared_ptr<Module>>& roots) {

@@ -8,7 +8,8 @@
 
 namespace torch::nn {
 class Module;
-}
+class ModuleDictImpl;
+}  // namespace torch::nn
 
 namespace broach {
 
@@ -18,6 +19,8 @@ struct ModuleTree {
   std::vector<std::shared_ptr<torch::nn::Module>> roots, modules;
   std::vector<bool> training;
   std::vector<at::Tensor> tensors;
+  // Dictionaries among them and how many they hold: what is taken out of one stays registered below it.
+  std::vector<std::pair<const torch::nn::ModuleDictImpl*, size_t>> dictionaries;
 
   // Whether they are still what was read. Cheap: it is asked on every call.
   bool current() const;

@@ -75,28 +75,6 @@ class PoolsInUse {
   std::vector<std::unique_ptr<MemoryPool>> waiting_;
 };
 
-// Out of it for a while.
-class OutOfSteady {
- public:
-  OutOfSteady() : pool_(steady) {
-    if (pool_) PoolsInUse::get().leave(*pool_);
-    steady = nullptr;
-  }
-  ~OutOfSteady() {
-    if (!pool_) return;
-    try {
-      if (PoolsInUse::get().enter(*pool_)) steady = pool_;
-    } catch (const Error& e) {  // the rest of the run takes memory as ever
-      log_debug(e.what());
-    }
-  }
-  OutOfSteady(const OutOfSteady&) = delete;
-  OutOfSteady& operator=(const OutOfSteady&) = delete;
-
- private:
-  MemoryPool* pool_;
-};
-
 class InPool {
  public:
   explicit InPool(MemoryPool& pool) : pool_(pool) {
@@ -165,7 +143,7 @@ class AtenRecordedCalls : public RecordedCalls {
  public:
   AtenRecordedCalls(c10::Device device, std::shared_ptr<SharedPools::Pool> pool) : device_(device), pool_(std::move(pool)) {}
   ~AtenRecordedCalls() override {
-    const OutOfSteady out;
+    const OutOfSteadyMemory out;
     kept_.clear();
     finish();
     pool_ = nullptr;
@@ -180,7 +158,7 @@ class AtenRecordedCalls : public RecordedCalls {
     // A stream that torch has not made is known to it by its address.
     const c10::Stream stream(c10::Stream::UNSAFE, device_, static_cast<c10::StreamId>(reinterpret_cast<intptr_t>(queue)));
     const c10::StreamGuard on(stream);
-    const OutOfSteady out;
+    const OutOfSteadyMemory out;
     const InPool in(*pool_->memory);
     try {
       call();
@@ -273,6 +251,19 @@ bool is_opaque(const ExternArg& a) {
 
 }  // namespace
 
+OutOfSteadyMemory::OutOfSteadyMemory() : pool_(std::exchange(steady, nullptr)) {
+  if (pool_) PoolsInUse::get().leave(*pool_);
+}
+
+OutOfSteadyMemory::~OutOfSteadyMemory() {
+  if (!pool_) return;
+  try {
+    if (PoolsInUse::get().enter(*pool_)) steady = pool_;
+  } catch (const Error& e) {  // the rest of the run takes memory as ever
+    log_debug(e.what());
+  }
+}
+
 bool is_recording_calls() { return is_recording; }
 
 void set_memory_pools(MakeMemoryPool make) { pools() = std::move(make); }
@@ -321,7 +312,7 @@ SteadyMemory::~SteadyMemory() {
 }
 
 bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given) {
-  constexpr int64_t kMostGiven = int64_t{16} << 20;  // bytes whose copy takes less than launching most calls does
+  constexpr int64_t kMostGiven = int64_t{4} << 20;  // bytes whose copy takes less than launching most calls does, and that are there twice
   const ExternCall& call = step.operation.call();
   if (!pools() || (std::ranges::find(kRecordable, call.schema) == std::end(kRecordable) && !is_library_convolution(call, step.operands)))
     return false;

@@ -40,6 +40,18 @@ class SteadyMemory {
   Pool* entered_ = nullptr;
 };
 
+// As long as it lives, this thread takes memory as ever, though it is within SteadyMemory.
+class OutOfSteadyMemory {
+ public:
+  OutOfSteadyMemory();
+  ~OutOfSteadyMemory();
+  OutOfSteadyMemory(const OutOfSteadyMemory&) = delete;
+  OutOfSteadyMemory& operator=(const OutOfSteadyMemory&) = delete;
+
+ private:
+  MemoryPool* pool_;
+};
+
 // Recordings that are launched into one queue take their memory from one pool: what lies there is over when the next one runs.
 std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue);
 // Whether this thread is within RecordedCalls::run.

@@ -31,6 +31,7 @@ constexpr Row kRows[] = {
     {"the program trains", "Compile the model's forward pass alone."},
     {"gradients are", "For inference, call it under torch::NoGradGuard or torch::InferenceMode."},
     {"plain number by host code", "x.sym_size(i) and x.view_symint(...) leave sizes open where x.size(i) and x.view(...) fix them."},
+    {"with gradients off, a view", "Return a detach() of it."},
     {"sets requires_grad", "Set it outside of the compiled program."},
     {"in place", "Use the operation that gives a new tensor."},
     {"no CPU target", "Build Broach with LLVM (BROACH_LLVM=ON)."},
