@@ -619,3 +619,46 @@ TEST_CASE("programs: random numbers beside another thread that draws its own") {
   ends = true;
   other.join();
 }
+
+TEST_CASE("programs: a tensor that is returned twice is one") {
+  auto program = [](const Tensor& x) {
+    Tensor y = x * 2, view = y.t();
+    return std::make_tuple(view, view, y, y, x, x);
+  };
+  auto compiled = broach::compile(program, Options().pure());
+  for (int i = 0; i < 3; ++i) {
+    const Tensor x = torch::ones({2, 3}) * i;
+    auto [a, b, c, d, e, f] = compiled(x);
+    CHECK(a.is_same(b));
+    CHECK(c.is_same(d));
+    CHECK((e.is_same(f) && e.is_same(x)));
+    CHECK(!a.is_same(c));
+    CHECK(torch::equal(a, (x * 2).t()));
+    CHECK(a.data_ptr() == c.data_ptr());
+  }
+}
+
+TEST_CASE("programs: numbers that need all 64 bits") {
+  auto compiled = broach::compile([](const Tensor& x, const at::Scalar& s) { return x + s; }, Options().pure());
+  const Tensor x = torch::zeros({2}, torch::kLong);
+  for (int64_t n : {-(int64_t{1} << 62), -(int64_t{1} << 62) - 1, std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
+                    int64_t{-3}})
+    for (int i = 0; i < 2; ++i) CHECK(compiled(x, n)[1].item<int64_t>() == n);
+}
+
+TEST_CASE("programs: what leaves a dictionary of modules is noticed") {
+  torch::nn::ModuleDict layers;
+  layers->update({{"a", torch::nn::Softmax(0).ptr()}, {"b", torch::nn::ReLU().ptr()}});
+  auto program = [layers](Tensor x) mutable {
+    for (const auto& key : layers->keys())
+      x = key == "a" ? layers[key]->as<torch::nn::Softmax>()->forward(x) : layers[key]->as<torch::nn::ReLU>()->forward(x);
+    return x;
+  };
+  auto compiled = broach::compile(program, broach::uses(layers), Options().pure());
+  const Tensor x = torch::ones({2});
+  for (int i = 0; i < 3; ++i) CHECK(torch::equal(compiled(x), program(x)));
+  layers->pop("a");
+  for (int i = 0; i < 3; ++i) CHECK(torch::equal(compiled(x), x));
+  layers->clear();
+  for (int i = 0; i < 3; ++i) CHECK(torch::equal(compiled(x), x));
+}
