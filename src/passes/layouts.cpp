@@ -1,11 +1,13 @@
 #include "passes/layouts.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "ir/strides.h"
 #include "passes/epilogues.h"
 #include "passes/passes.h"
+#include "support/error.h"
 
 namespace broach {
 
@@ -34,7 +36,8 @@ class Chooser {
     std::vector<OutputRequest> requests = graph_.requests();
     for (size_t i = 0; i < requests.size(); ++i) {
       const Value& v = graph_.outputs()[i];
-      if (std::exchange(requests[i].free, false) && placements_[v.node->id].in < 0)
+      const bool is_regrouped = shared_.contains(v.node->id);
+      if (std::exchange(requests[i].free, false) && (placements_[v.node->id].in < 0 || is_regrouped))
         requests[i].strides = placements_[v.node->id].strides[v.index];
     }
     return graph_.with(std::move(placements_), std::move(requests));
@@ -54,6 +57,7 @@ class Chooser {
       outputs_.erase(own);
       outputs_[{base.id, 0}] = static_cast<int>(i);
       placements_[n.id].in = static_cast<int>(base.id);
+      shared_.insert(n.id);
     }
   }
 
@@ -101,11 +105,20 @@ class Chooser {
 
   Shape requested(const Node& n, size_t i) const {
     auto it = outputs_.find({n.id, static_cast<uint32_t>(i)});
+    if (shared_.contains(n.id)) return regrouped(n);
     if (it == outputs_.end()) return chosen(n, i);
     const OutputRequest& r = graph_.requests()[static_cast<size_t>(it->second)];
-    if (graph_.outputs()[static_cast<size_t>(it->second)].node != &n) return contiguous_strides(n.results[i].shape);
+    if (graph_.outputs()[static_cast<size_t>(it->second)].node != &n) return r.free ? dense(n, i) : contiguous_strides(n.results[i].shape);
     if (r.free && graph_.placement(n).in < 0) return chosen(n, i);
     return r.into_input >= 0 ? graph_.strides(graph_.inputs()[static_cast<size_t>(r.into_input)]) : r.strides;
+  }
+
+  // Of an output that lies where a product does: what makes rows whole leaves it to be seen so (stays_seen).
+  Shape regrouped(const Node& n) const {
+    const Node& base = *n.inputs[0].node;
+    const auto window = window_of_view(n, {&base, 0, placements_[base.id].strides[0]});
+    check(window.has_value(), "layouts: %", n.id, " cannot be seen where %", base.id, " lies");
+    return window->strides;
   }
 
   Shape chosen(const Node& n, size_t i) const {
@@ -147,6 +160,7 @@ class Chooser {
   std::vector<Placement> placements_;
   int64_t row_bytes_;
   std::vector<bool> has_whole_rows_;  // by node: whose rows begin where the target wants those of products
+  std::set<uint32_t> shared_;         // by node id: outputs that lie where a product does
 };
 
 }  // namespace

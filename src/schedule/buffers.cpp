@@ -31,7 +31,7 @@ class BufferMaker {
     b.kind = into >= 0 ? Buffer::Kind::input : Buffer::Kind::output;
     b.index = into >= 0 ? into : output;
     const Value& out = d_.graph.outputs()[static_cast<size_t>(output)];
-    if (out.node != &n) b.type = out.type(), b.strides = contiguous_strides(out.shape());  // a product, with its dimensions regrouped
+    if (out.node != &n) b.type = out.type(), b.strides = d_.strides[out.node->id][out.index];  // a product, with its dimensions regrouped
   }
 
   // Inputs have one buffer however many values lie in them, one after the other if they are written in place.

@@ -58,6 +58,27 @@ TEST_CASE("layouts: rows of large products begin where the target wants them") {
   CHECK(strides_of(m, 12) == "2048 1");  // which is an output, and whose rows are whole
 }
 
+TEST_CASE("layouts: an output that may lie anywhere has whole rows, also where it is a product with its dimensions regrouped") {
+  for (const bool free : {false, true}) {
+    const std::string text = cat(R"(%0 = input(index=0) : bf16[64, 2048]
+%1 = input(index=1) : bf16[2048, 4099]
+%2 = dot(%0, %1, batch=0) : bf16[64, 4099]
+%3 = reshape(%2, shape=[4, 16, 4099]) : bf16[4, 16, 4099]
+%4 = exp(%3) : bf16[4, 16, 4099]
+return %4, %3)",
+                                 free ? " free\n" : "\n");
+    const Module m = laid_out(text, 16);
+    CHECK(strides_of(m, 2) == (free ? "4104 1" : "4099 1"));
+    CHECK(strides_of(m, 3) == (free ? "65664 4104 1" : "65584 4099 1"));
+    CHECK(m.stages[0].graph->requests()[1].strides == m.stages[0].graph->strides(m.stages[0].graph->outputs()[1]));
+    const Schedule s = make_schedule(m.stages[0].graph, {});
+    s.verify();
+    const Buffer& given = s.buffers[static_cast<size_t>(s.output_buffers[1])];
+    CHECK(given.strides == m.stages[0].graph->requests()[1].strides);
+    CHECK(given.type.shape.size() == 3);
+  }
+}
+
 TEST_CASE("layouts: rows are not apart where a view would need a copy") {
   const Module m = laid_out(R"(%0 = input(index=0) : bf16[64, 2048]
 %1 = input(index=1) : bf16[2048, 4099]
