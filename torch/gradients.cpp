@@ -202,6 +202,7 @@ class CompiledCall : public ag::Node {
       given_.emplace_back(t.defined() && t.grad_fn() && !reached[i] ? t.detach().requires_grad_() : t, version_of(t));
       needed_.push_back(t.defined() && t.requires_grad());
     }
+    held_versions_ = backward_->held_versions(given_.size());
     ints_ = call.ints.vec();
     floats_ = call.floats.vec();
   }
@@ -254,6 +255,8 @@ class CompiledCall : public ag::Node {
                   ", but one of the tensors that it was given has been modified by an inplace operation.");
       tensors.push_back(t);
     }
+    TORCH_CHECK(backward_->held_versions(given_.size()) == held_versions_, what,
+                ", but one of the tensors that it holds has been modified by an inplace operation.");
     return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, needed_, found_.get(), tangents, wanted(), ends);
   }
 
@@ -267,6 +270,7 @@ class CompiledCall : public ag::Node {
   std::shared_ptr<const FoundByCall> found_;
   std::vector<std::pair<at::Tensor, int64_t>> given_;  // with their versions
   std::vector<bool> needed_;                           // gradients, of those
+  std::vector<int64_t> held_versions_;
   std::vector<int64_t> ints_;
   std::vector<double> floats_;
   struct Result {

@@ -96,6 +96,9 @@ class Backward : public std::enable_shared_from_this<Backward> {
     return {std::move(gradients), in_parts ? parts_ : std::vector<size_t>()};
   }
 
+  // How often the tensors that the program holds, its inputs behind `given` others, were written, but those that it writes itself.
+  std::vector<int64_t> held_versions(size_t given) const { return rerun_.versions(lifted_, given); }
+
   // What its code, if it has any, has read on the host and would find changed.
   std::string changed() const { return differentiable_.read_by_code ? differentiable_.read_by_code->changed() : ""; }
   const Rerun& rerun() const { return rerun_; }

@@ -170,6 +170,15 @@ bool Rerun::writes(size_t input) const {
   return std::ranges::any_of(written_, [input](const Written& w) { return w.input == input; });
 }
 
+std::vector<int64_t> Rerun::versions(at::TensorList held, size_t given) const {
+  std::vector<int64_t> out;
+  out.reserve(held.size());
+  for (const at::Tensor& t : held) out.push_back(version_of(t));
+  for (const Written& w : written_)
+    if (w.input >= given && w.input - given < out.size()) out[w.input - given] = 0;
+  return out;
+}
+
 std::vector<at::Tensor> Rerun::run(const ProgramAgain& program, const CallInputs& call, at::TensorList held,
                                    const FoundByCall* found) const {
   ElementsAsTheyWere elements;

@@ -44,6 +44,8 @@ class Rerun {
   std::shared_ptr<const FoundByCall> found(const RunInputs& inputs) const;
   // Whether the program does, so that a newer version of that input says nothing of others' writes.
   bool writes(size_t input) const;
+  // Of the tensors that the program holds, its inputs behind `given` others; 0 of those that it writes.
+  std::vector<int64_t> versions(at::TensorList held, size_t given) const;
   // The program's results. `call`: what it was given; `held`: the tensors that the program holds, its inputs behind these; `found`: before
   // that call.
   std::vector<at::Tensor> run(const ProgramAgain& program, const CallInputs& call, at::TensorList held, const FoundByCall* found) const;

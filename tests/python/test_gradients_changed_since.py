@@ -1,4 +1,4 @@
-"""Parameters that are frozen, or needed again, between a compiled call and gradients for which the program runs once more."""
+"""Parameters that are frozen, needed again or written between a compiled call and gradients for which the program runs once more."""
 
 from __future__ import annotations
 
@@ -86,3 +86,41 @@ def test_frozen_since_with_hooks(way, kind):
         return gradients(module)
 
     torch.testing.assert_close(step(WAYS[way]), step(lambda m: m))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("which", ["0.weight", "0.bias", "scale", "held"])
+def test_written_since(which, batched):
+    """The program would run again with other numbers: that is said, whether eager needs the old ones or not."""
+
+    def gradients_of(compile_it):
+        module = network()
+        module.register_buffer("scale", torch.ones(1))
+        held = torch.ones(1)
+        call = compile_it(lambda x: (module(x) * module.scale + held).sin().sum(-1))
+        x = torch.ones(3, 4)
+        for _ in range(3):
+            call(x).sum().backward()
+        out = call(x)
+        with torch.no_grad():
+            (held if which == "held" else module.get_parameter(which) if "." in which else module.scale).mul_(0.5)
+        if batched:
+            return torch.autograd.grad(out, module[2].bias, torch.eye(3), is_grads_batched=True)
+        return torch.autograd.grad(out.sum(), module[2].bias, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients_of(broach.compile)
+
+
+def test_what_the_program_writes_itself_is_no_news():
+    def step(compile_it):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+        call = compile_it(module)
+        x = torch.randn(3, 4).requires_grad_()
+        for _ in range(4):
+            (g,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+            g.pow(2).sum().backward()
+        return gradients(module), dict(module.named_buffers())
+
+    torch.testing.assert_close(step(broach.compile), step(lambda m: m))
