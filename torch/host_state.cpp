@@ -1,5 +1,8 @@
 #include "host_state.h"
 
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
 #include <sstream>
 #include <utility>
 
@@ -25,7 +28,10 @@ namespace {
 std::string given_to(const Capture& capture) {
   std::string out;
   for (const at::Tensor& t : capture.inputs())
-    if (t.defined()) out += cat(t.dtype().name(), t.is_leaf() ? " leaf;" : ";");
+    if (t.defined()) out += cat(t.dtype().name(), t.is_leaf() ? " leaf" : "", t.requires_grad() ? " with gradients;" : ";");
+  for (const at::Tensor& t : capture.lifted()) out += t.defined() && t.requires_grad() ? "1" : "0";
+  for (const c10::ScalarType t : Autocast::now().types) out += cat(";", static_cast<int>(t));
+  out += cat(c10::GradMode::is_enabled() ? " with gradients" : "", c10::InferenceMode::is_enabled() ? " for inference;" : ";");
   for (const ValueRead& r : capture.trace().reads) out += cat(str(r.value), ";");
   return out;
 }

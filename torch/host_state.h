@@ -35,7 +35,7 @@ class HostState {
   static constexpr size_t kMostRuns = 16;
   struct Run {
     CallSizes sizes;
-    std::string given;  // element types and strides of inputs, and values that were read: what may lead a program another way
+    std::string given;  // element types and needs of inputs, modes, and values that were read: what may lead a program another way
     Digest did;
   };
   Verdict unclear(int most, const std::string& reason);

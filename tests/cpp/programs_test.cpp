@@ -662,3 +662,19 @@ TEST_CASE("programs: what leaves a dictionary of modules is noticed") {
   layers->clear();
   for (int i = 0; i < 3; ++i) CHECK(torch::equal(compiled(x), x));
 }
+
+TEST_CASE("programs: a module that writes its statistics is called with gradients, without, and with again") {
+  for (int way = 0; way < 3; ++way) {
+    torch::nn::Sequential module(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::ReLU());
+    torch::nn::Sequential eager = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module->clone());
+    auto compiled = broach::compile(module);
+    for (int i = 0; i < 8; ++i) {
+      torch::AutoGradMode mode(way == 0 ? i > 0 : way == 1 ? i == 0 : i % 3 != 1);
+      const Tensor x = torch::randn({3, 6});
+      CHECK(close(compiled(x), eager->forward(x)));
+      CHECK(close(module->named_buffers()["1.running_mean"], eager->named_buffers()["1.running_mean"]));
+    }
+    CHECK(compiled.explain().compiled_calls > 0);
+    CHECK(compiled.explain().eager_reasons.empty());
+  }
+}
