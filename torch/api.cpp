@@ -106,14 +106,18 @@ struct Variant {
 
 class EagerAgain : public ProgramAgain {
  public:
-  explicit EagerAgain(Function::Eager eager) : eager_(std::move(eager)) {}
+  EagerAgain(Function::Eager eager, std::shared_ptr<const ModuleView> view) : eager_(std::move(eager)), view_(std::move(view)) {}
   std::vector<at::Tensor> run(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) const override {
+    if (view_ && !view_->tree.current())
+      throw Error(
+          "broach: the program has to be run again for gradients, but its modules, or whether they train, have changed since the call");
     return eager_(inputs, std::vector<c10::SymInt>(ints.begin(), ints.end()), std::vector<c10::SymFloat>(floats.begin(), floats.end()))
         .tensors;
   }
 
  private:
   Function::Eager eager_;
+  std::shared_ptr<const ModuleView> view_;  // null: it has no modules
 };
 
 // How what a program gives is made of its results, among which each tensor is once.
@@ -287,7 +291,7 @@ class Compiled::State {
     bool own_code = is_function_ || !first_foreign_module(view->tree).empty();  // libtorch's layers keep nothing
     Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise,
                           /*unwatched_state=*/own_code, /*warns=*/true};
-    v->again = std::make_shared<const EagerAgain>(eager);
+    v->again = std::make_shared<const EagerAgain>(eager, view);
     v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, rules);
     return v;
   }

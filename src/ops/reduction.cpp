@@ -77,7 +77,10 @@ Value extremum(Op op, const Expr& x, const Axes& axes) { return has_elements(x, 
 
 // The position among bools is that among 0 and 1.
 Value position(Op op, const Expr& x, const Axes& axes) {
-  if (axes.count(x) == SymInt(1)) return x.builder().full(reduce(Op::reduce_max, x, axes).value().shape(), int64_t{0}, DType::i64);
+  // A constant lies with the host.
+  const bool is_hosts = x.value().type().device == Device{};
+  if (is_hosts && axes.count(x) == SymInt(1))
+    return x.builder().full(reduce(Op::reduce_max, x, axes).value().shape(), int64_t{0}, DType::i64);
   return extremum(op, x.dtype() == DType::b1 ? x.to(DType::u8) : x, axes);
 }
 

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "compile.h"
+#include "trace/functionalize.h"
 
 namespace broach {
 
@@ -45,6 +46,15 @@ TEST_CASE("devices: a number of the host's is copied to a device that cannot rea
   for (int i = 0; i < 4; ++i) CHECK(result[i] == 3 * values[i]);
   CHECK(negative == -3);
   CHECK(s.copies > 0);
+}
+
+TEST_CASE("devices: the position of an only element lies where the element does") {
+  const Program p = functionalize(Trace::parse("input t0: f32[1]@cuda:0 strides [1] offset 0 storage 0\n"
+                                               "t1: i64[]@cuda:0 strides [] offset 0 storage 1 = aten::argmax(t0, none, false)\n"
+                                               "return t1\n"),
+                                  {});
+  for (const Node& n : p.graph->nodes()) CHECK(n.op != Op::extern_call);
+  CHECK(p.graph->outputs()[0].type().device == Device{DeviceKind::cuda, 0});
 }
 
 }  // namespace broach

@@ -678,3 +678,18 @@ TEST_CASE("programs: a module that writes its statistics is called with gradient
     CHECK(compiled.explain().eager_reasons.empty());
   }
 }
+
+TEST_CASE("programs: gradients of gradients are refused where the modules have changed since the call") {
+  torch::nn::Sequential module(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh());
+  auto compiled = broach::compile(module);
+  const Tensor x = torch::randn({3, 6}).requires_grad_();
+  Tensor out;
+  for (int i = 0; i < 3; ++i) out = compiled(x);
+  CHECK(torch::autograd::grad({out.sum()}, {x}, {}, true, true)[0].requires_grad());
+  module->eval();
+  CHECK(torch::autograd::grad({out.sum()}, {x}, {}, true, false)[0].defined());
+  CHECK_THROWS_WITH_AS(torch::autograd::grad({out.sum()}, {x}, {}, true, true), doctest::Contains("have changed since the call"),
+                       std::exception);
+  module->train();
+  CHECK(torch::autograd::grad({out.sum()}, {x}, {}, true, true)[0].requires_grad());
+}
