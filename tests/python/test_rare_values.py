@@ -114,3 +114,22 @@ def test_fill_with_a_number_that_may_not_fit(value):
                 compiled(x, v)
         else:
             assert compiled(x, v).equal(expected)
+
+
+@pytest.mark.parametrize("compare", [torch.lt, torch.le, torch.gt, torch.ge, torch.eq, torch.ne])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n", [4, 16, 37])
+def test_comparisons_of_low_precision_beside_another_condition(compare, dtype, n):
+    """With a call of the mathematical library between the condition and its use, for which registers are put away."""
+
+    def program(z, h, other):
+        condition = (z <= 1) & compare(h, other)
+        return torch.where(condition, 0.0, torch.pow(z, h.float()) * torch.log(z)), torch.where(condition & compare(h, 0), z, torch.sin(z))
+
+    def z():
+        return torch.arange(n, dtype=torch.float32) % 3
+
+    def halves(k):
+        return (torch.arange(n) * k % 5 - 2).to(dtype) * 0.5
+
+    same(program, z, lambda: halves(1), lambda: halves(3))
