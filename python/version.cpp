@@ -564,7 +564,7 @@ std::vector<at::Tensor> Version::run_again(at::TensorList inputs, at::IntArrayRe
   std::optional<Turns::OwnCode> turn;
   if (!Capture::current()) turn.emplace(subject_->objects(std::vector<PyObject*>()));
   std::vector<c10::SymFloat> numbers(floats.begin(), floats.end());
-  const std::vector<c10::SymInt> symbolic(ints.begin(), ints.end());
+  const std::vector<c10::SymInt> symbolic = as_sym_ints(ints);
   Given given(*this, p, inputs, symbolic, numbers);
   std::vector<Shallow> before(given.containers.begin(), given.containers.end());
   Ref result = checked(call(subject_->program.get(), given.arguments));

@@ -111,8 +111,7 @@ class EagerAgain : public ProgramAgain {
     if (view_ && !view_->tree.current())
       throw Error(
           "broach: the program has to be run again for gradients, but its modules, or whether they train, have changed since the call");
-    return eager_(inputs, std::vector<c10::SymInt>(ints.begin(), ints.end()), std::vector<c10::SymFloat>(floats.begin(), floats.end()))
-        .tensors;
+    return eager_(inputs, as_sym_ints(ints), std::vector<c10::SymFloat>(floats.begin(), floats.end())).tensors;
   }
 
  private:

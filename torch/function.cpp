@@ -63,7 +63,7 @@ Function::Results Function::operator()(const CallInputs& call, const Modes& mode
 Function::Results Function::run_eager(const CallInputs& call, const std::string& why, bool lasts) {
   note_eager(why, lasts);
   std::vector<c10::SymFloat> floats(call.floats.begin(), call.floats.end());
-  return eager_(call.tensors, std::vector<c10::SymInt>(call.ints.begin(), call.ints.end()), floats);
+  return eager_(call.tensors, as_sym_ints(call.ints), floats);
 }
 
 // The program itself raises eager's error, with what eager has done by then.

@@ -34,6 +34,9 @@ struct FunctionStats {
   std::vector<Attempt> attempts;            // the last ones
 };
 
+// Plain numbers as a program takes them. Of any size: c10::fromIntArrayRefSlow refuses those below -2^62.
+inline std::vector<c10::SymInt> as_sym_ints(at::IntArrayRef ints) { return {ints.begin(), ints.end()}; }
+
 // Runs a program from its compiled versions, capturing and compiling new ones as calls need them. Calls may come from any
 // number of threads; one compiles while the others run the program eagerly.
 class Function {

@@ -143,6 +143,23 @@ TEST_CASE("replay: only so much is kept") {
   CHECK(p.steps.counts().made == 16);
 }
 
+TEST_CASE("replay: what a program has moved on from is forgotten, and recorded again where it comes back for good") {
+  Program p;
+  auto call_at = [&](int n) {
+    p.data[1] = Program::address(n);
+    return p.call().ends_with("at once");
+  };
+  CHECK(!call_at(20));
+  CHECK(call_at(20));
+  CHECK(!call_at(21));
+  for (int i = 0; i < 10; ++i) CHECK(call_at(21));
+  CHECK(call_at(20));  // not yet
+  for (int i = 0; i < 60; ++i) CHECK(call_at(21));
+  CHECK(p.steps.counts().made == 2);
+  CHECK(call_at(20));  // its addresses are known
+  CHECK(p.steps.counts().made == 3);
+}
+
 TEST_CASE("replay: nothing is kept where that is impossible") {
   Program now;
   now.target.may_ = false;

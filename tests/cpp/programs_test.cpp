@@ -693,3 +693,11 @@ TEST_CASE("programs: gradients of gradients are refused where the modules have c
   module->train();
   CHECK(torch::autograd::grad({out.sum()}, {x}, {}, true, true)[0].requires_grad());
 }
+
+TEST_CASE("programs: views of what needs gradients, with gradients off, are refused by their name") {
+  auto compiled = broach::compile([](const Tensor& x) { return x.view({-1}); }, Options().pure());
+  torch::NoGradGuard no_grad;
+  const Tensor x = torch::ones({2, 2}).set_requires_grad(true);
+  CHECK_THROWS_WITH_AS(compiled(x), doctest::Contains("a view of a tensor that needs them. Return a detach() of it. Options()"),
+                       broach::Error);
+}
