@@ -493,30 +493,10 @@ std::optional<DType> common_dtype(OpCall& c) {
   return is_complex(p.result()) ? std::nullopt : std::optional(p.result());
 }
 
-// What made the value, behind what only shows it.
-const Node& made_by(const Value& x) {
-  const Node* made = x.node;
-  while (is_view(made->op)) made = made->inputs[0].node;
-  return *made;
-}
-
-// With the bits that it has in memory: kernels otherwise leave out the rounding of what is computed in bf16 or f16 and goes on in f32.
-Value as_in_memory(GraphBuilder& b, Value x) {
-  const DType bits = size_of(x.dtype()) == 2 ? DType::i16 : DType::i8;
-  return b.emit(Op::bitcast, {b.emit(Op::bitcast, {x}, {{Attr::dtype, bits}})}, {{Attr::dtype, x.dtype()}});
-}
-
-// Operands are as eager has them, rounded: of some numbers that are larger than others the largest is stored, and found again by comparing.
-// What is compared with zero need not be.
 Results compare(OpCall& c, Op op) {
   auto t = common_dtype(c);
   if (!t) return std::nullopt;
-  const bool with_zero = !c.is_tensor(1) && c.integer(1).is_constant() && as_double(c.scalar(1)) == 0;
-  if (!is_low_precision(*t) || with_zero) return {{binary(c, op, *t)}};
-  Value x = operand(c, 0, *t), y = operand(c, 1, *t);
-  for (Value* v : {&x, &y})
-    if (kind_of(made_by(*v).op) != OpKind::source) *v = as_in_memory(c.b, *v);
-  return {{broadcast(c.b, op, x, y)}};
+  return {{binary(c, op, *t)}};
 }
 
 constexpr Row kLogical[] = {{Op::bit_and, "logical_and"}, {Op::bit_or, "logical_or"}, {Op::bit_xor, "logical_xor"}};
@@ -608,18 +588,8 @@ void add_ternary(OpTable& t) {
 
 // ---- casts ----
 
-// Rounding stays where the program asks for just that: the difference to `x.bfloat16().float()` is what was rounded.
-Value as_rounded(OpCall& c, Value x) {
-  const bool is_low = x.dtype() == DType::bf16 || x.dtype() == DType::f16;
-  const bool widens = is_low && is_floating(c.result().dtype) && size_of(c.result().dtype) > size_of(x.dtype());
-  const Node& made = made_by(x);
-  const bool is_rounded = made.op == Op::cast && size_of(made.inputs[0].dtype()) > 1;  // bytes and truth values are exact
-  return widens && is_rounded ? as_in_memory(c.b, x) : x;
-}
-
 // A copy to another device is no cast, and stays with the host.
 Value converted(OpCall& c, Value x) {
-  x = as_rounded(c, x);
   const bool is_real = !is_complex(x.dtype()) && !is_complex(c.result().dtype);
   return is_real && x.type().device.kind == c.result().device.kind ? c.b.cast(x, c.result().dtype) : Value{};
 }

@@ -172,44 +172,96 @@ std::vector<bool> find_written(const Graph& g, const std::vector<bool>& late, co
   return out;
 }
 
-class Partitioner {
- public:
-  Partitioner(const Graph& g, const Joint& joint)
-      : g_(g),
-        joint_(joint),
-        numbers_(g),
-        late_(g.nodes().size()),
-        needed_later_(g.nodes().size()),
-        inside_(g.nodes().size()),
-        repeatable_(find_repeatable(g)),
-        is_saved_(numbers_.count()),
-        left_as_(numbers_.count()) {}
+// What is computed later, and what of the rest is saved for it.
+struct Cut {
+  Cut(const Graph& graph, const Joint& of)
+      : g(graph), joint(of), numbers(graph), late(graph.nodes().size()), is_saved(numbers.count()), left_as(numbers.count()) {}
 
-  Partition run() {
+  bool is_tangent(const Node& n) const {
+    return n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + joint.tangents >= g.inputs().size();
+  }
+
+  std::vector<Value> saved_values() const {
+    std::vector<Value> out;
+    for (const Node& n : g.nodes())
+      for (uint32_t r = 0; r < n.results.size(); ++r)
+        if (const Value v{&n, r}; is_saved[numbers.of(v)] && !is_kept_input(v)) out.push_back(v);
+    return out;
+  }
+
+  bool saves(const Node& n) const {
+    for (uint32_t r = 0; r < n.results.size(); ++r)
+      if (is_saved[numbers.of({&n, r})]) return true;
+    return false;
+  }
+
+  // Whether a value is given to the later graph: as the input that it is, or saved.
+  bool is_kept_input(const Value& v) const {
+    return v.node->op == Op::input && joint.input_kept[static_cast<size_t>(v.node->integer(Attr::index))];
+  }
+
+  // Saved, by itself or as what leaves a region.
+  bool is_given(const Value& v) const {
+    const Node* left = left_as[numbers.of(v)];
+    return is_saved[numbers.of(v)] || (left && is_saved[numbers.of({left, 0})]);
+  }
+
+  // By node: what is neither given nor saved, and that gradients need.
+  std::vector<bool> computed_later() const {
+    std::vector<bool> computed(g.nodes().size());
+    auto need = [&](const Value& v) {
+      if (v.node->op != Op::input && !is_given(v)) computed[v.node->id] = true;
+    };
+    for (size_t i = 0; i < g.outputs().size(); ++i)
+      if (joint.is_gradient[i]) need(g.outputs()[i]);
+    for (auto n = g.nodes().rbegin(); n != g.nodes().rend(); ++n)
+      if (computed[n->id]) std::for_each(n->inputs.begin(), n->inputs.end(), need);
+    return computed;
+  }
+
+  const Graph& g;
+  const Joint& joint;
+  ValueNumbers numbers;
+  std::vector<bool> late;            // by node
+  std::vector<bool> is_saved;        // by value
+  std::vector<const Node*> left_as;  // by value: the mark with which it leaves a region
+};
+
+class CutFinder {
+ public:
+  explicit CutFinder(Cut& cut)
+      : cut_(cut),
+        g_(cut.g),
+        joint_(cut.joint),
+        numbers_(cut.numbers),
+        late_(cut.late),
+        is_saved_(cut.is_saved),
+        left_as_(cut.left_as),
+        needed_later_(g_.nodes().size()),
+        inside_(g_.nodes().size()),
+        repeatable_(find_repeatable(g_)),
+        may_not_save_(numbers_.count()) {}
+
+  // Gives the bytes of what is saved.
+  int64_t run() {
     find_late();
     find_inside();
     keep_operands();
     keep(needed_as_rounded(g_));
     find_needed_later();
     is_written_ = find_written(g_, late_, numbers_);
-    Partition out;
-    out.saved_bytes = choose();
-    const auto most = static_cast<int64_t>(joint_.memory_budget * static_cast<double>(out.saved_bytes));
-    if (out.saved_bytes > most) out.saved_bytes = choose_within(most);
-    out.forward = forward(out);
-    out.backward = backward(out);
-    return out;
+    int64_t saved = choose();
+    const auto most = static_cast<int64_t>(joint_.memory_budget * static_cast<double>(saved));
+    if (saved > most) saved = choose_within(most);
+    while (compute_statistics_anew()) saved = choose();
+    return saved;
   }
 
  private:
-  bool is_tangent(const Node& n) const {
-    return n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + joint_.tangents >= g_.inputs().size();
-  }
-
   // What depends on a tangent is computed later.
   void find_late() {
     for (const Node& n : g_.nodes()) {
-      late_[n.id] = is_tangent(n) || std::any_of(n.inputs.begin(), n.inputs.end(), [&](const Value& v) { return late_[v.node->id]; });
+      late_[n.id] = cut_.is_tangent(n) || std::any_of(n.inputs.begin(), n.inputs.end(), [&](const Value& v) { return late_[v.node->id]; });
       if (late_[n.id] && n.has_effect())
         unsupported("a gradient is computed by ", n.call().schema, ", which has effects beside its results");
     }
@@ -240,7 +292,6 @@ class Partitioner {
         for (const Value& v : n->inputs) needed_later_[v.node->id] = true;
   }
 
-  // ---- what is saved ----
   // What products and calls read later lies in memory for them: to write it anew would cost more than to keep it, and, where it is a sum
   // along a chain of layers, once more with each of them.
   void keep_operands() {
@@ -313,6 +364,43 @@ class Partitioner {
     return saved_with(enough);
   }
 
+  // A product that is computed again gives other last bits where its sums come in another order, or what follows it is done elsewhere. What
+  // was found of all elements of a row, its largest or their sum, holds for the bits of the call: taken off others, which may be as large
+  // as one likes, it leaves what is far from the truth. So with the row it is computed again. Whether there was such a statistic.
+  bool compute_statistics_anew() {
+    const std::vector<bool> computed = cut_.computed_later();
+    std::vector<bool> again(g_.nodes().size());              // whether a product that is computed again is below
+    using Values = std::set<std::pair<uint32_t, uint32_t>>;  // node and result
+    std::vector<Values> made_of(g_.nodes().size());          // such as were saved, and nothing that is computed again
+    Values found;
+    for (const Node& n : g_.nodes()) {
+      const OpKind kind = kind_of(n.op);
+      const bool is_large = kind == OpKind::heavy || kind == OpKind::routine || kind == OpKind::external;
+      if (late_[n.id] && !is_large) continue;
+      auto is_again = [&](const Value& v) { return again[v.node->id]; };
+      const bool below = std::any_of(n.inputs.begin(), n.inputs.end(), is_again);
+      again[n.id] = !late_[n.id] && (below || (computed[n.id] && is_large));
+      if (!computed[n.id] || !below) continue;  // a gradient's formula is one where it is a call, as that of an attention is
+      bool reads_row = false;
+      for (const Value& v : n.inputs)
+        if (!again[v.node->id]) continue;
+        else if (cut_.is_given(v)) made_of[n.id].emplace(v.node->id, v.index);
+        else if (made_of[v.node->id].empty()) reads_row = true;
+        else made_of[n.id].insert(made_of[v.node->id].begin(), made_of[v.node->id].end());
+      if (!reads_row) continue;
+      for (const auto& [node, result] : std::exchange(made_of[n.id], {})) {
+        const Value v{&g_.nodes()[node], result};
+        if (!v.node->has_effect() && elements(g_, v) < elements(g_, {&n, 0})) found.emplace(node, result);
+      }
+    }
+    for (const auto& [node, result] : found) {
+      const Value v{&g_.nodes()[node], result};
+      repeatable_[node] = may_not_save_[numbers_.of(v)] = true;
+      left_as_[numbers_.of(v)] = nullptr;
+    }
+    return !found.empty();
+  }
+
   // Each value is an edge that costs what it takes to save it; between those that can be computed of one another there is no end.
   // Gives the bytes of the values to save that nobody keeps for nothing.
   int64_t choose() {
@@ -331,7 +419,7 @@ class Partitioner {
       }
       for (uint32_t r = 0; r < n.results.size(); ++r) {
         const Value v{&n, r};
-        net.connect(in(v), in(v) + 1, may_not_save(n) ? FlowNetwork::kUnlimited : cost(v, kept));
+        net.connect(in(v), in(v) + 1, may_not_save(n) || may_not_save_[numbers_.of(v)] ? FlowNetwork::kUnlimited : cost(v, kept));
         if (!repeatable_[n.id]) net.connect(source, in(v), FlowNetwork::kUnlimited);
         else
           for (const Value& from : n.inputs) net.connect(in(from) + 1, in(v), FlowNetwork::kUnlimited);
@@ -351,37 +439,34 @@ class Partitioner {
     return saved;
   }
 
-  // ---- the two graphs ----
-  bool saves(const Node& n) const {
-    for (uint32_t r = 0; r < n.results.size(); ++r)
-      if (is_saved_[numbers_.of({&n, r})]) return true;
-    return false;
-  }
+  Cut& cut_;
+  const Graph& g_;
+  const Joint& joint_;
+  const ValueNumbers& numbers_;
+  std::vector<bool>&late_, &is_saved_;
+  std::vector<const Node*>& left_as_;
+  std::vector<bool> needed_later_, inside_, repeatable_;  // by node
+  std::vector<bool> is_written_, may_not_save_;           // by value
+};
 
-  // Whether a value is given to the later graph: as the input that it is, or saved.
-  bool is_kept_input(const Value& v) const {
-    return v.node->op == Op::input && joint_.input_kept[static_cast<size_t>(v.node->integer(Attr::index))];
-  }
-
-  // Saved, by itself or as what leaves a region.
-  bool is_given(const Value& v) const {
-    const Node* left = left_as_[numbers_.of(v)];
-    return is_saved_[numbers_.of(v)] || (left && is_saved_[numbers_.of({left, 0})]);
-  }
+// The two graphs.
+class Divider {
+ public:
+  explicit Divider(const Cut& cut) : cut_(cut), g_(cut.g), joint_(cut.joint) {}
 
   std::shared_ptr<const Graph> forward(Partition& out) const {
     std::vector<bool> needed(g_.nodes().size());
     for (size_t i = 0; i < g_.outputs().size(); ++i)
       if (!joint_.is_gradient[i]) needed[g_.outputs()[i].node->id] = true;
     for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
-      if (late_[n->id]) continue;
-      if (saves(*n) || n->has_effect()) needed[n->id] = true;
+      if (cut_.late[n->id]) continue;
+      if (cut_.saves(*n) || n->has_effect()) needed[n->id] = true;
       if (needed[n->id])
         for (const Value& v : n->inputs) needed[v.node->id] = true;
     }
     Emission e(g_);
     for (const Value& v : g_.inputs())
-      if (!is_tangent(*v.node)) e.input(v, g_.strides(v));
+      if (!cut_.is_tangent(*v.node)) e.input(v, g_.strides(v));
     for (const Node& n : g_.nodes())
       if (n.op != Op::input && needed[n.id]) emit_unmarked(e, n);
     std::vector<Value> outputs;
@@ -389,53 +474,33 @@ class Partitioner {
     std::map<size_t, int> results;  // values that are results and may be held as they are
     for (size_t i = 0; i < g_.outputs().size(); ++i) {
       if (joint_.is_gradient[i]) continue;
-      if (joint_.output_kept[i]) results.emplace(numbers_.of(g_.outputs()[i]), static_cast<int>(outputs.size()));
+      if (joint_.output_kept[i]) results.emplace(cut_.numbers.of(g_.outputs()[i]), static_cast<int>(outputs.size()));
       outputs.push_back(e.of(g_.outputs()[i]));
       requests.push_back(g_.requests()[i]);
     }
-    for (const Value& v : saved_values()) {
-      auto [it, fresh] = results.emplace(numbers_.of(v), static_cast<int>(outputs.size()));
+    for (const Value& v : cut_.saved_values()) {
+      auto [it, fresh] = results.emplace(cut_.numbers.of(v), static_cast<int>(outputs.size()));
       if (fresh) outputs.push_back(e.of(v)), requests.push_back({{}, -1, true});
       out.saved.push_back(it->second);
     }
     return std::make_shared<const Graph>(e.b.finish(std::move(outputs), std::move(requests)));
   }
 
-  std::vector<Value> saved_values() const {
-    std::vector<Value> out;
-    for (const Node& n : g_.nodes())
-      for (uint32_t r = 0; r < n.results.size(); ++r)
-        if (const Value v{&n, r}; is_saved_[numbers_.of(v)] && !is_kept_input(v)) out.push_back(v);
-    return out;
-  }
-
   std::shared_ptr<const Graph> backward(Partition& out) const {
     Emission e(g_);
     for (const Value& v : g_.inputs())
-      if (is_saved_[numbers_.of(v)] && is_kept_input(v)) {
+      if (cut_.is_saved[cut_.numbers.of(v)] && cut_.is_kept_input(v)) {
         out.inputs.push_back(static_cast<int>(v.node->integer(Attr::index)));
         e.input(v, g_.strides(v));
       }
-    for (size_t i = 0; const Value& v : saved_values()) e.input(v, out.forward->requests()[static_cast<size_t>(out.saved[i++])].strides);
+    for (size_t i = 0; const Value& v : cut_.saved_values())
+      e.input(v, out.forward->requests()[static_cast<size_t>(out.saved[i++])].strides);
     for (const Value& v : g_.inputs())
-      if (is_tangent(*v.node)) e.input(v, g_.strides(v));
+      if (cut_.is_tangent(*v.node)) e.input(v, g_.strides(v));
     for (const Node& n : g_.nodes())
-      if (leaves(n) && is_saved_[numbers_.of({&n, 0})]) e.set(n.inputs[0], e.of({&n, 0}));
-    for (const Node* n : as_late_as_possible(computed_later())) emit_unmarked(e, *n);
+      if (leaves(n) && cut_.is_saved[cut_.numbers.of({&n, 0})]) e.set(n.inputs[0], e.of({&n, 0}));
+    for (const Node* n : as_late_as_possible(cut_.computed_later())) emit_unmarked(e, *n);
     return std::make_shared<const Graph>(finish(e, g_, joint_.is_gradient));
-  }
-
-  // By node: what is neither given nor saved, and that gradients need.
-  std::vector<bool> computed_later() const {
-    std::vector<bool> computed(g_.nodes().size());
-    auto need = [&](const Value& v) {
-      if (v.node->op != Op::input && !is_given(v)) computed[v.node->id] = true;
-    };
-    for (size_t i = 0; i < g_.outputs().size(); ++i)
-      if (joint_.is_gradient[i]) need(g_.outputs()[i]);
-    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n)
-      if (computed[n->id]) std::for_each(n->inputs.begin(), n->inputs.end(), need);
-    return computed;
   }
 
   // What depends on a tangent keeps its order; the rest comes where it is first read.
@@ -456,18 +521,15 @@ class Partitioner {
       }
     };
     for (const Node& n : g_.nodes())
-      if (computed[n.id] && late_[n.id]) place(n);
+      if (computed[n.id] && cut_.late[n.id]) place(n);
     for (const Node& n : g_.nodes())
       if (computed[n.id] && !done[n.id]) place(n);
     return out;
   }
 
+  const Cut& cut_;
   const Graph& g_;
   const Joint& joint_;
-  ValueNumbers numbers_;
-  std::vector<bool> late_, needed_later_, inside_, repeatable_;  // by node
-  std::vector<bool> is_written_, is_saved_;                      // by value
-  std::vector<const Node*> left_as_;                             // by value: the mark with which it leaves a region
 };
 
 }  // namespace
@@ -497,7 +559,14 @@ Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std
   return rewrite(finish(e, backward, outputs), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
 }
 
-Partition partition(const Graph& graph, const Joint& joint) { return Partitioner(graph, joint).run(); }
+Partition partition(const Graph& graph, const Joint& joint) {
+  Cut cut(graph, joint);
+  Partition out;
+  out.saved_bytes = CutFinder(cut).run();
+  out.forward = Divider(cut).forward(out);
+  out.backward = Divider(cut).backward(out);
+  return out;
+}
 
 std::vector<Stage> split_gradients(Module& m, const Stage& whole, const PassContext& c) {
   if (!c.joint) return {};

@@ -13,10 +13,9 @@ namespace {
 
 class KernelBuilder {
  public:
-  KernelBuilder(const Space& space, const std::function<const Place*(const Value&)>& place, const KernelRounding& rounding)
-      : place_(place), space_(space), rounding_(rounding) {
+  KernelBuilder(const Space& space, const std::function<const Place*(const Value&)>& place, bool strict) : place_(place), space_(space) {
     space_.forget_taken();
-    k_.strict = rounding.strict;
+    k_.strict = strict;
   }
 
   KernelStep build(const std::vector<const Node*>& roots, const std::function<Place(const Node*)>& target) {
@@ -24,7 +23,6 @@ class KernelBuilder {
     std::stable_sort(order.begin(), order.end(), [](const Node* a, const Node* b) { return is_reduce(a->op) > is_reduce(b->op); });
     for (const Node* root : order) store(root, target(root));
     k_.axes = space_.axes();
-    k_.round_what_is_stored();
     return finish_kernel(std::move(k_), std::move(exprs_.buffers()));
   }
 
@@ -112,8 +110,7 @@ class KernelBuilder {
   int elementwise(const Node& n, const Index& index, int predicate) {
     std::vector<int> args;
     for (const Value& in : n.inputs) args.push_back(expr(in, index, predicate));
-    const bool rounded = is_low_precision(n.results[0].dtype) && !k_.strict && rounding_.values[n.id];
-    return exprs_.op(n.op, n.results[0].dtype, std::move(args), rounded);
+    return exprs_.op(n.op, n.results[0].dtype, std::move(args));
   }
 
   // 0 <= i < size; what the axes' extents decide is left out.
@@ -215,48 +212,17 @@ class KernelBuilder {
 
   const std::function<const Place*(const Value&)>& place_;
   Space space_;
-  const KernelRounding& rounding_;
   Kernel k_;
   ExprList exprs_{k_};
   std::vector<Dynamic> dynamic_;
   std::map<Key, int> done_;
 };
 
-// Whether the result jumps where an operand moves by a rounding, or is compared with it, as an extreme is.
-bool jumps(const Node& n) {
-  switch (n.op) {
-    case Op::reduce_max:
-    case Op::reduce_min:
-    case Op::sign:
-    case Op::floor:
-    case Op::ceil:
-    case Op::round:
-    case Op::trunc:
-    case Op::floor_div:
-    case Op::mod:
-    case Op::fmod: return true;
-    case Op::cast: return !is_floating(n.results[0].dtype);
-    default: return kind_of(n.op) == OpKind::compare || is_index_reduction(n.op);
-  }
-}
-
 }  // namespace
 
-// Two kernels may compute one value, and where it is compared with its own largest element both must mean the same: there all of them
-// round. So they do where eager's rounding decides on which side of a step a value is.
-KernelRounding find_rounding(const Graph& graph, bool strict) {
-  std::vector<bool> out(graph.nodes().size());
-  for (size_t i = graph.nodes().size(); i-- > 0;) {
-    const Node& n = graph.nodes()[i];
-    if (!jumps(n) && !(out[n.id] && hands_on(n))) continue;
-    for (const Value& in : n.inputs) out[in.node->id] = true;
-  }
-  return {strict, std::move(out)};
-}
-
 KernelStep build_kernel(const Group& group, const std::function<const Place*(const Value&)>& place,
-                        const std::function<Place(const Node*)>& target, const KernelRounding& rounding) {
-  return KernelBuilder(group.space, place, rounding).build(group.roots, target);
+                        const std::function<Place(const Node*)>& target, bool strict) {
+  return KernelBuilder(group.space, place, strict).build(group.roots, target);
 }
 
 }  // namespace broach

@@ -15,7 +15,7 @@ size_t hash(const KernelExpr& e) {
   for (int a : e.args) mix(static_cast<size_t>(a));
   mix(static_cast<size_t>(e.access.buffer));
   mix(e.access.index.hash());
-  mix(static_cast<size_t>(e.predicate) * 2 + e.rounded);
+  mix(static_cast<size_t>(e.predicate));
   if (e.kind == Kind::constant) mix(std::hash<std::string>()(exact_text(e.value)));
   return h;
 }
@@ -47,11 +47,7 @@ int ExprList::add(KernelExpr e) {
   return at;
 }
 
-int ExprList::op(Op o, DType dtype, std::vector<int> args, bool rounded) {
-  KernelExpr e = of(Kind::op, dtype, o, std::move(args));
-  e.rounded = rounded;
-  return add(std::move(e));
-}
+int ExprList::op(Op o, DType dtype, std::vector<int> args) { return add(of(Kind::op, dtype, o, std::move(args))); }
 
 int ExprList::constant(Scalar v, DType dtype) {
   KernelExpr e = of(Kind::constant, dtype);

@@ -33,7 +33,7 @@ class ExprList {
 
   // Each gives the position of the expression in the kernel.
   int add(KernelExpr e);
-  int op(Op o, DType dtype, std::vector<int> args, bool rounded = false);
+  int op(Op o, DType dtype, std::vector<int> args);
   int constant(Scalar v, DType dtype);
   int position(const SymInt& i);
   int cast(int e, DType to) { return (*this)[e].dtype == to ? e : op(Op::cast, to, {e}); }

@@ -57,29 +57,31 @@ std::vector<int64_t> take_starts(Kernel& k) {
   return starts;
 }
 
-// A load that is made in any case as well needs no condition: where that does not hold, any value will do. What is computed of the two is
-// then one expression, as a norm's weights are under all windows of a pooling.
-Kernel without_idle_conditions(Kernel k) {
-  auto is_certain = [](const KernelExpr& e) { return e.kind == Kind::load && e.predicate < 0; };
-  auto is_made_anyway = [&](const KernelExpr& e) {
-    return e.kind == Kind::load && e.predicate >= 0 &&
-           std::ranges::any_of(k.exprs, [&](const KernelExpr& o) { return is_certain(o) && o.dtype == e.dtype && o.access == e.access; });
-  };
-  std::vector<bool> certain;
-  for (const KernelExpr& e : k.exprs) certain.push_back(is_made_anyway(e));
-  if (std::ranges::find(certain, true) == certain.end()) return k;
+// Of expressions that are equal, once changed, one stays.
+template <class F>
+Kernel with_one_of_equals(const Kernel& k, const F& change) {
   Kernel out = k;
   out.exprs.clear();
   ExprList exprs(out);
   std::vector<int> place;
   const auto now = [&](int e) { return place[static_cast<size_t>(e)]; };
-  for (size_t i = 0; i < k.exprs.size(); ++i) {
-    KernelExpr e = k.exprs[i];
-    if (certain[i]) e.predicate = -1;
-    place.push_back(exprs.add(moved(std::move(e), now)));
-  }
+  for (const KernelExpr& e : k.exprs) place.push_back(exprs.add(moved(change(e), now)));
   for (KernelStore& s : out.stores) s = {moved(std::move(s.access), now), now(s.expr), s.adds};
   return out;
+}
+
+// A load that is made in any case as well needs no condition: where that does not hold, any value will do. What is computed of the two is
+// then one expression, as a norm's weights are under all windows of a pooling.
+Kernel without_idle_conditions(const Kernel& k) {
+  auto is_certain = [](const KernelExpr& e) { return e.kind == Kind::load && e.predicate < 0; };
+  auto is_made_anyway = [&](const KernelExpr& e) {
+    return e.kind == Kind::load && e.predicate >= 0 &&
+           std::ranges::any_of(k.exprs, [&](const KernelExpr& o) { return is_certain(o) && o.dtype == e.dtype && o.access == e.access; });
+  };
+  return with_one_of_equals(k, [&](KernelExpr e) {
+    if (is_made_anyway(e)) e.predicate = -1;
+    return e;
+  });
 }
 
 }  // namespace
@@ -109,7 +111,8 @@ KernelStep without_idle_buffers(KernelStep step) {
 }
 
 KernelStep finish_kernel(Kernel k, std::vector<int> buffers) {
-  k = normalize_axes(without_idle_conditions(std::move(k)));
+  // Addresses that were written in two ways may have become one.
+  k = with_one_of_equals(normalize_axes(without_idle_conditions(k)), [](KernelExpr e) { return e; });
   std::vector<SymbolId> symbols = number_symbols(k);
   std::vector<int64_t> starts = take_starts(k);
   return {std::make_shared<const Kernel>(std::move(k)), std::move(buffers), std::move(symbols), std::move(starts), {}};

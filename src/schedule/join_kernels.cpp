@@ -97,7 +97,6 @@ Kernel joined(Kernel a, const Kernel& b, const Expressions& known, const std::ve
     a.stores.back().access.buffer = placed(s.access.buffer);
   }
   if (b.axes.size() > a.axes.size()) a.axes = b.axes;
-  a.round_what_is_stored();
   return a;
 }
 

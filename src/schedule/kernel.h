@@ -35,7 +35,7 @@ struct KernelExpr {
     parameter,  // number `value` of those that a launch gives behind the symbols
     position,   // access.index as an i64
     load,       // access; where `predicate` is false nothing is read and the result is unspecified
-    op,         // elementwise primitive on args
+    op,         // elementwise primitive on args, rounded to its type
     reduction,  // op over the reduced axes of args[0]; access.index is the position that argmax and argmin give
     bounds,     // args[0], an index that must lie in [0, limit), checked unless `predicate` is false; out of range sets the error flag
   };
@@ -47,7 +47,6 @@ struct KernelExpr {
   Access access;
   SymInt limit;
   int predicate = -1;
-  bool rounded = false;  // of an op of a low-precision type: to it; otherwise it stays as wide as it is computed
   // Of values bit for bit: -0.0 is not 0.0, NaN is NaN.
   friend bool operator==(const KernelExpr& a, const KernelExpr& b);
 };
@@ -68,10 +67,7 @@ struct Kernel {
   std::vector<KernelStore> stores;
   int symbols = 0;      // symbols 0..n-1 are the parameters of a launch
   int parameters = 0;   // numbers that follow them, of which kernels with the same code differ
-  bool strict = false;  // round after every primitive of a low-precision type
-
-  // What is stored in a low-precision type has the value for whoever reads it here that it has for others.
-  void round_what_is_stored();
+  bool strict = false;  // functions to all digits; a product that is summed is rounded before
 
   // One line a part. Kernels are equal if their texts are, which is the key under which code is shared.
   std::string str() const;

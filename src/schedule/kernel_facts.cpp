@@ -18,6 +18,7 @@ class FactFinder {
     for (const auto& a : k_.axes) f_.has_reduced |= a.reduced;
     find_stages();
     find_precision();
+    find_rounding();
     find_softmax();
     return std::move(f_);
   }
@@ -53,6 +54,34 @@ class FactFinder {
       const auto& e = k_.exprs[i];
       const bool keeps = e.kind == Kind::op && (e.op == Op::exp || e.op == Op::div) && e.dtype == DType::f32;
       f_.bf16_suffices[i] = e.dtype == DType::bf16 || (keeps && ends_in_bf16(static_cast<int>(i), e.op == Op::exp));
+    }
+  }
+
+  void find_rounding() {
+    f_.rounds.assign(k_.exprs.size(), false);
+    for (const KernelExpr& e : k_.exprs)
+      for_each_operand(e, [&](int a) { f_.rounds[static_cast<size_t>(a)] = is_low_precision(expr(a).dtype) && !is_exact(expr(a)); });
+  }
+
+  // Whether a value of its type has all bits of the result as it is computed, operands being values of their types.
+  bool is_exact(const KernelExpr& e) const {
+    if (e.kind == Kind::reduction) return e.op == Op::reduce_max || e.op == Op::reduce_min;
+    if (e.kind != Kind::op) return true;
+    switch (e.op) {
+      case Op::bitcast:
+      case Op::neg:
+      case Op::abs:
+      case Op::relu:
+      case Op::min:
+      case Op::max:
+      case Op::where:
+      case Op::sign:
+      case Op::floor:
+      case Op::ceil:
+      case Op::round:
+      case Op::trunc: return true;
+      case Op::cast: return size_of(expr(e.args[0]).dtype) == 1 && !is_floating(expr(e.args[0]).dtype);
+      default: return false;
     }
   }
 

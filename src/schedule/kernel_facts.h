@@ -16,6 +16,9 @@ struct KernelFacts {
   std::vector<std::vector<int>> stages;  // reductions, by how many others lie below them: each stage is a pass over the reduced axes
   // By expression: whether bf16 is all that will be seen of it, so that a value of few more bits does.
   std::vector<bool> bf16_suffices;
+  // By expression: what is computed wider than its low-precision type, and must be rounded to it before another reads it. What is only
+  // stored is rounded by that.
+  std::vector<bool> rounds;
   // By expression: a maximum that may pass over NaNs, because a softmax's sum brings them back.
   std::vector<bool> passes_nan;
   std::vector<bool> weights;  // by expression: a quotient of a softmax, exp(x - m) <= 1 by its sum >= 1

@@ -53,15 +53,14 @@ std::string text_of(const KernelExpr& e) {
     default: out = call_text(e);
   }
   if (e.predicate >= 0) out += cat(" if e", e.predicate);
-  return cat(out, e.rounded ? " rounded" : "", " : ", name_of(e.dtype));
+  return cat(out, " : ", name_of(e.dtype));
 }
 
 }  // namespace
 
 bool operator==(const KernelExpr& a, const KernelExpr& b) {
   return a.kind == b.kind && a.dtype == b.dtype && a.op == b.op && a.args == b.args && a.access == b.access && a.limit == b.limit &&
-         a.predicate == b.predicate && a.rounded == b.rounded && a.value.index() == b.value.index() &&
-         exact_text(a.value) == exact_text(b.value);
+         a.predicate == b.predicate && a.value.index() == b.value.index() && exact_text(a.value) == exact_text(b.value);
 }
 
 std::string Kernel::str() const {
@@ -71,16 +70,6 @@ std::string Kernel::str() const {
   for (size_t i = 0; i < exprs.size(); ++i) out += cat("  e", i, " = ", text_of(exprs[i]), "\n");
   for (const auto& s : stores) out += cat("  ", text_of(s.access), s.adds ? " += e" : " = e", s.expr, "\n");
   return out;
-}
-
-void Kernel::round_what_is_stored() {
-  if (strict) return;
-  std::vector<bool> is_read(exprs.size());
-  for (const KernelExpr& e : exprs) for_each_operand(e, [&](int a) { is_read[static_cast<size_t>(a)] = true; });
-  for (const KernelStore& s : stores) {
-    KernelExpr& e = exprs[static_cast<size_t>(s.expr)];
-    if (e.kind == KernelExpr::Kind::op && is_low_precision(e.dtype) && is_read[static_cast<size_t>(s.expr)]) e.rounded = true;
-  }
 }
 
 // ---- parsing ----
@@ -174,7 +163,6 @@ class KernelParser : TextParser {
     c_.expect("=");
     KernelExpr e = expression_without_type();
     if (c_.accept("if")) e.predicate = operand();
-    e.rounded = c_.accept("rounded");
     c_.expect(":");
     e.dtype = c_.dtype();
     k_.exprs.push_back(std::move(e));
@@ -284,7 +272,6 @@ class KernelVerifier {
       check(before(e.predicate, at).dtype == DType::b1, "its predicate is not b1");
     }
     for (int a : e.args) before(a, at);
-    check(!e.rounded || (e.kind == Kind::op && is_low_precision(e.dtype)), "is rounded to what it is");
     switch (e.kind) {
       case Kind::constant: return;
       case Kind::parameter: return check(as_int(e.value) >= 0 && as_int(e.value) < k_.parameters, "is none of the parameters");

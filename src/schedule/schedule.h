@@ -156,15 +156,8 @@ Schedule offload(Schedule schedule, Device device);
 // The same for steps that were placed on the device, which touch buffers there and of the host's.
 Schedule bridge(Schedule schedule, Device device);
 
-// What kernels round to a low precision besides what they store.
-struct KernelRounding {
-  bool strict = false;       // every result
-  std::vector<bool> values;  // those of these nodes, by id
-};
-KernelRounding find_rounding(const Graph& graph, bool strict);
-
 // The kernel that stores the roots of a group, reading whatever `place` knows.
 KernelStep build_kernel(const Group& group, const std::function<const Place*(const Value&)>& place,
-                        const std::function<Place(const Node*)>& target, const KernelRounding& rounding);
+                        const std::function<Place(const Node*)>& target, bool strict);
 
 }  // namespace broach

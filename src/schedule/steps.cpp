@@ -11,7 +11,7 @@ namespace {
 
 class StepMaker {
  public:
-  StepMaker(const Decisions& d, const Buffers& m) : d_(d), m_(m), rounding_(find_rounding(d.graph, d.options.strict)) {
+  StepMaker(const Decisions& d, const Buffers& m) : d_(d), m_(m) {
     for (const Node& n : d.graph.nodes())
       for (const Value& v : n.inputs) read_.insert({v.node, v.index});
   }
@@ -61,7 +61,7 @@ class StepMaker {
       if (fresh) it->second = place_for(g, v);
       return it->second ? &*it->second : nullptr;
     };
-    KernelStep k = build_kernel(g, known, [&](const Node* n) { return m_.places[n->id][0]; }, rounding_);
+    KernelStep k = build_kernel(g, known, [&](const Node* n) { return m_.places[n->id][0]; }, d_.options.strict);
     Step step;
     for (const auto& s : k.kernel->stores) step.writes.push_back(k.buffers[static_cast<size_t>(s.access.buffer)]);
     for (const auto& e : k.kernel->exprs)
@@ -136,7 +136,6 @@ class StepMaker {
 
   const Decisions& d_;
   const Buffers& m_;
-  const KernelRounding rounding_;
   std::set<std::pair<const Node*, uint32_t>> read_;
 };
 

@@ -19,7 +19,7 @@ namespace {
 using testing::Options;
 using testing::run_compiled;
 
-// Without `strict` chains of low precision are not rounded in between, so only wide types can be held to few digits.
+// Values of low precision are rounded as the interpreter rounds them; a function of some fewer bits may give the number next to its own.
 void compare(uint32_t seed, const Options& how, const ScheduleOptions& options) {
   double tolerance = how.low_precision ? 2e-2 : 2e-5;
   Graph g = testing::random_graph(seed, how);
@@ -65,7 +65,7 @@ TEST_CASE("codegen: reshapes of no elements") {
 }
 
 TEST_CASE("random graphs, fused") {
-  for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false}, {});
+  for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {}, {});
 }
 
 TEST_CASE("random graphs, with intermediates where inputs were") {
@@ -85,12 +85,11 @@ TEST_CASE("random graphs, with intermediates where inputs were") {
 }
 
 TEST_CASE("random graphs, one kernel an operation") {
-  for (int seed = 0; seed < count() / 3; ++seed)
-    compare(static_cast<uint32_t>(seed), {.low_precision = false}, {.strict = false, .fuse = false});
+  for (int seed = 0; seed < count() / 3; ++seed) compare(static_cast<uint32_t>(seed), {}, {.strict = false, .fuse = false});
 }
 
 TEST_CASE("random graphs with routines") {
-  for (int seed = 2000; seed < 2000 + count(); ++seed) compare(static_cast<uint32_t>(seed), {.low_precision = false, .routines = true}, {});
+  for (int seed = 2000; seed < 2000 + count(); ++seed) compare(static_cast<uint32_t>(seed), {.routines = true}, {});
 }
 
 TEST_CASE("random graphs of low precision, strict") {

@@ -274,3 +274,30 @@ TEST_CASE("partition: the smaller the budget, the less is saved, and the same is
   }
   CHECK(before == 0);
 }
+
+TEST_CASE("partition: the extremes and sums of a product that is computed again are computed again") {
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[8, 8]
+%1 = input(index=1) : f32[8, 8]
+%2 = input(index=2) : f32[8, 8]
+%3 = dot(%0, %1, batch=0) : f32[8, 8]
+%4 = reduce_max(%3, dims=[1]) : f32[8]
+%5 = reshape(%4, shape=[8, 1]) : f32[8, 1]
+%6 = expand(%5, shape=[8, 8]) : f32[8, 8]
+%7 = sub(%3, %6) : f32[8, 8]
+%8 = exp(%7) : f32[8, 8]
+%9 = reduce_sum(%8, dims=[1]) : f32[8]
+%10 = reshape(%9, shape=[8, 1]) : f32[8, 1]
+%11 = expand(%10, shape=[8, 8]) : f32[8, 8]
+%12 = div(%8, %11) : f32[8, 8]
+%13 = mul(%12, %2) : f32[8, 8]
+return %12, %13
+)");
+  Joint joint = joint_of(g, 1);
+  joint.input_kept = {true, true, false};
+  CHECK(partition(g, joint).saved_bytes == 8 * 8 * 4);
+  joint.memory_budget = 0.5;  // enough for the two of a row
+  const Partition p = partition(g, joint);
+  CHECK(p.saved_bytes == 0);
+  CHECK(std::ranges::count(p.backward->nodes(), Op::dot, &Node::op) == 1);
+  check_same(g, joint, 3);
+}

@@ -45,7 +45,8 @@ inline float scale_and_mask(const AttentionRows& a, float* scores, int64_t seen,
 // As soften(), to weights in bf16. `columns` is a multiple of 32.
 inline void weigh_row(const AttentionRows& a, float* scores, int64_t seen, int64_t columns, const float* mask, RowState& state, float* sums,
                       int64_t wide, uint16_t* weights) {
-  const float factor = scale_and_mask(a, scores, seen, columns, mask), lowest = -__builtin_inff();
+  float factor = scale_and_mask(a, scores, seen, columns, mask);
+  constexpr float lowest = -__builtin_inff();
   Floats most = splat(lowest), most2 = most;
   for (int64_t i = 0; i < columns; i += 2 * kWidth) {
     const Floats x = load(scores + i), y = load(scores + i + kWidth);
@@ -55,6 +56,12 @@ inline void weigh_row(const AttentionRows& a, float* scores, int64_t seen, int64
   float top = _mm512_reduce_max_ps(_mm512_max_ps(most, most2)) * factor;
   if (state.top > top) top = state.top;
   const float base = top == lowest ? 0.0f : top;
+  // A multiplication and a subtraction that are rounded as one leave of the largest what the other rounding took, here more than a half.
+  constexpr float kLarge = 1 << 24;
+  if (base > kLarge || base < -kLarge) {
+    for (int64_t i = 0; i < columns; i += kWidth) store(scores + i, load(scores + i) * factor);
+    factor = 1;
+  }
   Floats sum{}, sum2{};
   for (int64_t i = 0; i < columns; i += 2 * kWidth) {
     const Floats x = exp2_for_bf16(load(scores + i) * factor - base), y = exp2_for_bf16(load(scores + i + kWidth) * factor - base);

@@ -85,7 +85,7 @@ struct Weighed {
 inline Weighed weigh_column(const AttentionGradient& a, const Memory& m, int64_t row, int64_t key, Floats score, Floats weight_gradient) {
   score *= a.scale * kLog2E;
   if (a.mask) score += mask_of(a, row, key) * kLog2E;
-  const Floats weight = exp2_for_bf16(score - load(m.tops + row));
+  const Floats weight = exp2_for_bf16(at_most_0(score - load(m.tops + row)));
   const Floats gradient = weight * (weight_gradient - load(m.common + row)) * a.scale;
   if (!a.causal || key <= row) return {weight, gradient};
   const int64_t hidden = key - row;  // the first so many rows do not see the key

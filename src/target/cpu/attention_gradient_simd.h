@@ -81,6 +81,9 @@ void add_product(const float* a, int64_t rows, const float* b, int64_t n, int64_
     }
 }
 
+// No weight is more than 1, wherever a large score and its row's logarithm were rounded to. NaN stays.
+inline Floats at_most_0(Floats x) { return x > 0.0f ? Floats{} : x; }
+
 // Scores of a row become weights, what its gradient and the values gave becomes the gradient of its scores. Keys from `seen` on are not
 // seen by the row.
 inline void weigh(const AttentionGradient& a, int64_t row, int64_t first_key, int64_t n, int64_t seen, float common, float* scores,
@@ -91,7 +94,7 @@ inline void weigh(const AttentionGradient& a, int64_t row, int64_t first_key, in
     for (int64_t i = 0; i < n; ++i) scores[i] = scores[i] * scale + mask[i * a.mask_col] * kLog2E;
   const float factor = mask ? 1 : scale;
   for (int64_t i = 0; i < n; i += kWidth) {
-    const Floats weights = exp2_of(load(scores + i) * factor - top);
+    const Floats weights = exp2_of(at_most_0(load(scores + i) * factor - top));
     store(scores + i, weights);
     store(gradients + i, weights * (load(gradients + i) - common) * a.scale);
   }

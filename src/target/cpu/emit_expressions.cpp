@@ -207,7 +207,7 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (pair) v = interleaved(pair->first, pair->second);
   else if (!v && plan_.coarse[static_cast<size_t>(at)]) v = emit_coarse(b_, e.op, args[0], features_);
   if (!v) v = operation(e, args, from);
-  if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) v = round_to(v, e.dtype);
+  if (plan_.rounds[static_cast<size_t>(at)]) v = round_to(v, e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
 }

@@ -249,7 +249,10 @@ void KernelEmitter::emit_stages() {
     });
     if (std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, unroll);
     fresh_values();
-    for (int r : stage) finished_[r] = result(r, unroll);
+    for (int r : stage) {
+      const V v = result(r, unroll);
+      finished_[r] = plan_.rounds[static_cast<size_t>(r)] ? round_to(v, plan_.expr(r).dtype) : v;
+    }
     fresh_values();
     for (const auto& [e, row] : plan_.cached)
       if (plan_.needs(stage, e)) filled_.insert(e);

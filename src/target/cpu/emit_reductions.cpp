@@ -132,7 +132,8 @@ void KernelEmitter::accumulate(int r, unsigned slot) {
   const auto& e = plan_.expr(r);
   Accumulator& a = accumulator(r, slot);
   const auto& product = plan_.expr(e.args[0]);
-  if (is_sum(r) && product.op == Op::mul && !product.rounded && product.dtype == e.dtype && !mask_ && features_.fma && !k_.strict) {
+  if (is_sum(r) && product.op == Op::mul && !is_low_precision(product.dtype) && product.dtype == e.dtype && !mask_ && features_.fma &&
+      !k_.strict) {
     // Rounded once, in every kernel that sums it.
     V p = splat(value(product.args[0])), q = splat(value(product.args[1])), sum = b_.CreateLoad(p->getType(), a.value);
     b_.CreateStore(b_.CreateIntrinsic(llvm::Intrinsic::fma, {p->getType()}, {p, q, sum}), a.value);

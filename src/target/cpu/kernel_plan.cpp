@@ -66,7 +66,7 @@ class Planner {
     int64_t row = 0;
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
-      if (e.kind != Kind::op || (!is_function(e.op) && !e.rounded) || passes[i] < 2 || !p_.inner[i] || e.dtype == DType::b1) continue;
+      if (e.kind != Kind::op || (!is_function(e.op) && !p_.rounds[i]) || passes[i] < 2 || !p_.inner[i] || e.dtype == DType::b1) continue;
       p_.cached[static_cast<int>(i)] = row++;
     }
     p_.shape.scratch_bytes = SymInt(row * 8) * (p_.vector().extent + 64);

@@ -307,7 +307,7 @@ V ScalarEmitter::cast(V v, DType from, DType to) {
     return emit_f32_to_f8(b_, wide, format_of(to));
   }
   if (is_low_precision(from) && to == DType::f32) return v;
-  if (is_low_precision(to) && (from == DType::f32 || is_low_precision(from))) return v;  // rounded when stored, or by strict
+  if (is_low_precision(to) && (from == DType::f32 || is_low_precision(from))) return v;  // rounded behind, or when stored
   Type* t = scalar_type(to);
   if (is_vector(v)) t = vector_of(t);
   bool from_float = is_floating(from), to_float = is_floating(to);

@@ -147,7 +147,7 @@ std::string ExpressionEmitter::compute(int at, int64_t lane) {
       return cat("checked(", i, ", ", index(e.limit, lane), ", ", asked, ", \"", name_, "\")");
     }
     case Kind::reduction: fail("cuda: a reduction is used before it is computed");
-    default: return operation(e, lane);
+    default: return operation(at, lane);
   }
 }
 
@@ -170,7 +170,7 @@ std::string ExpressionEmitter::load(int at, int64_t lane) {
 
 std::string ExpressionEmitter::cast(const std::string& x, DType from, DType to) const {
   if (from == to) return x;
-  // Rounded when stored, or by strict.
+  // Rounded behind, or when stored.
   if (is_floating(from) && is_floating(to) && computed_type(from) == computed_type(to)) return x;
   return cat("Cast<", computed_type(to), ", ", computed_type(from), ">::of(", x, ")");
 }
@@ -184,7 +184,8 @@ std::optional<Scalar> ExpressionEmitter::inverse_of_divisor(const KernelExpr& e)
   return Scalar(1 / divisor);
 }
 
-std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
+std::string ExpressionEmitter::operation(int at, int64_t lane) {
+  const KernelExpr& e = p_.expr(at);
   std::string args;
   for (int a : e.args) args += (args.empty() ? "" : ", ") + value(a, lane);
   const DType from = e.args.empty() ? e.dtype : p_.expr(e.args.back()).dtype;
@@ -196,7 +197,7 @@ std::string ExpressionEmitter::operation(const KernelExpr& e, int64_t lane) {
   else if (e.op == Op::nextafter && is_low_precision(e.dtype)) unsupported("cuda: no code for nextafter on ", name_of(e.dtype));
   else if (const auto inverse = inverse_of_divisor(e)) out = cat("divided(", args, ", ", constant_text(*inverse, e.dtype), ")");
   else out = cat("op_", name_of(e.op), "(", args, ")");
-  if ((k_.strict || e.rounded) && is_low_precision(e.dtype)) out = from_memory(to_memory(out, e.dtype), e.dtype);
+  if (p_.rounds[static_cast<size_t>(at)]) out = from_memory(to_memory(out, e.dtype), e.dtype);
   return out;
 }
 

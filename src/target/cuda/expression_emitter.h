@@ -41,7 +41,7 @@ class ExpressionEmitter {
  private:
   std::string compute(int e, int64_t lane);
   std::optional<Scalar> inverse_of_divisor(const KernelExpr& e) const;
-  std::string operation(const KernelExpr& e, int64_t lane);
+  std::string operation(int at, int64_t lane);
   std::string cast(const std::string& x, DType from, DType to) const;
   std::string address(const Access& a, int64_t lane);
   std::string load(int at, int64_t lane);
