@@ -16,7 +16,7 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def _close(have, want, dtype=None):
-    # Eager rounds to the low precision after each operation, a kernel once: two units of the last place of what is added up.
+    # A function may give the number next to eager's, and sums come in another order: two units of the last place of what is added up.
     tolerance = {torch.bfloat16: (1.6e-2, 1.6e-2), torch.float16: (2e-3, 4e-3)}.get(dtype, (1e-4, 1e-4))
     torch.testing.assert_close(have, want, rtol=tolerance[0], atol=tolerance[1], equal_nan=True)
 

@@ -129,10 +129,23 @@ std::string ExpressionEmitter::value(int e, int64_t lane) {
   const bool is_cached = p_.cached.contains(e) && !cache_step_.empty();
   const std::string slot = is_cached ? cat("c", e, "[", cache_step_, " * ", p_.lanes, " + ", lane, "]") : "";
   if (is_cached && filled_.contains(e)) return values_[{e, lane}] = slot;
-  const std::string text = compute(e, lane), name = cat("v", e, p_.varies(e) ? cat("_", lane) : "");
-  line("const ", computed_type(p_.expr(e).dtype), " ", name, " = ", text, ";");
+  const DType t = p_.expr(e).dtype;
+  const std::string name = cat("v", e, p_.varies(e) ? cat("_", lane) : "");
+  const bool rounds = p_.rounds[static_cast<size_t>(e)], is_half = t == DType::bf16 || t == DType::f16;
+  if (rounds && is_half && p_.varies(e) && p_.lanes > 1 && !is_cached) return round_two(e, lane);
+  const std::string text = compute(e, lane);
+  line("const ", computed_type(t), " ", name, " = ", rounds ? from_memory(to_memory(text, t), t) : text, ";");
   if (is_cached) line(slot, " = ", name, ";");
   return values_[{e, lane}] = name;
+}
+
+// Of the lane and the one beside it, which take one instruction.
+std::string ExpressionEmitter::round_two(int e, int64_t lane) {
+  const int64_t low = lane / 2 * 2;
+  const std::string both = cat("w", e, "_", low), x = compute(e, low), y = compute(e, low + 1);
+  line("const Both ", both, " = round_to_", name_of(p_.expr(e).dtype), "(", x, ", ", y, ");");
+  values_[{e, low}] = both + ".low", values_[{e, low + 1}] = both + ".high";
+  return values_[{e, lane}];
 }
 
 std::string ExpressionEmitter::compute(int at, int64_t lane) {
@@ -184,6 +197,22 @@ std::optional<Scalar> ExpressionEmitter::inverse_of_divisor(const KernelExpr& e)
   return Scalar(1 / divisor);
 }
 
+namespace {
+
+bool has_quick(Op op) {
+  switch (op) {
+    case Op::exp:
+    case Op::sigmoid:
+    case Op::silu:
+    case Op::tanh:
+    case Op::gelu_tanh:
+    case Op::gelu_erf: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
 std::string ExpressionEmitter::operation(int at, int64_t lane) {
   const KernelExpr& e = p_.expr(at);
   std::string args;
@@ -196,8 +225,7 @@ std::string ExpressionEmitter::operation(int at, int64_t lane) {
         from_memory(cat("bits_as<", stored_type(e.dtype), ">(static_cast<", stored_type(from), ">(", to_memory(args, from), "))"), e.dtype);
   else if (e.op == Op::nextafter && is_low_precision(e.dtype)) unsupported("cuda: no code for nextafter on ", name_of(e.dtype));
   else if (const auto inverse = inverse_of_divisor(e)) out = cat("divided(", args, ", ", constant_text(*inverse, e.dtype), ")");
-  else out = cat("op_", name_of(e.op), "(", args, ")");
-  if (p_.rounds[static_cast<size_t>(at)]) out = from_memory(to_memory(out, e.dtype), e.dtype);
+  else out = cat(has_quick(e.op) && p_.bf16_suffices[static_cast<size_t>(at)] ? "quick_" : "op_", name_of(e.op), "(", args, ")");
   return out;
 }
 

@@ -39,6 +39,7 @@ class ExpressionEmitter {
   std::string cache_step_;                                 // which of a thread's steps the current point is
 
  private:
+  std::string round_two(int e, int64_t lane);
   std::string compute(int e, int64_t lane);
   std::optional<Scalar> inverse_of_divisor(const KernelExpr& e) const;
   std::string operation(int at, int64_t lane);
