@@ -31,8 +31,8 @@ def test_functions_of_all_bf16_numbers(name):
     for _ in range(3):
         have = compiled(x.cuda()).cpu().double()
     rare = ~(want.abs() < 3e38)
-    # One step of bf16, or what f32 loses of 1 where a gelu nearly cancels.
-    torch.testing.assert_close(have[~rare], want[~rare], rtol=2**-7, atol=3e-6 if name.startswith("gelu") else 1e-38)
+    # One step of bf16, or what f32 loses of 1 where a gelu nearly cancels; an inverse below 2^-126 may be 0.
+    torch.testing.assert_close(have[~rare], want[~rare], rtol=2**-7, atol=3e-6 if name.startswith("gelu") else 1e-36)
     torch.testing.assert_close(have[rare].float(), want[rare].to(torch.bfloat16).float(), equal_nan=True)
     edges = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0], device="cuda", dtype=torch.bfloat16)
     if name != "softmax":
