@@ -50,6 +50,13 @@ struct Capabilities {
   // A kernel of at most so many points costs less than its launch, and is computed together with others.
   int64_t launch_points = 0;
 
+  // A pointwise value of at least so many elements that a product of the gradients reads is rather written once more for it than kept from
+  // the call on, if the product has at least so many multiplications for each of its bytes: two passes over it take no longer then.
+  struct RepeatedOperands {
+    int64_t elements = 0;  // 0: never
+    double work = 0;
+  } repeated_operands;
+
   const ContractionAbility* contraction(Op op, DType dtype) const;
   // Whether it computes this node, if that is a contraction or a routine.
   bool has(const Node& node) const;

@@ -525,6 +525,11 @@ void Graph::verify() const {
   for (size_t i = 0; i < outputs_.size(); ++i) verify_output(outputs_[i], requests_[i], *this);
 }
 
+std::pair<size_t, size_t> dims_of_positions(const Node& n) {
+  const size_t first = n.op == Op::pick ? 0 : static_cast<size_t>(n.integer(Attr::dim));
+  return {first, first + n.inputs[1].shape().size()};
+}
+
 bool hands_on(const Node& n) {
   switch (n.op) {
     case Op::cast: return is_floating(n.results[0].dtype);

@@ -131,8 +131,14 @@ struct Inference {
     size_t dim = static_cast<size_t>(get<int64_t>(Attr::dim));
     const Shape& x = in[0].shape();
     check(dim < x.size() && is_integral(in[1].dtype()), "take: bad dimension or index type ", Shown{in[1].type()});
+    const Shape& at = in[1].shape();
     Shape out(x.begin(), x.begin() + static_cast<int64_t>(dim));
-    out.insert(out.end(), in[1].shape().begin(), in[1].shape().end());
+    if (op == Op::pick) {
+      check(dim <= at.size() && std::equal(out.begin(), out.end(), at.begin()), "pick: ", Shown{in[1].type()}, " does not fit ",
+            Shown{in[0].type()});
+      out.clear();
+    }
+    out.insert(out.end(), at.begin(), at.end());
     out.insert(out.end(), x.begin() + static_cast<int64_t>(dim) + 1, x.end());
     return like(in[0], out);
   }

@@ -153,12 +153,12 @@ struct Moments {
 };
 
 // By the corrected algorithm of two passes (Chan, Golub and LeVeque): what a mean lacks by its rounding is the mean of the deviations from
-// it, whose square is in theirs. Equal elements so have no variance, whatever their size. Infinite squares stay so.
+// it, whose square is in theirs. Equal elements so have no variance, whatever their size. Infinite squares and means stay so.
 Moments moments(const Expr& x, const Axes& axes, double correction) {
   GraphBuilder& b = x.builder();
   SymInt n = axes.count(x);
   Expr about = mean(x, axes.kept()), from_about = x - about, rest = mean(from_about, axes.kept());
-  Expr m = about + rest, squares = sum(from_about * from_about, axes);
+  Expr m = select(equal(rest, rest), about + rest, about), squares = sum(from_about * from_about, axes);
   Expr of_rest = reshaped(rest * rest, squares.value().shape()) * number(b, n, x.dtype());
   squares = select(equal(squares, kInfinity), squares, max(squares - of_rest, 0.0));
   Expr divisor = n.is_constant() ? Expr(b, b.constant(std::max(static_cast<double>(n.constant()) - correction, 0.0), x.dtype()))
@@ -346,6 +346,28 @@ Value take_of_rows(GraphBuilder& b, const Classes& k, Value x, Value index, int 
   return b.emit(n.op, std::move(inputs), n.attrs);
 }
 
+// Of [.., classes] the element of each row at its position, [..], computed likewise.
+Value pick_of_rows(GraphBuilder& b, Value x, Value index, int depth = 0) {
+  constexpr int kDeepest = 8;
+  const Node& n = *x.node;
+  const Shape rows = index.shape();
+  Shape once = rows;
+  once.push_back(1);
+  if (n.op == Op::expand && depth > 0) {
+    if (n.inputs[0].shape() == once) return b.reshape(n.inputs[0], rows);
+    if (product(n.inputs[0].shape()) == SymInt(1)) return b.expand(b.reshape(n.inputs[0], Shape(rows.size(), SymInt(1))), rows);
+  }
+  if (n.op == Op::reshape && depth > 0 && depth < kDeepest && n.inputs[0].rank() > 0 && n.inputs[0].shape().back() == x.shape().back()) {
+    const Shape& from = n.inputs[0].shape();
+    return b.reshape(pick_of_rows(b, n.inputs[0], b.reshape(index, Shape(from.begin(), from.end() - 1)), depth + 1), rows);
+  }
+  const bool alone = is_elementwise(n.op) && std::ranges::all_of(n.inputs, [&](const Value& v) { return v.shape() == x.shape(); });
+  if (!alone || depth == kDeepest) return b.emit(Op::pick, {x, index}, {{Attr::dim, static_cast<int64_t>(rows.size())}});
+  std::vector<Value> inputs;
+  for (const Value& v : n.inputs) inputs.push_back(pick_of_rows(b, v, index, depth + 1));
+  return b.emit(n.op, std::move(inputs), n.attrs);
+}
+
 // `x` at each target, 0 where it is ignored. A target that is no class becomes an index that is none: an error, as in eager.
 Expr picked(OpCall& c, const Classes& k, const Expr& target, const Expr& ignored) {
   GraphBuilder& b = c.b;
@@ -353,6 +375,11 @@ Expr picked(OpCall& c, const Classes& k, const Expr& target, const Expr& ignored
   auto size = [&](const SymInt& n) { return number(b, n, DType::i64); };
   Expr first = Expr(b, along(b, positions(b, k.n), 0, 2)) * size(row) + Expr(b, along(b, positions(b, k.rest), 1, 2));
   Expr valid = (target >= 0.0) & (target < size(k.classes));
+  // Rows stay as they lie, which need not be one behind the other.
+  if (k.x.rank() == 2 && k.rest == SymInt(1)) {
+    Expr own = select(ignored, 0.0, select(valid, target, size(k.classes)));
+    return {b, b.reshape(pick_of_rows(b, k.x, b.reshape(own.value(), {k.n})), k.target.shape())};
+  }
   Expr index = select(valid, first + target * size(k.rest), size(all));
   return {b, take_of_rows(b, k, k.x, select(ignored, 0.0, index).value())};
 }

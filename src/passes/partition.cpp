@@ -240,6 +240,7 @@ class CutFinder {
         needed_later_(g_.nodes().size()),
         inside_(g_.nodes().size()),
         repeatable_(find_repeatable(g_)),
+        is_operand_(g_.nodes().size()),
         may_not_save_(numbers_.count()) {}
 
   // Gives the bytes of what is saved.
@@ -250,10 +251,10 @@ class CutFinder {
     keep(needed_as_rounded(g_));
     find_needed_later();
     is_written_ = find_written(g_, late_, numbers_);
-    int64_t saved = choose();
+    int64_t saved = choose() - repeat_operands();
     const auto most = static_cast<int64_t>(joint_.memory_budget * static_cast<double>(saved));
-    if (saved > most) saved = choose_within(most);
-    while (compute_statistics_anew()) saved = choose();
+    if (saved > most) saved = choose_within(most) - repeat_operands();
+    while (compute_statistics_anew()) saved = choose() - repeat_operands();
     return saved;
   }
 
@@ -300,7 +301,10 @@ class CutFinder {
       if (!late_[n.id] || (kind != OpKind::heavy && kind != OpKind::routine && kind != OpKind::external)) continue;
       for (const Value& v : n.inputs) {
         const Node& from = *below_views(v);
-        if (is_elementwise(from.op) && !late_[from.id] && !may_not_save(from)) repeatable_[from.id] = false;
+        if (!is_elementwise(from.op) || late_[from.id] || may_not_save(from)) continue;
+        const bool is_worth_it = n.op == Op::dot && work(n) >= joint_.repeated_operands.work * static_cast<double>(bytes(g_, {&from, 0}));
+        is_operand_[from.id] = is_operand_[from.id] || (repeatable_[from.id] && is_worth_it);
+        repeatable_[from.id] = false;
       }
     }
   }
@@ -308,21 +312,63 @@ class CutFinder {
   // These are not computed anew.
   void keep(const std::vector<bool>& nodes) {
     for (const Node& n : g_.nodes())
-      if (nodes[n.id] && !may_not_save(n)) repeatable_[n.id] = false;
+      if (nodes[n.id] && !may_not_save(n)) repeatable_[n.id] = is_operand_[n.id] = false;
   }
 
-  // Multiplications, or elements read, for a byte of what they give.
-  double work_for_a_byte(const Node& n) const {
+  // Large operands of later products that a few operations make of others that are saved anyway are not. Gives their bytes.
+  int64_t repeat_operands() {
+    const auto smallest = static_cast<double>(joint_.repeated_operands.elements);
+    if (smallest == 0) return 0;
+    const std::vector<bool> kept = kept_values();
+    std::vector<bool> is_read(numbers_.count());  // by what is repeated: stays saved
+    int64_t fewer = 0;
+    for (const Node& n : g_.nodes()) {
+      const Value v{&n, 0};
+      const size_t i = numbers_.of(v);
+      if (!is_operand_[n.id] || !is_saved_[i] || kept[i] || is_read[i] || inside_[n.id] || elements(g_, v) < smallest) continue;
+      const std::vector<Value> from = saved_below(v);
+      auto is_large = [&](const Value& x) { return 2 * elements(g_, x) >= elements(g_, v); };
+      if (from.empty() || std::ranges::count_if(from, is_large) > 2) continue;
+      for (const Value& x : from) is_read[numbers_.of(x)] = true;
+      is_saved_[i] = false;
+      fewer += bytes(g_, v);
+    }
+    return fewer;
+  }
+
+  // What a value is made of by a few cheap operations, all of it saved or held; nothing if there is other.
+  std::vector<Value> saved_below(const Value& v) const {
+    constexpr size_t kMost = 24;
+    std::vector<Value> out, open(v.node->inputs);
+    for (size_t i = 0; i < open.size(); ++i) {
+      const Value x = open[i];
+      if (std::find(open.begin(), open.begin() + static_cast<std::ptrdiff_t>(i), x) != open.begin() + static_cast<std::ptrdiff_t>(i)) continue;
+      if (cut_.is_given(x)) {
+        out.push_back(x);
+        continue;
+      }
+      if (open.size() > kMost || !is_cheap(*x.node) || !(repeatable_[x.node->id] || is_operand_[x.node->id])) return {};
+      open.insert(open.end(), x.node->inputs.begin(), x.node->inputs.end());
+    }
+    return out;
+  }
+
+  // Multiplications, or elements read.
+  double work(const Node& n) const {
     auto extent = [&](const Value& v, size_t d) { return static_cast<double>(g_.symbols()->hint(v.shape()[d])); };
-    double work = 0, given = 0;
-    for (uint32_t r = 0; r < n.results.size(); ++r) given += static_cast<double>(bytes(g_, {&n, r}));
     const double made = elements(g_, {&n, 0});
-    if (n.op == Op::dot) work = made * extent(n.inputs[0], n.inputs[0].shape().size() - 1);
-    else if (n.op == Op::conv) work = made * elements(g_, n.inputs[1]) / std::max(1.0, extent(n.inputs[1], 0));
-    else if (n.op == Op::attention) work = 2 * made * extent(n.inputs[1], 2);
-    else
-      for (const Value& v : n.inputs) work += elements(g_, v);
-    return work / std::max(1.0, given);
+    if (n.op == Op::dot) return made * extent(n.inputs[0], n.inputs[0].shape().size() - 1);
+    if (n.op == Op::conv) return made * elements(g_, n.inputs[1]) / std::max(1.0, extent(n.inputs[1], 0));
+    if (n.op == Op::attention) return 2 * made * extent(n.inputs[1], 2);
+    double read = 0;
+    for (const Value& v : n.inputs) read += elements(g_, v);
+    return read;
+  }
+
+  double work_for_a_byte(const Node& n) const {
+    double given = 0;
+    for (uint32_t r = 0; r < n.results.size(); ++r) given += static_cast<double>(bytes(g_, {&n, r}));
+    return work(n) / std::max(1.0, given);
   }
 
   // Something is held in any case where a tensor is kept: of several such, the smallest. Of the others rather not what is written for
@@ -446,6 +492,7 @@ class CutFinder {
   std::vector<bool>&late_, &is_saved_;
   std::vector<const Node*>& left_as_;
   std::vector<bool> needed_later_, inside_, repeatable_;  // by node
+  std::vector<bool> is_operand_;                          // by node: could be repeated, but that a product reads it later
   std::vector<bool> is_written_, may_not_save_;           // by value
 };
 
@@ -571,7 +618,9 @@ Partition partition(const Graph& graph, const Joint& joint) {
 std::vector<Stage> split_gradients(Module& m, const Stage& whole, const PassContext& c) {
   if (!c.joint) return {};
   if (m.stages.size() > 1) unsupported("gradients of a program that is divided otherwise");
-  Partition parts = partition(*whole.graph, *c.joint);
+  Joint joint = *c.joint;
+  joint.repeated_operands = c.capabilities->repeated_operands;
+  Partition parts = partition(*whole.graph, joint);
   m.saved_bytes = parts.saved_bytes;
   const auto tangents = whole.takes.end() - static_cast<std::ptrdiff_t>(c.joint->tangents);
   Stage now{Stage::Runs::in_call, std::move(parts.forward), {whole.takes.begin(), tangents}, {}};

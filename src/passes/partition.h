@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "ir/capabilities.h"
 #include "ir/graph.h"
 
 namespace broach {
@@ -16,6 +17,7 @@ struct Joint {
   std::vector<bool> input_kept;   // by input: its tensor is held as it is until then, for nothing
   std::vector<bool> output_kept;  // by output: likewise
   double memory_budget = 1.0;     // at most this part of what is saved by default, if it can be
+  Capabilities::RepeatedOperands repeated_operands = {};
 };
 
 struct Partition {

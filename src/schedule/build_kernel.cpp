@@ -165,8 +165,9 @@ class KernelBuilder {
   int take(const Node& n, const Index& index, int predicate) {
     auto dim = static_cast<size_t>(n.integer(Attr::dim));
     const Value &x = n.inputs[0], &positions = n.inputs[1];
-    auto rank = static_cast<size_t>(positions.rank());
-    int at = expr(positions, Index(index.begin() + static_cast<int64_t>(dim), index.begin() + static_cast<int64_t>(dim + rank)), predicate);
+    const auto [from, to] = dims_of_positions(n);
+    const auto first = index.begin() + static_cast<int64_t>(from), last = index.begin() + static_cast<int64_t>(to);
+    int at = expr(positions, Index(first, last), predicate);
     int checked = exprs_.bounds(exprs_.cast(at, DType::i64), x.shape()[dim], predicate);
     SymbolId symbol = kFirstAxis * 2 + static_cast<SymbolId>(checked);
     if (std::none_of(dynamic_.begin(), dynamic_.end(), [&](const Dynamic& d) { return d.symbol == symbol; }))
@@ -174,7 +175,7 @@ class KernelBuilder {
     space_.add_taken(symbol);
     Index in(index.begin(), index.begin() + static_cast<int64_t>(dim));
     in.push_back(SymInt::symbol(symbol));
-    in.insert(in.end(), index.begin() + static_cast<int64_t>(dim + rank), index.end());
+    in.insert(in.end(), last, index.end());
     const int taken = expr(x, in, predicate);
     if (is_complex(n.results[0].dtype) || depends_on(taken, checked)) return taken;
     // Whatever is taken of a repeated dimension is the same element: the index is checked all the same.

@@ -138,12 +138,12 @@ bool Fit::find_view_operands(const Node& n, const Demand& d, Wants& wants) {
 }
 
 void Fit::find_take_operands(const Node& n, const Demand& d, Wants& wants) {
-  const auto dim = static_cast<int64_t>(n.integer(Attr::dim)), rank = static_cast<int64_t>(n.inputs[1].rank());
-  const auto first = d.at.begin() + dim, last = first + rank;
+  const auto [from, to] = dims_of_positions(n);
+  const auto first = d.at.begin() + static_cast<int64_t>(from), last = d.at.begin() + static_cast<int64_t>(to);
   wants.push_back({n.inputs[1], {Index(first, last), d.condition}});
   const SymbolId symbol = kFirstAxis * 2 + taken_++;
   space_.add_taken(symbol);
-  Index in(d.at.begin(), first);
+  Index in(d.at.begin(), d.at.begin() + n.integer(Attr::dim));
   in.push_back(SymInt::symbol(symbol));
   in.insert(in.end(), last, d.at.end());
   wants.push_back({n.inputs[0], {std::move(in), d.condition}});

@@ -264,7 +264,7 @@ class Grouper {
       c.heavy |= x.heavy;
     }
     if (is_elementwise(n.op)) c.ops += is_costly(n.op) ? 20 : 1;
-    if (n.op == Op::take) c.ops += 10;
+    if (kind_of(n.op) == OpKind::heavy_view) c.ops += 10;
     return c;
   }
 

@@ -37,7 +37,7 @@ class Storing {
       if (c.bias) store_window(c.bias);
       for (auto& [op, v] : c.epilogue)
         if (v) store_window(v);
-    } else if (n.op == Op::take) {
+    } else if (k == OpKind::heavy_view) {
       store(n.inputs[0], window(n.inputs[0]).has_value());
     }
   }

@@ -301,3 +301,27 @@ return %12, %13
   CHECK(std::ranges::count(p.backward->nodes(), Op::dot, &Node::op) == 1);
   check_same(g, joint, 3);
 }
+
+TEST_CASE("partition: a large operand of a later product is written anew where the target says so") {
+  // gelu(x w) v, and the gradients of v and of what goes into the gelu.
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[16, 16]
+%1 = input(index=1) : f32[16, 16]
+%2 = input(index=2) : f32[16, 16]
+%3 = input(index=3) : f32[16, 16]
+%4 = dot(%0, %1, batch=0) : f32[16, 16]
+%5 = gelu_erf(%4) : f32[16, 16]
+%6 = dot(%5, %2, batch=0) : f32[16, 16]
+%7 = permute(%5, dims=[1, 0]) : f32[16, 16]
+%8 = dot(%7, %3, batch=0) : f32[16, 16]
+%9 = mul(%4, %3) : f32[16, 16]
+return %6, %8, %9
+)");
+  Joint joint = joint_of(g, 1);
+  joint.input_kept = {true, true, true, false};
+  CHECK(partition(g, joint).saved_bytes == 2 * 16 * 16 * 4);
+  for (auto [elements, work, saved] : {std::tuple{256, 4.0, 1}, {257, 4.0, 2}, {256, 4.1, 2}}) {
+    joint.repeated_operands = {elements, work};
+    CHECK(partition(g, joint).saved_bytes == saved * 16 * 16 * 4);
+    check_same(g, joint, 4);
+  }
+}

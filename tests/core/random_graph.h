@@ -155,7 +155,7 @@ class Generator {
       case 8: return permute_or_expand();
       case 9: return slice();
       case 10: return pad_or_cat();
-      case 11: return take();
+      case 11: return chance(0.3) ? pick() : take();
       case 12: return iota();
       case 13: return reduce();
       case 14: return normalise();
@@ -340,6 +340,21 @@ class Generator {
     index = b_.binary(Op::mod, index, b_.emit(Op::size, {}, {{Attr::expr, size}}));
     if (elements(index.shape()) * elements(x.value.shape()) / hint(size) > options_.max_elements) return;
     add(b_.emit(Op::take, {x.value, index}, {{Attr::dim, dim}}), x.bound, x.exact && (!found || found->exact));
+  }
+
+  void pick() {
+    Item x = any();
+    if (!x.value.rank()) return;
+    const int64_t dim = below(x.value.rank());
+    const SymInt size = x.value.shape()[static_cast<size_t>(dim)];
+    if (hint(size) == 0) return;
+    Shape shape(x.value.shape().begin(), x.value.shape().begin() + dim);
+    if (dim == 0 || chance(0.5)) shape.push_back(2);
+    const int64_t along = below(static_cast<int64_t>(shape.size()));
+    Value index = with(Op::mul, b_.emit(Op::iota, {}, {{Attr::shape, shape}, {Attr::dim, along}, {Attr::dtype, DType::i64}}), 3);
+    index = b_.binary(Op::mod, index, b_.emit(Op::size, {}, {{Attr::expr, size}}));
+    if (elements(shape) * elements(x.value.shape()) / hint(size) > options_.max_elements * 4) return;
+    add(b_.emit(Op::pick, {x.value, index}, {{Attr::dim, dim}}), x.bound, x.exact);
   }
 
   void iota() {

@@ -61,6 +61,7 @@ class CudaTarget : public Target {
       c.row_adder = {DeviceKind::cuda, 256, 4096, int64_t{132} * 8, int64_t{1} << 20};
       c.row_bytes = 16;
       c.launch_points = int64_t{1} << 18;
+      c.repeated_operands = {int64_t{1} << 22, 300};
       return c;
     }();
     return known;

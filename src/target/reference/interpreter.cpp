@@ -255,13 +255,14 @@ class Run {
     HostTensor out = result_of(n);
     const HostTensor &x = operand(n, 0), &indices = operand(n, 1);
     const auto dim = static_cast<size_t>(n.integer(Attr::dim));
-    const Sizes from = x.sizes(), strides = strides_of(from), shape = indices.sizes(), index_strides = strides_of(shape);
+    const auto [first, last] = dims_of_positions(n);
+    const Sizes from = x.sizes(), strides = strides_of(from), index_strides = strides_of(indices.sizes());
     gather(x, out, [&](const Sizes& index) {
       std::span at(index);
-      const int64_t i = as_int(indices.at(dot_product(at.subspan(dim, shape.size()), index_strides)));
+      const int64_t i = as_int(indices.at(dot_product(at.subspan(first, last - first), index_strides)));
       check(i >= 0 && i < from[dim], "index ", i, " is outside dimension ", dim, ", whose size is ", from[dim]);
       return dot_product(at.first(dim), strides) + i * strides[dim] +
-             dot_product(at.subspan(dim + shape.size()), std::span(strides).subspan(dim + 1));
+             dot_product(at.subspan(last), std::span(strides).subspan(dim + 1));
     });
     return out;
   }
