@@ -151,10 +151,13 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   return ends ? w->end_program() : 0;
 }
 
-// Whether a lock is given back, or a mode that torch or Python's library has set: a run that ends, too, leaves its blocks.
+// Whether a lock is given back, a checkpoint ends, or a mode that torch or Python's library has set: a run that ends, too, leaves its blocks.
 // `function`: written in C, which the frame is about to call; null if the frame begins.
 bool Watch::is_leaving(PyFrameObject* frame, PyObject* function) {
-  if (function && PyCFunction_Check(function) && std::string_view(cpython::method_of(function)->ml_name) == "__exit__") return true;
+  if (function && PyCFunction_Check(function)) {
+    const std::string_view name = cpython::method_of(function)->ml_name;
+    if (name == "__exit__" || name == "end_checkpoint") return true;
+  }
   Ref at = Ref::borrow(reinterpret_cast<PyObject*>(frame));
   while (at && at.get() != Py_None) {
     auto* f = reinterpret_cast<PyFrameObject*>(at.get());

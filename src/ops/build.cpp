@@ -69,12 +69,19 @@ Value unsqueeze(GraphBuilder& b, Value x, int64_t dim) {
   return b.reshape(x, std::move(shape));
 }
 
-Value take(GraphBuilder& b, Value x, Value index, int64_t dim) {
+namespace {
+
+Value at_positions(GraphBuilder& b, Op op, Value x, Value index, int64_t dim) {
   const SymInt& size = x.shape()[static_cast<size_t>(dim)];
   // No position is one, and whoever reads there all the same, before the error is told or where the answer does not matter, reads nowhere.
   if (!(index.type().numel() == SymInt(0)) && b.symbols().ask(size, Relation::lt, 1)) unsupported("positions in a dimension of size 0");
-  return b.emit(Op::take, {x, index}, {{Attr::dim, dim}});
+  return b.emit(op, {x, index}, {{Attr::dim, dim}});
 }
+
+}  // namespace
+
+Value take(GraphBuilder& b, Value x, Value index, int64_t dim) { return at_positions(b, Op::take, x, index, dim); }
+Value pick(GraphBuilder& b, Value x, Value index, int64_t dim) { return at_positions(b, Op::pick, x, index, dim); }
 
 std::optional<std::vector<Value>> as_result(const OpCall& c, Value v) {
   if (v.dtype() != c.result().dtype || v.rank() != c.result().rank()) return std::nullopt;

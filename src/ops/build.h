@@ -25,6 +25,7 @@ Value pad(GraphBuilder& b, Value x, Shape low, Shape high, Scalar value);
 Value transpose(GraphBuilder& b, Value x, int64_t d0, int64_t d1);
 Value unsqueeze(GraphBuilder& b, Value x, int64_t dim);
 Value take(GraphBuilder& b, Value x, Value index, int64_t dim);
+Value pick(GraphBuilder& b, Value x, Value index, int64_t dim);  // the leading dimensions of the positions are those of x before `dim`
 // The result of a lowering that gives one tensor; nothing if eager's result had another element type or rank.
 std::optional<std::vector<Value>> as_result(const OpCall& c, Value v);
 

@@ -153,12 +153,12 @@ struct Moments {
 };
 
 // By the corrected algorithm of two passes (Chan, Golub and LeVeque): what a mean lacks by its rounding is the mean of the deviations from
-// it, whose square is in theirs. Equal elements so have no variance, whatever their size. Infinite squares and means stay so.
+// it, whose square is in theirs. Equal elements so have no variance, whatever their size. Infinite squares stay so.
 Moments moments(const Expr& x, const Axes& axes, double correction) {
   GraphBuilder& b = x.builder();
   SymInt n = axes.count(x);
   Expr about = mean(x, axes.kept()), from_about = x - about, rest = mean(from_about, axes.kept());
-  Expr m = select(equal(rest, rest), about + rest, about), squares = sum(from_about * from_about, axes);
+  Expr m = about + rest, squares = sum(from_about * from_about, axes);
   Expr of_rest = reshaped(rest * rest, squares.value().shape()) * number(b, n, x.dtype());
   squares = select(equal(squares, kInfinity), squares, max(squares - of_rest, 0.0));
   Expr divisor = n.is_constant() ? Expr(b, b.constant(std::max(static_cast<double>(n.constant()) - correction, 0.0), x.dtype()))
@@ -362,7 +362,7 @@ Value pick_of_rows(GraphBuilder& b, Value x, Value index, int depth = 0) {
     return b.reshape(pick_of_rows(b, n.inputs[0], b.reshape(index, Shape(from.begin(), from.end() - 1)), depth + 1), rows);
   }
   const bool alone = is_elementwise(n.op) && std::ranges::all_of(n.inputs, [&](const Value& v) { return v.shape() == x.shape(); });
-  if (!alone || depth == kDeepest) return b.emit(Op::pick, {x, index}, {{Attr::dim, static_cast<int64_t>(rows.size())}});
+  if (!alone || depth == kDeepest) return pick(b, x, index, static_cast<int64_t>(rows.size()));
   std::vector<Value> inputs;
   for (const Value& v : n.inputs) inputs.push_back(pick_of_rows(b, v, index, depth + 1));
   return b.emit(n.op, std::move(inputs), n.attrs);

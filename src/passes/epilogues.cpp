@@ -82,9 +82,11 @@ class Matcher {
     if (u->op == Op::cast)
       return !strict_ && can.through_casts && ((now == own && next == DType::f32) || (now == DType::f32 && next == own));
     if (next != now) return false;
+    const bool is_bias = c.bias && !had_bias;
+    if (strict_ && is_low_precision(own) && !is_bias && u->op != Op::relu) return false;  // of what is rounded before
     if (can.activations.contains(u->op)) return !strict_ || can.exact_activations.contains(u->op);
     if (!can.binaries.contains(u->op) || u->inputs[0] == u->inputs[1]) return false;
-    if (c.bias && !had_bias) return can.bias;
+    if (is_bias) return can.bias;
     const Value& other = c.epilogue.back().second;
     return along || (is_large(other) && other.dtype() == own);
   }

@@ -342,7 +342,8 @@ class CutFinder {
     std::vector<Value> out, open(v.node->inputs);
     for (size_t i = 0; i < open.size(); ++i) {
       const Value x = open[i];
-      if (std::find(open.begin(), open.begin() + static_cast<std::ptrdiff_t>(i), x) != open.begin() + static_cast<std::ptrdiff_t>(i)) continue;
+      if (std::find(open.begin(), open.begin() + static_cast<std::ptrdiff_t>(i), x) != open.begin() + static_cast<std::ptrdiff_t>(i))
+        continue;
       if (cut_.is_given(x)) {
         out.push_back(x);
         continue;

@@ -78,11 +78,29 @@ void StorageValues::write(TensorId id, Value v) {
     for (size_t i = s.steps.size(); i-- > 0;) carried = replaced_through(b_, s.steps[i], along[i], carried);
     write(s.parent, carried);
   } else {
+    if (storage(id).input >= 0 && may_show_twice(info(id))) unsupported("a write to an input that shows elements twice");
     storage(id).pieces.reset();
     ++storage(id).version;
   }
   s.value = v;
   s.version = storage(id).version;
+}
+
+// Whether two of its elements may lie in one place, as those of an expanded tensor do: what is written to one is then read in the other.
+bool StorageValues::may_show_twice(const TraceTensor& t) const {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // strides and sizes
+  for (size_t d = 0; d < t.type.shape.size(); ++d) {
+    const int64_t size = b_.symbols().hint(t.type.shape[d]);
+    if (size == 0) return false;
+    if (size > 1) dims.emplace_back(b_.symbols().hint(t.strides[d]), size);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t reach = 0;  // the last place of those seen so far
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
 }
 
 void StorageValues::write_slab(TensorId id, const Slab& slab, Value v) {

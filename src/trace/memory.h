@@ -54,6 +54,7 @@ class StorageValues {
   Value shown(TensorId id);
   std::optional<Slab> slab_of(TensorId id) const;
   void write_slab(TensorId id, const Slab& slab, Value v);
+  bool may_show_twice(const TraceTensor& t) const;
 
   const Trace& t_;
   GraphBuilder& b_;

@@ -64,6 +64,13 @@ std::string form_with_results(const Trace& t, const TraceOp& op) {
   return op.schema.starts_with("aten::_foreach_") ? form_of_list(t, op) : form_by_name(op.schema);
 }
 
+bool reads_its_own_writes(const Trace& t, const TraceOp& op) {
+  if (op.schema != "aten::masked_scatter_") return false;
+  bool own = false;
+  for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { own |= storage_of(t, id) == storage_of(t, op.mutated.at(0)); });
+  return own;
+}
+
 bool writes_meet(const Trace& t, const TraceOp& op) {
   if (op.mutated.size() < 2) return false;
   std::map<int32_t, TensorId> written;

@@ -1,6 +1,8 @@
 """Checkpoints within compiled programs: gradients are eager's, what is made inside is computed again, and what cannot be proven is eager's."""
 
 import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -330,3 +332,24 @@ def test_a_transformer_with_checkpoints(reentrant):
 
     stats = held_against_eager(run)
     assert stats["compiled_calls"] >= 1 and not stats["eager_reasons"]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@REENTRANT
+def test_an_error_within_a_checkpoint_leaves_nothing_behind(reentrant, nested):
+    """In a process of its own: what was left was destroyed as the interpreter ended, and crashed it."""
+    code = f"""
+import torch, broach
+from torch.utils.checkpoint import checkpoint
+inner = lambda x: checkpoint(torch.sin, x * 2, use_reentrant={reentrant}) if {nested} else x.sin()
+f = broach.compile(lambda x: checkpoint(lambda x: inner(x) + torch.ones(2, 3), x, use_reentrant={reentrant}))
+for n in 2, 2, 2, 7, 2:
+    try:
+        f(torch.randn(n, 3, requires_grad=True)).sum().backward()
+        print("ok")
+    except RuntimeError as e:
+        print(str(e)[:26])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["ok"] * 3 + ["The size of tensor a (7) m", "ok", ""]

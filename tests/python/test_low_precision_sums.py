@@ -194,3 +194,26 @@ def test_attention_of_large_scores(dtype, scale, mask):
             args = [t.clone().requires_grad_() for t in (q, q, v)]
             found.append(torch.autograd.grad(f(*args, m).sum(), args))
         assert all(b.isfinite().all() or not a.isfinite().all() for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("by", [0.3, 0.6, 1.2, -0.15, 7, 1e-3, 3e38, 1e-40])
+def test_a_quotient_by_a_number_is_eagers(by):
+    x, rows = torch.arange(1, 3, 2**-7).to(BF16), torch.full((16, 1), by).to(BF16)
+
+    def program(x, rows):
+        return x / by, x.float() / by, (x.float() / by).to(BF16), x.view(16, 16) / rows, by / x
+
+    compiled = broach.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x, rows), program(x, rows), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("program", [lambda x, w, y: x @ w + y, lambda x, w, y: y - F.linear(x, w.t()), lambda x, w, y: F.relu(x @ w) + y])
+def test_strict_rounds_a_product_before_what_follows(program):
+    compiled = broach.compile(program, options={"strict": True})
+    torch.manual_seed(0)
+    x, w, y = (torch.randint(-16, 16, shape).to(BF16) for shape in ((9, 33), (33, 20), (9, 20)))  # sums are exact
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x, w, y * 100 + 0.5), program(x, w, y * 100 + 0.5), rtol=0, atol=0)

@@ -212,12 +212,10 @@ llvm::Value* KernelEmitter::compute(int at) {
   return v;
 }
 
-// A quotient by what is the same for a whole vector, where its last bits do not count; else nothing.
+// A softmax's quotient, by what is the same for a whole vector; else nothing.
 llvm::Value* KernelEmitter::divided_by_one(int at, const std::vector<V>& args) {
-  if (plan_.expr(at).op != Op::div || !is_vector(args[0]) || is_vector(args[1])) return nullptr;
-  const bool coarse = plan_.coarse[static_cast<size_t>(at)];
-  if (plan_.weights[static_cast<size_t>(at)] && features_.fma && !k_.strict) return times_inverse(args[0], args[1], coarse);
-  return coarse ? scaled_by_inverse(args[0], args[1]) : nullptr;
+  if (!plan_.weights[static_cast<size_t>(at)] || !is_vector(args[0]) || is_vector(args[1]) || !features_.fma || k_.strict) return nullptr;
+  return times_inverse(args[0], args[1], plan_.coarse[static_cast<size_t>(at)]);
 }
 
 // x / y for x <= 1 and one y >= 1: to two units of the last place, or as a quotient is rounded but for a few cases.
@@ -226,14 +224,6 @@ llvm::Value* KernelEmitter::times_inverse(V x, V y, bool coarse) {
   if (coarse) return product;
   auto fma = [&](V p, V q, V r) { return b_.CreateIntrinsic(llvm::Intrinsic::fma, {x->getType()}, {p, q, r}); };
   return fma(fma(b_.CreateFNeg(product), splat(y), x), inverse, product);
-}
-
-// x / y for one y, to two units of the last place of f32. The inverse of a denormal y may overflow; 2^64 y has one.
-llvm::Value* KernelEmitter::scaled_by_inverse(V x, V y) {
-  Type* t = y->getType();
-  V small = b_.CreateFCmpOLT(b_.CreateUnaryIntrinsic(llvm::Intrinsic::fabs, y), fp(t, 0x1p-126));
-  V scale = b_.CreateSelect(small, fp(t, 0x1p64), fp(t, 1));
-  return b_.CreateFMul(b_.CreateFMul(x, splat(b_.CreateFDiv(fp(t, 1), b_.CreateFMul(y, scale)))), splat(scale));
 }
 
 // A whole vector always fits: a row has room beyond its end.

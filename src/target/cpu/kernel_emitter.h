@@ -32,7 +32,6 @@ class KernelEmitter : ScalarEmitter {
   bool is_constant(int e, int64_t number) const;
   std::optional<std::pair<V, V>> halves(const KernelExpr& e);
   V interleaved(V low, V high);
-  V scaled_by_inverse(V x, V y);
   V divided_by_one(int at, const std::vector<V>& args);
   V times_inverse(V x, V y, bool coarse);
   V scratch_address(int64_t row, const SymInt& length, V position, DType t);

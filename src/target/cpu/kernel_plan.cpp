@@ -122,7 +122,7 @@ class Planner {
   void find_coarse() {
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
-      p_.coarse.push_back(p_.bf16_suffices[i] && e.kind == Kind::op && (has_coarse(e.op) || e.op == Op::div));
+      p_.coarse.push_back(p_.bf16_suffices[i] && e.kind == Kind::op && (has_coarse(e.op) || p_.weights[i]));
     }
   }
 

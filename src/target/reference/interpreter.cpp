@@ -261,8 +261,7 @@ class Run {
       std::span at(index);
       const int64_t i = as_int(indices.at(dot_product(at.subspan(first, last - first), index_strides)));
       check(i >= 0 && i < from[dim], "index ", i, " is outside dimension ", dim, ", whose size is ", from[dim]);
-      return dot_product(at.first(dim), strides) + i * strides[dim] +
-             dot_product(at.subspan(last), std::span(strides).subspan(dim + 1));
+      return dot_product(at.first(dim), strides) + i * strides[dim] + dot_product(at.subspan(last), std::span(strides).subspan(dim + 1));
     });
     return out;
   }
