@@ -57,23 +57,35 @@ class FactFinder {
     }
   }
 
+  // Rounding is put off past what gives the same number before as behind it, if it can: what is stored then needs none of its own.
   void find_rounding() {
     f_.rounds.assign(k_.exprs.size(), false);
+    std::vector<bool> is_read(k_.exprs.size()),
+        is_wide(k_.exprs.size());  // by what must see the rounded number; computed wider than its type
     for (const KernelExpr& e : k_.exprs)
-      for_each_operand(e, [&](int a) { f_.rounds[static_cast<size_t>(a)] = is_low_precision(expr(a).dtype) && !is_exact(expr(a)); });
+      if (!keeps_order(e)) for_each_operand(e, [&](int a) { is_read[static_cast<size_t>(a)] = true; });
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const KernelExpr& e = k_.exprs[i];
+      if (e.predicate >= 0) is_read[static_cast<size_t>(e.predicate)] = true;
+      is_wide[i] = is_low_precision(e.dtype) && !is_exact(e);
+      if (keeps_order(e)) for_each_operand(e, [&](int a) { is_wide[i] = is_wide[i] || is_wide[static_cast<size_t>(a)]; });
+      f_.rounds[i] = is_wide[i] && is_read[i];
+      is_wide[i] = is_wide[i] && !f_.rounds[i];
+    }
+  }
+
+  // Whether it picks one of its operands, all of its type, by their order, perhaps with another sign: rounding may as well come behind.
+  bool keeps_order(const KernelExpr& e) const {
+    if (e.kind != Kind::op || !is_low_precision(e.dtype)) return false;
+    return e.op == Op::copy || e.op == Op::neg || e.op == Op::abs || e.op == Op::relu || e.op == Op::min || e.op == Op::max;
   }
 
   // Whether a value of its type has all bits of the result as it is computed, operands being values of their types.
   bool is_exact(const KernelExpr& e) const {
     if (e.kind == Kind::reduction) return e.op == Op::reduce_max || e.op == Op::reduce_min;
-    if (e.kind != Kind::op) return true;
+    if (e.kind != Kind::op || keeps_order(e)) return true;
     switch (e.op) {
       case Op::bitcast:
-      case Op::neg:
-      case Op::abs:
-      case Op::relu:
-      case Op::min:
-      case Op::max:
       case Op::where:
       case Op::sign:
       case Op::floor:
