@@ -195,7 +195,7 @@ struct Cut {
     return false;
   }
 
-  // Whether a value is given to the later graph: as the input that it is, or saved.
+  // Whether it is given to the later graph as the input that it is.
   bool is_kept_input(const Value& v) const {
     return v.node->op == Op::input && joint.input_kept[static_cast<size_t>(v.node->integer(Attr::index))];
   }
@@ -546,7 +546,8 @@ class Divider {
     for (const Value& v : g_.inputs())
       if (cut_.is_tangent(*v.node)) e.input(v, g_.strides(v));
     for (const Node& n : g_.nodes())
-      if (leaves(n) && cut_.is_saved[cut_.numbers.of({&n, 0})]) e.set(n.inputs[0], e.of({&n, 0}));
+      if (leaves(n) && cut_.left_as[cut_.numbers.of(n.inputs[0])] && cut_.is_saved[cut_.numbers.of({&n, 0})])
+        e.set(n.inputs[0], e.of({&n, 0}));
     for (const Node* n : as_late_as_possible(cut_.computed_later())) emit_unmarked(e, *n);
     return std::make_shared<const Graph>(finish(e, g_, joint_.is_gradient));
   }
