@@ -530,16 +530,11 @@ std::pair<size_t, size_t> dims_of_positions(const Node& n) {
   return {first, first + n.inputs[1].shape().size()};
 }
 
+bool picks_by_order(Op op) { return op == Op::neg || op == Op::abs || op == Op::relu || op == Op::min || op == Op::max; }
+
 bool hands_on(const Node& n) {
-  switch (n.op) {
-    case Op::cast: return is_floating(n.results[0].dtype);
-    case Op::neg:
-    case Op::abs:
-    case Op::relu:
-    case Op::min:
-    case Op::max: return true;
-    default: return carries(n.op);
-  }
+  if (n.op == Op::cast) return is_floating(n.results[0].dtype);
+  return picks_by_order(n.op) || carries(n.op);
 }
 
 namespace {

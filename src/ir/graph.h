@@ -356,6 +356,8 @@ Graph rewrite(const Graph& graph, const Rule& rule);
 // Of what reads elements at positions: the dimensions of its result that are those of the positions, from the first to behind the last.
 std::pair<size_t, size_t> dims_of_positions(const Node& n);
 
+// Whether it gives one of its operands by their order, perhaps with another sign: rounding may as well come before as behind.
+bool picks_by_order(Op op);
 // Whether each element of the result is one of an operand, perhaps with another sign or type.
 bool hands_on(const Node& n);
 // By node: pointwise values that are tested for equality, as a gradient asks which elements were the largest. Whoever computes one again

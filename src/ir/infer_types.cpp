@@ -130,7 +130,7 @@ struct Inference {
   Type take() const {
     size_t dim = static_cast<size_t>(get<int64_t>(Attr::dim));
     const Shape& x = in[0].shape();
-    check(dim < x.size() && is_integral(in[1].dtype()), "take: bad dimension or index type ", Shown{in[1].type()});
+    check(dim < x.size() && is_integral(in[1].dtype()), name_of(op), ": bad dimension or index type ", Shown{in[1].type()});
     const Shape& at = in[1].shape();
     Shape out(x.begin(), x.begin() + static_cast<int64_t>(dim));
     if (op == Op::pick) {

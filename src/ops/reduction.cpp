@@ -332,23 +332,33 @@ std::optional<Value> of_rows(GraphBuilder& b, const Classes& k, const Node& expa
   return b.reshape(of, k.target.shape());
 }
 
-// Elements of x. What is computed element by element is computed for these alone, so that no logarithm of all probabilities is stored.
+constexpr int kDeepest = 8;
+
+// Elements of x, which `read` reads. What is computed element by element is computed for these alone, of what `walk` gives of its operands, so
+// that no logarithm of all probabilities is stored.
+template <class Walk, class Read>
+Value computed_for_some(GraphBuilder& b, Value x, int depth, const Walk& walk, const Read& read) {
+  const Node& n = *x.node;
+  const bool alone = is_elementwise(n.op) && std::ranges::all_of(n.inputs, [&](const Value& v) { return v.shape() == x.shape(); });
+  if (!alone || depth == kDeepest) return read();
+  std::vector<Value> inputs;
+  for (const Value& v : n.inputs) inputs.push_back(walk(v));
+  return b.emit(n.op, std::move(inputs), n.attrs);
+}
+
+// At positions among all.
 Value take_of_rows(GraphBuilder& b, const Classes& k, Value x, Value index, int depth = 0) {
-  constexpr int kDeepest = 8;
   const Node& n = *x.node;
   if (n.op == Op::expand)
     if (const auto row = of_rows(b, k, n)) return *row;
   if (n.op == Op::reshape && depth < kDeepest) return take_of_rows(b, k, n.inputs[0], index, depth + 1);  // the index is one of all
-  const bool alone = is_elementwise(n.op) && std::ranges::all_of(n.inputs, [&](const Value& v) { return v.shape() == x.shape(); });
-  if (!alone || depth == kDeepest) return take(b, b.reshape(x, {k.n * k.classes * k.rest}), index, 0);
-  std::vector<Value> inputs;
-  for (const Value& v : n.inputs) inputs.push_back(take_of_rows(b, k, v, index, depth + 1));
-  return b.emit(n.op, std::move(inputs), n.attrs);
+  return computed_for_some(
+      b, x, depth, [&](const Value& v) { return take_of_rows(b, k, v, index, depth + 1); },
+      [&] { return take(b, b.reshape(x, {k.n * k.classes * k.rest}), index, 0); });
 }
 
-// Of [.., classes] the element of each row at its position, [..], computed likewise.
+// Of [.., classes] the element of each row at its position, [..].
 Value pick_of_rows(GraphBuilder& b, Value x, Value index, int depth = 0) {
-  constexpr int kDeepest = 8;
   const Node& n = *x.node;
   const Shape rows = index.shape();
   Shape once = rows;
@@ -361,25 +371,23 @@ Value pick_of_rows(GraphBuilder& b, Value x, Value index, int depth = 0) {
     const Shape& from = n.inputs[0].shape();
     return b.reshape(pick_of_rows(b, n.inputs[0], b.reshape(index, Shape(from.begin(), from.end() - 1)), depth + 1), rows);
   }
-  const bool alone = is_elementwise(n.op) && std::ranges::all_of(n.inputs, [&](const Value& v) { return v.shape() == x.shape(); });
-  if (!alone || depth == kDeepest) return pick(b, x, index, static_cast<int64_t>(rows.size()));
-  std::vector<Value> inputs;
-  for (const Value& v : n.inputs) inputs.push_back(pick_of_rows(b, v, index, depth + 1));
-  return b.emit(n.op, std::move(inputs), n.attrs);
+  return computed_for_some(
+      b, x, depth, [&](const Value& v) { return pick_of_rows(b, v, index, depth + 1); },
+      [&] { return pick(b, x, index, static_cast<int64_t>(rows.size())); });
 }
 
 // `x` at each target, 0 where it is ignored. A target that is no class becomes an index that is none: an error, as in eager.
 Expr picked(OpCall& c, const Classes& k, const Expr& target, const Expr& ignored) {
   GraphBuilder& b = c.b;
-  SymInt row = k.classes * k.rest, all = k.n * row;
   auto size = [&](const SymInt& n) { return number(b, n, DType::i64); };
-  Expr first = Expr(b, along(b, positions(b, k.n), 0, 2)) * size(row) + Expr(b, along(b, positions(b, k.rest), 1, 2));
   Expr valid = (target >= 0.0) & (target < size(k.classes));
   // Rows stay as they lie, which need not be one behind the other.
   if (k.x.rank() == 2 && k.rest == SymInt(1)) {
     Expr own = select(ignored, 0.0, select(valid, target, size(k.classes)));
     return {b, b.reshape(pick_of_rows(b, k.x, b.reshape(own.value(), {k.n})), k.target.shape())};
   }
+  SymInt row = k.classes * k.rest, all = k.n * row;
+  Expr first = Expr(b, along(b, positions(b, k.n), 0, 2)) * size(row) + Expr(b, along(b, positions(b, k.rest), 1, 2));
   Expr index = select(valid, first + target * size(k.rest), size(all));
   return {b, take_of_rows(b, k, k.x, select(ignored, 0.0, index).value())};
 }

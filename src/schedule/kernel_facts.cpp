@@ -74,10 +74,8 @@ class FactFinder {
     }
   }
 
-  // Whether it picks one of its operands, all of its type, by their order, perhaps with another sign: rounding may as well come behind.
   bool keeps_order(const KernelExpr& e) const {
-    if (e.kind != Kind::op || !is_low_precision(e.dtype)) return false;
-    return e.op == Op::copy || e.op == Op::neg || e.op == Op::abs || e.op == Op::relu || e.op == Op::min || e.op == Op::max;
+    return e.kind == Kind::op && is_low_precision(e.dtype) && (e.op == Op::copy || picks_by_order(e.op));
   }
 
   // Whether a value of its type has all bits of the result as it is computed, operands being values of their types.

@@ -205,8 +205,7 @@ class KernelEmitter : ExpressionEmitter {
     const std::string name = cat("v", r, p_.varies(r) ? cat("_", lane) : "");
     const std::string over = p_.shape == Shape::rows ? "over_row<" : "over_column<";
     const std::string all = cat(over, p_.team, ", ", combine(e), ">(", accumulator(r, lane), ")", is_index_reduction(e.op) ? ".at" : "");
-    line("const ", computed_type(e.dtype), " ", name, " = ",
-         p_.rounds[static_cast<size_t>(r)] ? from_memory(to_memory(all, e.dtype), e.dtype) : all, ";");
+    line("const ", computed_type(e.dtype), " ", name, " = ", p_.rounds[static_cast<size_t>(r)] ? as_stored(all, e.dtype) : all, ";");
     values_[{r, lane}] = name;
   }
 

@@ -47,6 +47,8 @@ std::string to_memory(const std::string& x, DType t) {
   return t == DType::f16 || t == DType::bf16 ? cat("to_", name_of(t), "(", x, ")") : x;
 }
 
+std::string as_stored(const std::string& x, DType t) { return from_memory(to_memory(x, t), t); }
+
 namespace {
 
 std::string real_text(double x, bool is_double) {
@@ -134,7 +136,7 @@ std::string ExpressionEmitter::value(int e, int64_t lane) {
   const bool rounds = p_.rounds[static_cast<size_t>(e)], is_half = t == DType::bf16 || t == DType::f16;
   if (rounds && is_half && p_.varies(e) && p_.lanes > 1 && !is_cached) return round_two(e, lane);
   const std::string text = compute(e, lane);
-  line("const ", computed_type(t), " ", name, " = ", rounds ? from_memory(to_memory(text, t), t) : text, ";");
+  line("const ", computed_type(t), " ", name, " = ", rounds ? as_stored(text, t) : text, ";");
   if (is_cached) line(slot, " = ", name, ";");
   return values_[{e, lane}] = name;
 }

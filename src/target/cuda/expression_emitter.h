@@ -54,5 +54,6 @@ std::string computed_type(DType t);
 std::string constant_text(const Scalar& s, DType t);
 std::string from_memory(const std::string& x, DType t);
 std::string to_memory(const std::string& x, DType t);
+std::string as_stored(const std::string& x, DType t);  // rounded to its type
 
 }  // namespace broach::cuda
