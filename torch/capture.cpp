@@ -67,7 +67,7 @@ std::string full_name(const c10::OperatorHandle& op) {
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   Capture* c = Capture::current();
   if (c && !c->is_abandoned()) return c->record(op, stack);
-  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   op.callBoxed(stack);
 }
 
@@ -641,7 +641,7 @@ bool Capture::same_sizes(const Shape& a, const Shape& b) {
 
 bool Capture::read_elements(const at::Tensor& t) {
   constexpr int64_t kMost = 64;
-  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   std::lock_guard lock(mutex_);
   if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) ||
       t.layout() != c10::kStrided)
@@ -651,6 +651,13 @@ bool Capture::read_elements(const at::Tensor& t) {
   at::Tensor flat = t.reshape({-1});
   for (int64_t i = 0; i < flat.numel(); ++i) add_read({-1, add_element(copy, i), scalar_of(flat[i].item()), line_});
   return true;
+}
+
+void Capture::must_read_elements(const at::Tensor& t, const std::string& operation) {
+  if (read_elements(t)) return;
+  const std::string why = cat("elements decide what ", operation, " does", at_line());
+  if (symbolic_) unsupported(why);
+  fail_with(why, speculative_ ? Outcome::unsupported : Outcome::wants_stand_ins);
 }
 
 // Indexing has sizes that depend on data only where an index is a mask.
@@ -749,7 +756,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   if (takes_masks_apart(op, *stack) || runs_label(op, *stack)) return;
   if (name == "aten::lift_fresh" && add_constant(stack->back().toTensor())) return;
-  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   const auto& schema = op.schema();
   size_t n = schema.arguments().size(), base = stack->size() - n;
   TraceOp out;

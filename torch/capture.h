@@ -149,6 +149,8 @@ class Capture {
 
   // The program is about to read every element on the host, past the dispatcher. False if the recording does not bear it.
   bool read_elements(const at::Tensor& t);
+  // The same of an operation that is about to be taken apart; the recording ends there if it does not bear it.
+  void must_read_elements(const at::Tensor& t, const std::string& operation);
   // The program asks a tensor for something that no operation shows. False if the recording does not bear it.
   bool asks(const at::Tensor& t, std::string_view what);
   // How a front finds a tensor in a place where a later call finds the present one: gives it back, or one there that lies in the same

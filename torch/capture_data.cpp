@@ -105,7 +105,7 @@ bool Capture::runs_label(const c10::OperatorHandle& op, torch::jit::Stack& stack
   const bool begins = name == "profiler::_record_function_enter_new";
   if (!begins && !(name == "profiler::_record_function_exit" && op.operator_name().overload_name == "_RecordFunction")) return false;
   has_labels_ = true;
-  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().record);
+  c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   op.callBoxed(stack);
   return true;
 }

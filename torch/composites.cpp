@@ -4,6 +4,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
@@ -12,10 +13,13 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -241,6 +245,42 @@ void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
   op.callBoxed(stack);
 }
 
+// ---- elements that are read unseen ----
+
+// Torch fills a tensor with what a list holds, and makes an index of one, where the capture's key is left out: elements that are tensors
+// are read there.
+at::Scalar element(const at::Tensor& t) {
+  const auto now = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet composite(capture_keys().composite), record(capture_keys().record);
+  c10::impl::ForceDispatchKeyGuard seen(now.included_, (now.excluded_ | composite) - record);
+  return at::_local_scalar_dense(t);
+}
+
+// Operations that read operands through a raw pointer to find out what their parts are.
+struct RawReader {
+  std::string_view name;
+  std::array<size_t, 2> operands;
+};
+constexpr RawReader kRawReaders[] = {{"tensor_split.tensor_indices_or_sections", {1, 1}},
+                                     {"_pad_packed_sequence", {1, 1}},
+                                     {"ctc_loss.Tensor", {2, 3}},
+                                     {"lstm.data", {1, 1}},
+                                     {"gru.data", {1, 1}},
+                                     {"rnn_tanh.data", {1, 1}},
+                                     {"rnn_relu.data", {1, 1}}};
+
+void raw_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  const auto& [name, overload] = op.operator_name();
+  const std::string full = overload.empty() ? name : cat(name, ".", overload);
+  const auto& reader = *std::ranges::find_if(kRawReaders, [&](const RawReader& r) { return full == cat("aten::", r.name); });
+  const size_t base = stack->size() - op.schema().arguments().size();
+  if (Capture* capture = Capture::current())
+    for (size_t i : std::set<size_t>(reader.operands.begin(), reader.operands.end()))
+      capture->must_read_elements((*stack)[base + i].toTensor(), full);
+  op.callBoxed(stack);
+}
+
 // Registered as the library is loaded; nothing where there is no key for it.
 std::vector<torch::Library> registered() {
   std::vector<torch::Library> all;
@@ -257,6 +297,8 @@ std::vector<torch::Library> registered() {
         "upsample_nearest3d.vec", "_upsample_nearest_exact1d.vec", "_upsample_nearest_exact2d.vec", "_upsample_nearest_exact3d.vec"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
   m.impl("native_group_norm_backward", torch::CppFunction::makeFromBoxedFunction<&group_norm_gradient>());
+  m.impl("_local_scalar_dense", &element);
+  for (const RawReader& r : kRawReaders) m.impl(r.name.data(), torch::CppFunction::makeFromBoxedFunction<&raw_reader>());
   for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
   return all;
 }
