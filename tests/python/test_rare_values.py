@@ -133,3 +133,31 @@ def test_comparisons_of_low_precision_beside_another_condition(compare, dtype, n
         return (torch.arange(n) * k % 5 - 2).to(dtype) * 0.5
 
     same(program, z, lambda: halves(1), lambda: halves(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_medians_of_the_largest_integer(dtype):
+    x = torch.tensor([1, 2, 3, 4, torch.iinfo(dtype).max], dtype=dtype)
+    same(lambda x: (x.median(), *x.median(-1), x.nanmedian()), lambda: x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gradients_of_binary_cross_entropy_at_its_ends(dtype):
+    def gradient(p):
+        return torch.ops.aten.binary_cross_entropy_backward(torch.ones_like(p), p, torch.tensor([0, 1, 1, 0, 1], dtype=dtype))
+
+    same(gradient, lambda: torch.tensor([0, 1, 0, 1, 0.5], dtype=dtype))
+
+
+# One vector of the results is two registers of a processor without AVX-512, and one of them has nothing of an operand.
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.int32, torch.float32, torch.int16, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("before, after", [(5, 0), (4, 0), (3, 2), (0, 5), (8, 0), (12, 3)])
+def test_operands_that_fill_a_part_of_a_vector(dtype, before, after):
+    torch.manual_seed(0)
+    large = torch.randint(-2, 3, (9, 64)).to(dtype)
+    for rows, columns in ((4, 5), (3, 8), (1, 3)):
+        x = large[2 : 2 + rows, 7 : 7 + columns]  # with others' elements around it
+        same(lambda x: torch.block_diag(x, x[0]), lambda: x)
+        same(lambda x: F.pad(x, (before, after, 1, 1)), lambda: x)
+        same(lambda x: torch.cat([x[:, :1].expand(-1, before + after), x], 1), lambda: x)
+        same(lambda x: F.pad(x, (before, after)) if x.dtype == torch.bool else F.pad(x, (before, after)) + F.pad(x, (after, before)), lambda: x)

@@ -443,7 +443,7 @@ std::shared_ptr<const CompiledKernel> load_one(Pieces& pieces) {
 
 std::string fingerprint() {
   const Host& host = Host::get();
-  constexpr int kFormat = 1;  // of saved kernels, and of the functions of vector_math.h that they call
+  constexpr int kFormat = 2;  // of saved kernels, and of the functions of vector_math.h that they call
   return cat("cpu ", kFormat, " llvm ", LLVM_VERSION_STRING, " ", host.triple.str(), " ", host.cpu, " ", host.features);
 }
 

@@ -23,6 +23,10 @@ class KernelEmitter : ScalarEmitter {
   V position(const SymInt& e);
   V element(int buffer, V index);
   V mask_of(const KernelExpr& e);
+  unsigned masked_lanes(Type* element) const;
+  V masked_load(Type* type, V p, llvm::Align align, V mask);
+  void masked_store(V v, V p, llvm::Align align, V mask);
+  V lanes_of(V v, unsigned first, unsigned count);
   V load(const KernelExpr& e);
   V load_scalar(Type* type, V p, const KernelExpr& e, llvm::Align align);
   void store(const KernelStore& s, V v);

@@ -123,13 +123,13 @@ void topk(Items<Item>& items, int64_t k, bool sorted) {
   if (sorted) std::sort(begin, begin + k - 1, by_key<Item>);
 }
 
-// The position among the items, ordered by keys and positions, with NaN (the largest key) last.
+// The position among the items, ordered by keys and positions, with NaN (the largest key; null: there is none) last.
 template <class Item>
-void median(Items<Item>& items, uint64_t nan, bool skip_nan) {
-  const auto nans = std::count_if(items.begin(), items.end(), [&](const Item& x) { return x.key() == nan; });
+void median(Items<Item>& items, std::optional<uint64_t> nan, bool skip_nan) {
+  const auto nans = nan ? std::count_if(items.begin(), items.end(), [&](const Item& x) { return x.key() == *nan; }) : 0;
   const auto numbers = static_cast<int64_t>(items.size()) - nans;
   if (nans > 0 && !skip_nan) {
-    items[0] = *std::find_if(items.begin(), items.end(), [&](const Item& x) { return x.key() == nan; });
+    items[0] = *std::find_if(items.begin(), items.end(), [&](const Item& x) { return x.key() == *nan; });
     return;
   }
   const auto middle = items.begin() + std::max<int64_t>(numbers - 1, 0) / 2;
@@ -161,7 +161,11 @@ void choose(const Choice& c, int64_t k, Items<Item>& items, Items<Item>& spare) 
       quickselect(items, k);
       items[0] = items[static_cast<size_t>(k)];
       return;
-    default: return median(items, is_floating_v<T> ? uint64_t{std::numeric_limits<KeyOf<E>>::max()} : UINT64_MAX, c.skip_nan);
+    default: {
+      std::optional<uint64_t> nan;
+      if (is_floating_v<T>) nan = std::numeric_limits<KeyOf<E>>::max();
+      return median(items, nan, c.skip_nan);
+    }
   }
 }
 
