@@ -264,8 +264,10 @@ constexpr FunctionRow kFunctions[] = {
 
 // The tensor or number at position i.
 Complex argument(OpCall& c, size_t i) {
-  if (c.is_tensor(i) && !c.is_number(i)) return parts(c.b, c.tensor(i));
-  Scalar s = c.is_number(i) ? c.tensor(i).node->get<Scalar>(Attr::value) : c.scalar(i);
+  const Value given = c.is_tensor(i) ? c.tensor(i) : Value{};
+  // A number may be another one in each call.
+  if (given && !(c.is_number(i) && given.node->op == Op::scalar)) return parts(c.b, given);
+  Scalar s = given ? given.node->get<Scalar>(Attr::value) : c.scalar(i);
   std::complex<double> z = is_complex(s) ? std::get<std::complex<double>>(s) : std::complex<double>(as_double(s));
   return {{c.b, c.b.constant(z.real(), DType::f32)}, {c.b, c.b.constant(z.imag(), DType::f32)}};
 }

@@ -161,3 +161,21 @@ def test_operands_that_fill_a_part_of_a_vector(dtype, before, after):
         same(lambda x: F.pad(x, (before, after, 1, 1)), lambda: x)
         same(lambda x: torch.cat([x[:, :1].expand(-1, before + after), x], 1), lambda: x)
         same(lambda x: F.pad(x, (before, after)) if x.dtype == torch.bool else F.pad(x, (before, after)) + F.pad(x, (after, before)), lambda: x)
+
+
+def test_complex_numbers_beside_a_changing_one():
+    programs = {
+        "mul": lambda x, n: x * n,
+        "sub": lambda x, n: n - x,
+        "div": lambda x, n: x / n,
+        "pow": lambda x, n: x**n,
+        "eq": lambda x, n: x == n,
+        "masked_fill": lambda x, n: x.masked_fill(x.real > 1, n),
+        "lerp": lambda x, n: x.lerp(2 * x, n),
+        "addcdiv": lambda x, n: torch.addcdiv(x, x, x + 1, value=n),
+    }
+    for name, program in programs.items():
+        compiled = broach.compile(program)
+        for n in (0.5, 0.25, 2.0, 3.0, 1.5):
+            x = torch.tensor([1 + 1j, -2 + 0.5j, 3 - 4j], dtype=torch.complex64)
+            torch.testing.assert_close(compiled(x, n), program(x, n), msg=lambda text, name=name: f"{name}: {text}")
