@@ -146,13 +146,13 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), static_cast<uint32_t>(t.type.shape.size()),
+      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), device_of(t.type.device), static_cast<uint32_t>(t.type.shape.size()),
                               static_cast<int64_t>(c10::elementSize(dtype)), lifted_[i - given_].requires_grad(), facts[i].keys});
       for (const Shape* s : {&t.type.shape, &t.strides})
         for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
       continue;
     }
-    guards_.push_back({c10::scalarTypeToTypeMeta(dtype), facts[i].keys,
+    guards_.push_back({c10::scalarTypeToTypeMeta(dtype), device_of(t.type.device), facts[i].keys,
                        constant_inputs.size() > i && constant_inputs[i] ? std::nullopt : std::optional(facts[i].is_leaf)});
     sizes.push_back(t.type.shape);
     strides.push_back(t.strides);
@@ -181,6 +181,9 @@ void CompiledProgram::add_stats() {
   }
 }
 
+// Which of several devices of the kind that its keys name. The host is one, whatever its number.
+static bool is_on(const c10::TensorImpl& t, c10::Device d) { return d.is_cpu() || t.device() == d; }
+
 // Runs for hundreds of parameters on each call: every instruction of its loop is worth its place.
 bool CompiledProgram::holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const {
   const bool grad = c10::GradMode::is_enabled();
@@ -190,13 +193,13 @@ bool CompiledProgram::holds_the_same(c10::SmallVectorImpl<const void*>& addresse
     const c10::TensorImpl& t = *lifted_[i].unsafeGetTensorImpl();
     const HeldGuard& g = held_guards_[i];
     c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
-    bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank;
+    bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank && is_on(t, g.device);
     for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
     if (!same || (grad && t.requires_grad() != g.required_grad && (backward_ || !g.required_grad))) {
       if (why)
         *why = cat("input ", given_ + i,
                    same ? ": whether a tensor that the program holds needs gradients has changed"
-                        : ": a tensor that the program holds changed its type or sizes");
+                        : ": a tensor that the program holds changed its type, sizes or device");
       return false;
     }
     expected += 2 * g.rank;
@@ -230,13 +233,10 @@ void CompiledProgram::add_devices(const Trace& trace) {
     }
     if (std::find(devices_.begin(), devices_.end(), d) == devices_.end()) devices_.push_back(d);
   }
-  for (size_t i = 0; i < given_ + lifted_.size(); ++i)
-    if (const c10::Device d = device_of(trace.tensors[static_cast<size_t>(trace.inputs[i])].type.device); !d.is_cpu())
-      off_the_cpu_.emplace_back(i, d);
 }
 
-// Which of several devices of a kind it is, and what their contractions go by.
-bool CompiledProgram::lies_the_same(at::TensorList inputs, std::string* why) const {
+// What contractions on devices go by, and which of several devices of a kind is the current one.
+bool CompiledProgram::is_set_the_same(std::string* why) const {
   for (const auto& [kind, rules] : rules_)
     if (contraction_rules(kind) != rules) {
       if (why) *why = cat("the precision or another mode of contractions on ", name_of(kind), " differs");
@@ -245,11 +245,6 @@ bool CompiledProgram::lies_the_same(at::TensorList inputs, std::string* why) con
   for (c10::Device d : current_)
     if (auto now = current_device(d.type()); now != d) {
       if (why) *why = cat("the current device was ", d.str(), ", is ", now ? now->str() : "none");
-      return false;
-    }
-  for (auto [i, d] : off_the_cpu_)
-    if (const c10::Device now = (i < given_ ? inputs[i] : lifted_[i - given_]).device(); now != d) {
-      if (why) *why = cat("input ", i, ": its device was ", d.str(), ", is ", now.str());
       return false;
     }
   return true;
@@ -276,6 +271,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     const c10::TensorImpl& t = *inputs[i].unsafeGetTensorImpl();
     const InputGuard& g = guards_[i];
     if (t.key_set() != g.keys) return differs(i, inputs[i].is_inference() ? " is an inference tensor now" : ": was another kind of tensor");
+    if (!is_on(t, g.device)) return differs(i, ": its device was ", g.device.str(), ", is ", t.device().str());
     if (t.dtype() != g.dtype) return differs(i, ": element type was ", g.dtype.name(), ", is ", t.dtype().name());
     if (!required_grad_.empty() && t.requires_grad() != required_grad_[i]) return differs(i, ": whether it needs gradients has changed");
     if (required_grad_.empty() && t.requires_grad() && c10::GradMode::is_enabled()) return differs(i, " needs gradients now");
@@ -290,7 +286,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
       !holds_the_same(binding.held, why))
     return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
-  if (!rules_.empty() && !lies_the_same(inputs, why)) return false;
+  if (!rules_.empty() && !is_set_the_same(why)) return false;
   if (!gradients_of_.empty() && !has_the_same_gradients(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
@@ -386,6 +382,8 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const 
   } catch (const IndexError&) {
     return random.put_back(), std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
   } catch (const c10::Error&) {
+    return random.put_back(), std::nullopt;
+  } catch (const Error&) {  // a call of libtorch's gave other sizes, by a number that it was given
     return random.put_back(), std::nullopt;
   }
   std::vector<at::Tensor> out = results(inputs, made, symbols);

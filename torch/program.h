@@ -104,7 +104,7 @@ class CompiledProgram {
   std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& made, const SymbolValues& symbols) const;
   bool was_asked_the_same(at::TensorList inputs, std::string* why) const;
   void add_devices(const Trace& trace);
-  bool lies_the_same(at::TensorList inputs, std::string* why) const;
+  bool is_set_the_same(std::string* why) const;
   bool has_the_same_gradients(at::TensorList inputs, std::string* why) const;
   bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
 
@@ -118,11 +118,13 @@ class CompiledProgram {
 
   struct InputGuard {
     caffe2::TypeMeta dtype;
+    c10::Device device;
     c10::DispatchKeySet keys;
     std::optional<bool> is_leaf;  // of a parameter it always is
   };
   struct HeldGuard {
     caffe2::TypeMeta dtype;
+    c10::Device device;
     uint32_t rank;
     int64_t itemsize;
     bool required_grad;  // and autograd did not look at it
@@ -146,7 +148,6 @@ class CompiledProgram {
   std::vector<c10::Device> devices_;                            // of all tensors
   std::vector<c10::Device> current_;                            // of each kind of them that has several
   std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
-  std::vector<std::pair<size_t, c10::Device>> off_the_cpu_;     // inputs
   std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
   std::vector<std::pair<size_t, size_t>> gradients_of_;         // lifted tensors, and the inputs whose gradients they are
   std::vector<int64_t> held_sizes_;                             // sizes and strides of each of the lifted ones

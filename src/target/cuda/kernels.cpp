@@ -97,18 +97,18 @@ class CudaKernel : public CompiledKernel {
 
  private:
   static void start(const Built& built, unsigned blocks, void* const* buffers, const int64_t* numbers, Stream stream) {
-    constexpr size_t kFew = 96;
+    constexpr size_t kFew = 512;
     const Kernel& k = built.plan.kernel;
-    const auto count = static_cast<size_t>(k.symbols + k.parameters);
-    void* few[kFew];
-    std::vector<void*> many(k.buffers.size() + count > kFew ? k.buffers.size() + count : 0);
-    void** parameters = many.empty() ? few : many.data();
-    size_t n = 0;
-    for (size_t b = 0; b < k.buffers.size(); ++b) parameters[n++] = const_cast<void**>(buffers + b);
-    for (size_t i = 0; i < count; ++i) parameters[n++] = const_cast<int64_t*>(numbers + i);
+    const size_t all = k.buffers.size() + static_cast<size_t>(k.symbols + k.parameters);
+    uint64_t few[kFew];
+    std::vector<uint64_t> many(all > kFew ? all : 0);
+    uint64_t* const parameters = many.empty() ? few : many.data();
+    std::memcpy(parameters, buffers, k.buffers.size() * sizeof(void*));
+    std::memcpy(parameters + k.buffers.size(), numbers, (all - k.buffers.size()) * sizeof(int64_t));
     const auto [x, y] = built.threads();
     const Driver& driver = Driver::get();
-    const int result = driver.launch(built.function, blocks, 1, 1, x, y, 1, 0, stream, parameters, nullptr);
+    PackedParameters packed(parameters, all);
+    const int result = driver.launch(built.function, blocks, 1, 1, x, y, 1, 0, stream, nullptr, packed.extra);
     if (result != 0) driver.check(result, cat("launching a kernel:\n", k.str()).c_str());
   }
 

@@ -12,12 +12,6 @@ constexpr int kRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
 constexpr unsigned kNonBlocking = 1;  // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;     // CU_EVENT_DISABLE_TIMING
 
-std::vector<void*> addresses(std::vector<uint64_t>& parameters) {
-  std::vector<void*> out;
-  for (uint64_t& p : parameters) out.push_back(&p);
-  return out;
-}
-
 // Queues of a device's recordings. Each is used again: memory that a recording of libtorch's calls gave back is for others of its queue.
 class RecordingStreams {
  public:
@@ -126,18 +120,17 @@ void LaunchGraph::keep(int step, Launch launch) {
   if (at == kept_.end()) unsupported("cuda: a step that launched nothing as its graph was recorded");
   Kept& kept = at->second;
   if (kept.launch == launch) return;
-  std::vector<void*> parameters = addresses(launch.parameters);
+  PackedParameters packed(launch.parameters.data(), launch.parameters.size());
   NodeParameters p{
-      .grid = {launch.blocks, 1, 1}, .block = {launch.width, launch.height, 1}, .parameters = parameters.data(), .kernel = launch.function};
+      .grid = {launch.blocks, 1, 1}, .block = {launch.width, launch.height, 1}, .extra = packed.extra, .kernel = launch.function};
   driver_.check(driver_.graph_set(call_, kept.node, &p), "changing a launch of a graph");
   kept.launch = std::move(launch);
 }
 
 void LaunchGraph::add(int step, Launch launch) {
-  std::vector<void*> parameters = addresses(launch.parameters);
-  driver_.check(
-      driver_.launch(launch.function, launch.blocks, 1, 1, launch.width, launch.height, 1, 0, current_, parameters.data(), nullptr),
-      "recording a launch");
+  PackedParameters packed(launch.parameters.data(), launch.parameters.size());
+  driver_.check(driver_.launch(launch.function, launch.blocks, 1, 1, launch.width, launch.height, 1, 0, current_, nullptr, packed.extra),
+                "recording a launch");
   if (!kept_.try_emplace(step, Kept{last_node(), std::move(launch)}).second) unsupported("cuda: a step of several launches");
 }
 
