@@ -25,5 +25,7 @@ def _marks(name):
 @pytest.mark.parametrize("source", [pytest.param(source, id=f"{subject}-{name}", marks=_marks(name)) for subject, name, source in PROGRAMS])
 def test_answers_as_eager(source):
     eager, got = run.value(source, "eager"), run.value(source, "broach")
+    if eager[0] == "raised" and "could not create a primitive descriptor" in run.shown(eager):
+        pytest.skip("oneDNN computes no such layer on this processor: in bf16 they want AVX-512")
     assert eager[0] not in ("raised", "crash", "timeout"), f"eager itself: {run.shown(eager)}"
     assert run.verdict(eager, got) == "same", f"{source}\neager:  {run.shown(eager)}\nbroach: {run.shown(got)}"
