@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "compat.h"
+#include "cuda.h"
 #include "externs.h"
 #include "support/error.h"
 #include "support/log.h"
@@ -99,7 +100,7 @@ class SharedPools {
     explicit Pool(std::unique_ptr<MemoryPool> own) : memory(std::move(own)) {}
     ~Pool() { PoolsInUse::get().drop(std::move(memory)); }
     std::unique_ptr<MemoryPool> memory;
-    bool is_recording = true;
+    bool is_recording = true, has_room = false;
   };
 
   static SharedPools& get() {
@@ -141,7 +142,8 @@ class SharedPools {
 
 class AtenRecordedCalls : public RecordedCalls {
  public:
-  AtenRecordedCalls(c10::Device device, std::shared_ptr<SharedPools::Pool> pool) : device_(device), pool_(std::move(pool)) {}
+  AtenRecordedCalls(c10::Device device, std::shared_ptr<SharedPools::Pool> pool, int64_t made_bytes)
+      : device_(device), made_bytes_(made_bytes), pool_(std::move(pool)) {}
   ~AtenRecordedCalls() override {
     const OutOfSteadyMemory out;
     kept_.clear();
@@ -161,6 +163,7 @@ class AtenRecordedCalls : public RecordedCalls {
     const OutOfSteadyMemory out;
     const InPool in(*pool_->memory);
     try {
+      make_room();
       call();
     } catch (const c10::Error& e) {  // it waits, or draws, or there is no memory for it
       fail("a call of libtorch's cannot be recorded: ", e.what_without_backtrace());
@@ -186,7 +189,16 @@ class AtenRecordedCalls : public RecordedCalls {
   }
 
  private:
+  // Torch gets 20 MiB for a piece of less than ten. Where a program's are much smaller, less will do.
+  void make_room() const {
+    constexpr size_t kLeast = size_t{10} << 20;
+    const auto bytes = static_cast<size_t>(made_bytes_);
+    if (bytes == 0 || 2 * bytes > kLeast || std::exchange(pool_->has_room, true)) return;
+    cuda_allocator().raw_deallocate(cuda_allocator().raw_allocate(kLeast));
+  }
+
   c10::Device device_;
+  int64_t made_bytes_;
   std::shared_ptr<SharedPools::Pool> pool_;
   bool is_finished_ = false;
   std::vector<std::pair<int, at::Tensor>> kept_;  // freed before the pool is
@@ -268,11 +280,11 @@ bool is_recording_calls() { return is_recording; }
 
 void set_memory_pools(MakeMemoryPool make) { pools() = std::move(make); }
 
-std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue) {
+std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue, int64_t made_bytes) {
   const c10::Device d = device_of(device);
   if (!pools() || !d.is_cuda()) return nullptr;
   auto pool = SharedPools::get().begin(d, queue);
-  return pool ? std::make_unique<AtenRecordedCalls>(d, std::move(pool)) : nullptr;
+  return pool ? std::make_unique<AtenRecordedCalls>(d, std::move(pool), made_bytes) : nullptr;
 }
 
 struct SteadyMemory::Pool {

@@ -53,7 +53,8 @@ class OutOfSteadyMemory {
 };
 
 // Recordings that are launched into one queue take their memory from one pool: what lies there is over when the next one runs.
-std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue);
+// `made_bytes`: see ReplayedSteps.
+std::unique_ptr<RecordedCalls> make_recorded_calls(Device device, void* queue, int64_t made_bytes);
 // Whether this thread is within RecordedCalls::run.
 bool is_recording_calls();
 

@@ -365,6 +365,27 @@ void Executable::add_memory(size_t step, StepUse& use) const {
   use.is_small = c.operation.op == Op::dot && all >= 0 && operations && *operations <= kFewOperations;
 }
 
+// The most that calls have at once, in large pieces of known size.
+int64_t Executable::made_bytes(size_t first, size_t end) const {
+  auto large = [](int64_t bytes) { return bytes > ReplayedSteps::kSmallPiece ? bytes : 0; };
+  auto bytes_of = [&](int b) -> int64_t {
+    const Buffer& buffer = schedule_.buffers[static_cast<size_t>(b)];
+    if (buffer.kind != Buffer::Kind::external || !buffer.elements.is_constant()) return 0;
+    return large(buffer.elements.constant() * size_of(buffer.type.dtype));
+  };
+  std::set<int> made;
+  int64_t now = 0, most = 0;
+  for (size_t i = first; i < end; ++i) {
+    if (steps_[i].external)
+      for (int b : schedule_.steps[i].writes)
+        if (made.insert(b).second) now += bytes_of(b);
+    most = std::max(most, now + (steps_[i].contraction ? large(steps_[i].contraction->host_bytes()) : 0));
+    for (int b : steps_[i].releases)
+      if (made.erase(b) > 0) now -= bytes_of(b);
+  }
+  return most;
+}
+
 void Executable::add_replays(bool with_calls) {
   std::vector<bool> replayable;
   for (size_t i = 0; i < steps_.size(); ++i) replayable.push_back(is_replayable(i, with_calls));
@@ -376,7 +397,7 @@ void Executable::add_replays(bool with_calls) {
     for (end = i; end < steps_.size() && replayable[end] && is_within(end, part); ++end) uses.push_back(use_of(end));
     if (own >= end || uses.size() < ReplayedSteps::kFewest || (with_calls && std::ranges::none_of(uses, &StepUse::is_call))) continue;
     for (StepUse& u : uses) std::ranges::copy_if(u.made, std::back_inserter(u.given), [&](int b) { return is_read_behind(b, end); });
-    steps_[i].replays[with_calls ? 0 : 1] = replays_.emplace_back(std::make_unique<ReplayedSteps>(i, uses, part)).get();
+    steps_[i].replays[with_calls ? 0 : 1] = replays_.emplace_back(std::make_unique<ReplayedSteps>(i, uses, part, made_bytes(i, end))).get();
   }
 }
 
@@ -420,7 +441,7 @@ void Executable::place_arena(size_t part, const MemoryPlan& plan, std::byte* are
 }
 
 void Executable::run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const {
-  constexpr size_t kFew = 64;
+  constexpr size_t kFew = 512;  // memory for more is felt beside a launch
   void* few[kFew];
   int64_t few_symbols[kFew];
   std::vector<void*> many(step.buffers.size() > kFew ? step.buffers.size() : 0);

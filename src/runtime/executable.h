@@ -49,12 +49,13 @@ struct Frame {
   std::vector<int64_t> symbols;  // by SymbolId; those of extern results are set as the run goes
   std::vector<void*> data;       // address of each buffer on its device; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
-  std::span<const DeviceUse> devices = {};                                        // those whose queue and memory the front provides
-  void* host = nullptr;                                                           // the front's own state, for extern calls
-  void (*release)(Frame&, int buffer) = nullptr;                                  // an extern's result is not needed any more
-  std::unique_ptr<RecordedCalls> (*record_calls)(Device, void* queue) = nullptr;  // null, or null from it: externs are not recorded
-  const std::vector<PackedWeight>* packs = nullptr;                               // by contraction; null: pack on the fly
-  MemoryByStep* by_step = nullptr;  // null: all addresses are given. Not unless works_by_step()
+  std::span<const DeviceUse> devices = {};        // those whose queue and memory the front provides
+  void* host = nullptr;                           // the front's own state, for extern calls
+  void (*release)(Frame&, int buffer) = nullptr;  // an extern's result is not needed any more
+  // Null, or null from it: externs are not recorded. `made_bytes`: see ReplayedSteps.
+  std::unique_ptr<RecordedCalls> (*record_calls)(Device, void* queue, int64_t made_bytes) = nullptr;
+  const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
+  MemoryByStep* by_step = nullptr;                   // null: all addresses are given. Not unless works_by_step()
   SpentInputs spent = {};
 };
 
@@ -188,6 +189,7 @@ class Executable {
   bool is_within(size_t step, size_t part) const;
   StepUse use_of(size_t step) const;
   void add_memory(size_t step, StepUse& use) const;
+  int64_t made_bytes(size_t first, size_t end) const;
   void add_replays(bool with_calls);
   size_t replay_from(size_t step, Frame& frame, Contexts contexts) const;
   size_t replay(ReplayedSteps& steps, Frame& frame, Contexts contexts) const;

@@ -90,13 +90,24 @@ size_t hash_of(const std::vector<uintptr_t>& key) {
 
 // ---- steps ----
 
-ReplayedSteps::ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t part)
-    : first_(first), part_(part), uses_(uses.begin(), uses.end()) {
+ReplayedSteps::ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t part, int64_t made_bytes)
+    : first_(first), part_(part), made_bytes_(made_bytes), uses_(uses.begin(), uses.end()) {
   std::set<int> fixed, loose;
   for (const StepUse& u : uses_) (u.is_kernel ? loose : fixed).insert(u.buffers.begin(), u.buffers.end());
   for (const StepUse& u : uses_)
     for (int b : u.made) fixed.erase(b), loose.erase(b), made_by_calls_.push_back(b);
   fixed_.assign(fixed.begin(), fixed.end()), loose_.assign(loose.begin(), loose.end());
+  find_tellable();
+}
+
+void ReplayedSteps::find_tellable() {
+  for (size_t i = 0; i < uses_.size(); ++i) {
+    if (!uses_[i].is_kernel) continue;
+    Told& told = told_.emplace_back(first_ + i, uses_[i].has_numbers);
+    for (int b : uses_[i].buffers)  // but those that calls make, which stay where they are
+      if (const auto at = std::ranges::lower_bound(loose_, b); at != loose_.end() && *at == b)
+        told.buffers.push_back(static_cast<size_t>(at - loose_.begin()));
+  }
 }
 
 bool ReplayedSteps::has_calls() const { return std::ranges::any_of(uses_, &StepUse::is_call); }
@@ -175,7 +186,7 @@ ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContex
   Kept fresh;
   fresh.key = key_;
   if (has_calls()) {
-    fresh.calls = frame.record_calls ? frame.record_calls(context.device, context.queue) : nullptr;
+    fresh.calls = frame.record_calls ? frame.record_calls(context.device, context.queue, made_bytes_) : nullptr;
     if (!fresh.calls) unsupported("calls of the host's library cannot be recorded");
   }
   fresh.recording = target.record(keeping);
@@ -232,21 +243,19 @@ void ReplayedSteps::record_beside(size_t i, size_t end, Kept& fresh, RunContext&
   keeping.memory = memory;
 }
 
-// Kernels get the addresses and numbers of this call, where they are others than before.
+// Kernels get the addresses and numbers of this call, where they are others than before. Few change, of hundreds.
 void ReplayedSteps::tell(Kept& kept, const RunContext& context, std::span<void* const> data, const RunStep& step) {
-  auto address = [&](int b) { return data[static_cast<size_t>(b)]; };
-  auto is_told = [&](int b) { return kept.told[static_cast<size_t>(std::ranges::lower_bound(loose_, b) - loose_.begin())] == address(b); };
-  bool same = true;
-  for (size_t i = 0; same && i < loose_.size(); ++i) same = kept.told[i] == address(loose_[i]);
+  std::vector<size_t> changed;
+  for (size_t i = 0; i < loose_.size(); ++i)
+    if (void* const now = data[static_cast<size_t>(loose_[i])]; now != kept.told[i]) kept.told[i] = now, changed.push_back(i);
   RunContext telling = context;
   telling.recording = kept.recording.get();
-  for (size_t i = 0; i < uses_.size(); ++i) {
-    const StepUse& u = uses_[i];
-    if (!u.is_kernel || (!u.has_numbers && (same || std::ranges::all_of(u.buffers, is_told)))) continue;
-    telling.step = static_cast<int>(first_ + i);
-    step(first_ + i, telling);
+  for (const Told& t : told_) {
+    auto is_changed = [&](size_t b) { return std::ranges::binary_search(changed, b); };
+    if (!t.always && (changed.empty() || std::ranges::none_of(t.buffers, is_changed))) continue;
+    telling.step = static_cast<int>(t.step);
+    step(t.step, telling);
   }
-  for (size_t i = 0; i < loose_.size(); ++i) kept.told[i] = address(loose_[i]);
 }
 
 void ReplayedSteps::give_up(const std::string& why) {

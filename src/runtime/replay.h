@@ -94,8 +94,10 @@ class ReplayedSteps {
  public:
   using RunStep = std::function<void(size_t step, RunContext& context)>;
   static constexpr size_t kFewest = 3;  // steps that are worth it
+  static constexpr int64_t kSmallPiece = int64_t{1} << 20;
 
-  ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t part = 0);
+  // `made_bytes`: of what calls give and take at the same time, as far as it is known, in pieces of more than kSmallPiece.
+  ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t part = 0, int64_t made_bytes = 0);
   size_t first() const { return first_; }
   size_t part() const { return part_; }  // of the program's, on whose device they run
   size_t end() const { return first_ + uses_.size(); }
@@ -116,7 +118,15 @@ class ReplayedSteps {
     uint64_t uses = 0;
   };
 
+  // A kernel, and where its buffers are in `loose_`.
+  struct Told {
+    size_t step;
+    bool always;  // it has numbers
+    std::vector<size_t> buffers;
+  };
+
   bool has_calls() const;
+  void find_tellable();
   void find_key(const RunContext& context, std::span<void* const> data);
   Kept* find();
   void forget_idle();
@@ -131,8 +141,10 @@ class ReplayedSteps {
   void give_up(const std::string& why);
 
   const size_t first_, part_;
+  const int64_t made_bytes_;
   const std::vector<StepUse> uses_;
   std::vector<int> fixed_, loose_;  // buffers that other steps than kernels touch, and that kernels do
+  std::vector<Told> told_;          // steps that are told of changes
   std::vector<int> made_by_calls_;  // which are neither
   std::mutex mutex_;
   Key key_;  // of the call under way

@@ -95,6 +95,8 @@ class CompiledContraction {
   // Whether its launches may be kept (see Recording); with those of the host's library if it calls that.
   virtual bool records() const { return true; }
   virtual bool calls_host() const { return false; }
+  // What the host's library takes beside the result, in bytes, as far as that is known.
+  virtual int64_t host_bytes() const { return 0; }
   // How weights that stay the same are rearranged ahead (packing.h); null: they are not.
   virtual const WeightPacking* packing() const { return nullptr; }
 };

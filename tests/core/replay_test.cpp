@@ -215,7 +215,7 @@ struct ProgramWithCall {
 
   ProgramWithCall() {
     frame.data = {Program::address(10), Program::address(20), nullptr, nullptr};
-    frame.record_calls = [](Device, void*) -> std::unique_ptr<RecordedCalls> { return std::make_unique<Calls>(); };
+    frame.record_calls = [](Device, void*, int64_t) -> std::unique_ptr<RecordedCalls> { return std::make_unique<Calls>(); };
     calls_done = {};
   }
 

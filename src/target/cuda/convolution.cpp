@@ -37,6 +37,16 @@ class Convolution : public CompiledContraction {
   }
 
   bool calls_host() const override { return true; }
+
+  // A copy of the weight with its channels last, if they are not. Unknown are sizes that change, and what cuDNN takes itself.
+  int64_t host_bytes() const override {
+    const Operand& weight = step_.operands[1];
+    const Shape& sizes = weight.type.shape;
+    const auto elements = product(sizes).maybe_constant();
+    const bool is_last = weight.place.strides[1] == SymInt(1) || (sizes[2] == SymInt(1) && sizes[3] == SymInt(1));
+    return is_last || !elements ? 0 : *elements * size_of(weight.type.dtype);
+  }
+
   std::string pick(std::span<const int64_t>) const override { return "aten"; }
 
  private:
