@@ -49,18 +49,16 @@ def _table(heading: str, results: list[dict[str, Any]]) -> Any:
     from measure import NAMES, Table, cell, geomean, median, ratio
 
     names = list(results[0]["variants"])
-    headings = ["model", *(f"{NAMES[n]} ms" for n in names), "Broach over the fastest other", "first call s", "error", "MiB (others' least)"]
+    headings = ["model", *(f"{NAMES[n]} ms" for n in names), "Broach over the fastest other", "first call s", "error"]
     rows, ratios = [], []
     for result in results:
         ms = {n: median(result.get("samples", {}).get(n), 1e3) for n in names}
         fastest = min((ms[n] for n in names if n != "broach" and ms[n] is not None), default=None)
         ratios.append(ratio(ms.get("broach"), fastest))
-        peak = result.get("peak_mib", {})
-        others = min((peak[n] for n in peak if n != "broach"), default=None)
         first, error = result.get("first_s", {}).get("broach"), result.get("relative_error", {}).get("broach")
         rows.append([title(result["model"], "cuda"), *(cell(ms[n], "{:.3f}") for n in names), cell(ratios[-1]), cell(first),
-                     cell(error, "{:.1e}"), f"{cell(peak.get('broach'), '{:.0f}')} ({cell(others, '{:.0f}')})"])  # fmt: skip
-    rows.append([f"geomean of {len(rows)}", *("" for _ in names), cell(geomean(ratios)), "", "", ""])
+                     cell(error, "{:.1e}")])  # fmt: skip
+    rows.append([f"geomean of {len(rows)}", *("" for _ in names), cell(geomean(ratios)), "", ""])
     return Table(heading, headings, rows)
 
 
@@ -135,15 +133,12 @@ class Graphed:
 
 
 class Memory:
-    """MiB that one variant holds and takes in a call, over what was there before it was built: pools of graphs are in it."""
+    """MiB of a GPU that a program holds and takes in a call, over what was there when this was made; pools of graphs are in it."""
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.before = self._settled()
 
-    def of(self, call: Callable) -> float | None:
-        if self.device == "cpu":
-            return None
+    def of(self, call: Callable) -> float:
         import torch
 
         self._settled()
@@ -162,8 +157,6 @@ class Memory:
             (x @ x).sum().backward()
 
     def _settled(self) -> int:
-        if self.device == "cpu":
-            return 0
         import gc
 
         import torch

@@ -9,6 +9,8 @@ round.
 
 `--steps` measures steps of training instead: forward and backward as in `training`, gradients included, also with
 `options={"memory_budget": 0.3}`. Memory that is kept for the next step counts as a step's own.
+
+With `--device cuda` it is what torch's allocator reserves on the GPU for calls, or steps, beside weights and arguments.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import device
 from measure import NAMES, Table, attempt, cell, dtypes, median, race, reset_peak, resident_mib, trim, variant
-from suite_training import step_on_cpu
+from suite_training import loss_of, step_on_cpu, step_on_cuda
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 VARIANTS = ("eager", "inductor", "broach")
@@ -25,28 +28,33 @@ MIB = 2**20
 
 
 def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--models", default=",".join(DEFAULT))
-    parser.add_argument("--dtype", type=dtypes, default="fp32")
+    parser.add_argument("--dtype", type=dtypes, help="(default fp32; on cuda bf16)")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--steps", action="store_true", help="steps of training instead of calls")
+    parser.add_argument("--at-once", action="store_true", help="all beside each other, each in its process as ever")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
     models, variants = chosen.models.split(","), chosen.variants.split(",")
+    types = (chosen.dtype or ("bf16" if chosen.device == "cuda" else "fp32")).split(",")
+    kinds = [(model, dtype) for dtype in types for model in models]
+    if chosen.device == "cuda":
+        what = {"what": "device", "steps": chosen.steps}
+        return [{**what, "models": [model], "dtype": dtype, "variant": name} for model, dtype in kinds for name in variants]
     if chosen.steps:
         variants += ["broach-0.3"] if "broach" in variants else []
-        kinds = [(model, dtype) for dtype in chosen.dtype.split(",") for model in models]
         return [{"what": "step", "models": [model], "dtype": dtype, "variant": name} for model, dtype in kinds for name in variants]
     every = [
         {"what": "all", "models": models, "dtype": dtype, "variant": name}
-        for dtype in chosen.dtype.split(",")
+        for dtype in types
         for name in variants
         if name != "eager"
     ]
     single = [
         {"what": "call", "models": [model], "dtype": dtype, "variant": name}
-        for dtype in chosen.dtype.split(",")
-        for model in models
+        for model, dtype in kinds
         for name in variants
     ]
     others = [{"what": what, "models": [], "dtype": "fp32", "variant": "broach"} for what in ("sizes", "cache")]
@@ -60,6 +68,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         return _changing_sizes()
     if job["what"] == "step":
         return _training_step(job)
+    if job["what"] == "device":
+        return _on_device(job)
     import models
     import torch
 
@@ -106,6 +116,27 @@ def _training_step(job: dict[str, Any]) -> dict[str, Any]:
     peak = resident_mib(peak=True) - before + kept
     gradients = sum(p.grad.nbytes for p in program.call.parameters() if p.grad is not None) / MIB
     return {"peak_mib": peak, "gradients_mib": gradients, "samples": race({"step": step}, 4.0)["step"], "failed": {}}
+
+
+def _on_device(job: dict[str, Any]) -> dict[str, Any]:
+    import models
+    import torch
+
+    torch.set_grad_enabled(job["steps"])
+    (model,), name, steps = job["models"], job["variant"], job["steps"]
+    program = device.build(model, "cuda", models.DTYPES[job["dtype"]], **(device.NO_DROPOUT.get(model, {}) if steps else {}))
+    if steps:
+        program.call.requires_grad_(True).train(True)
+    memory = device.Memory()
+    if steps:
+        step = step_on_cuda(name, program.call, loss_of(model, program.call), program.args)
+    else:
+        call = variant(name, program.call)
+        step = lambda: call(*program.args, **program.kwargs)  # noqa: E731
+    for _ in range(14):
+        models.rewind(program)
+        step()
+    return {"peak_mib": memory.of(step), "failed": {}}
 
 
 def _kept_mib() -> float:
@@ -227,15 +258,17 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         ]
         headings = ["compiler", "added MiB", "of it packed weights", "of it arenas"]
         found.append(Table(f"Memory that compiling {', '.join(every[0]['models'])} adds", headings, rows))
-    single = {(r["models"][0], r["dtype"], r["variant"]): r.get("peak_mib") for r in results if r["what"] == "call"}
+    single = {(r["models"][0], r["dtype"], r["variant"]): r.get("peak_mib") for r in results if r["what"] in ("call", "device")}
+    on = "cuda" if results[0]["what"] == "device" else "cpu"
     if single:
         names = list(dict.fromkeys(variant_name for _, _, variant_name in single))
         kinds = dict.fromkeys((model, dtype) for model, dtype, _ in single)
         rows = [
-            [f"{models.TITLES[model]} {dtype}", *(cell(single.get((model, dtype, name)), "{:.1f}") for name in names)]
+            [f"{device.title(model, on)} {dtype}", *(cell(single.get((model, dtype, name)), "{:.1f}") for name in names)]
             for model, dtype in kinds
         ]
-        found.append(Table("Peak memory of a call, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
+        of = "a step of training" if results[0].get("steps") else "a call"
+        found.append(Table(f"Peak memory of {of}, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
     steps = {(r["models"][0], r["dtype"], r["variant"]): r for r in results if r["what"] == "step" and "peak_mib" in r}
     if steps:
         found.append(_table_of_steps(steps))

@@ -1,7 +1,7 @@
 """Time of a call of each model: eager, Inductor and Broach by turns, each model in a process of its own.
 
 With `--device cuda` beside Inductor in its mode reduce-overhead and eager under one CUDA graph, at sizes that fill a GPU, a sample being
-as many calls as take some milliseconds; the table then has the peak of the memory that each variant reserves, its weights not counted.
+as many calls as take some milliseconds.
 
 Each variant has a copy of the weights: code that Inductor generates takes their addresses as if to write to them, which Broach,
 on the same weights, would have to take for writes.
@@ -45,9 +45,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     program = programs[job["variants"][0]]
     models.rewind(program)
     expected = program.call(*program.args, **program.kwargs)
-    calls, first, errors, failed, memory = {}, {}, {}, {}, {}
+    calls, first, errors, failed = {}, {}, {}, {}
     for name, program in programs.items():
-        counted = device.Memory(on)
         call = attempt(lambda: variant(name, program.call), failed, name)
         if call is None:
             continue
@@ -64,10 +63,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         errors[name] = attempt(lambda: models.error(expected, actual).relative, failed, name + " answer")
         calls[name] = lambda call=call, program=program: call(*program.args, **program.kwargs)
         del actual
-        if on == "cuda":
-            for _ in range(12):
-                calls[name]()
-            memory[name] = counted.of(calls[name])
 
     def rewind() -> None:
         for program in programs.values():
@@ -82,8 +77,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         is_written = any(program.kwargs.get("past_key_values") is not None for program in programs.values())
         inner = 1 if on == "cpu" or is_written else max(inner_calls(call, 0.02, wait) for call in calls.values())
         samples = race(calls, job["seconds"], inner, before=rewind, wait=wait)
-    result = {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
-    return {**result, "peak_mib": memory} if on == "cuda" else result
+    return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
 
 
 def tables(results: list[dict[str, Any]]) -> list[Table]:

@@ -47,13 +47,13 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
     torch._dynamo.config.cache_size_limit = 64
     config = device.NO_DROPOUT.get(job["model"], {})
     programs = {n: device.build(job["model"], "cuda", models.DTYPES[job["dtype"]], **config) for n in job["variants"]}
-    steps, first, errors, failed, memory, wanted = {}, {}, {}, {}, {}, None
+    steps, first, errors, failed, wanted = {}, {}, {}, {}, None
     for name, program in programs.items():
         model = program.call.requires_grad_(True).train(True)
-        step = attempt(lambda: _cuda_step(name, model, loss_of(job["model"], model), program.args), failed, name)
+        step = attempt(lambda: step_on_cuda(name, model, loss_of(job["model"], model), program.args), failed, name)
         if step is None:
             continue
-        counted, start = device.Memory("cuda"), time.perf_counter()
+        start = time.perf_counter()
         attempt(step, failed, name)
         torch.cuda.synchronize()
         first[name] = time.perf_counter() - start
@@ -65,15 +65,12 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
         wanted = [g.clone() for g in gradients] if name == "eager" else wanted
         errors[name] = attempt(lambda: _distance(wanted, gradients), failed, name + " answer") if wanted else None
         del gradients
-        for _ in range(12):
-            step()
-        memory[name] = counted.of(step)
         steps[name] = step
     with turn():
         race(steps, 0, least=8, wait=torch.cuda.synchronize)  # each settles beside the others: where memory lies decides what is launched at once
         inner = max(inner_calls(step, 0.04, torch.cuda.synchronize) for step in steps.values())
         samples = race(steps, job["seconds"], inner, wait=torch.cuda.synchronize)
-    return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed, "peak_mib": memory}
+    return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
 
 
 def loss_of(name: str, model: Any) -> Any:
@@ -84,7 +81,7 @@ def loss_of(name: str, model: Any) -> Any:
     return lambda x: sum(t.float().square().mean() for t in models._tensors(model(x)))
 
 
-def _cuda_step(name: str, model: Any, loss: Any, args: tuple) -> Any:
+def step_on_cuda(name: str, model: Any, loss: Any, args: tuple) -> Any:
     import torch
 
     call = loss if name == "graph" else variant(name, loss)
