@@ -242,8 +242,6 @@ def _peak(program: Any, call: Any) -> float:
 
 
 def tables(results: list[dict[str, Any]]) -> list[Table]:
-    import models
-
     found = []
     every = [result for result in results if result["what"] == "all"]
     if every:

@@ -13,13 +13,10 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <optional>
-#include <set>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -256,18 +253,18 @@ at::Scalar element(const at::Tensor& t) {
   return at::_local_scalar_dense(t);
 }
 
-// Operations that read operands through a raw pointer to find out what their parts are.
+// Operations that read some operands through a raw pointer to find out what their parts are.
 struct RawReader {
-  std::string_view name;
-  std::array<size_t, 2> operands;
+  const char* name;
+  size_t first = 1, count = 1;
 };
-constexpr RawReader kRawReaders[] = {{"tensor_split.tensor_indices_or_sections", {1, 1}},
-                                     {"_pad_packed_sequence", {1, 1}},
-                                     {"ctc_loss.Tensor", {2, 3}},
-                                     {"lstm.data", {1, 1}},
-                                     {"gru.data", {1, 1}},
-                                     {"rnn_tanh.data", {1, 1}},
-                                     {"rnn_relu.data", {1, 1}}};
+constexpr RawReader kRawReaders[] = {{"tensor_split.tensor_indices_or_sections"},
+                                     {"_pad_packed_sequence"},
+                                     {"ctc_loss.Tensor", 2, 2},
+                                     {"lstm.data"},
+                                     {"gru.data"},
+                                     {"rnn_tanh.data"},
+                                     {"rnn_relu.data"}};
 
 void raw_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
@@ -276,8 +273,7 @@ void raw_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
   const auto& reader = *std::ranges::find_if(kRawReaders, [&](const RawReader& r) { return full == cat("aten::", r.name); });
   const size_t base = stack->size() - op.schema().arguments().size();
   if (Capture* capture = Capture::current())
-    for (size_t i : std::set<size_t>(reader.operands.begin(), reader.operands.end()))
-      capture->must_read_elements((*stack)[base + i].toTensor(), full);
+    for (size_t i = reader.first; i < reader.first + reader.count; ++i) capture->must_read_elements((*stack)[base + i].toTensor(), full);
   op.callBoxed(stack);
 }
 
@@ -298,7 +294,7 @@ std::vector<torch::Library> registered() {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
   m.impl("native_group_norm_backward", torch::CppFunction::makeFromBoxedFunction<&group_norm_gradient>());
   m.impl("_local_scalar_dense", &element);
-  for (const RawReader& r : kRawReaders) m.impl(r.name.data(), torch::CppFunction::makeFromBoxedFunction<&raw_reader>());
+  for (const RawReader& r : kRawReaders) m.impl(r.name, torch::CppFunction::makeFromBoxedFunction<&raw_reader>());
   for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
   return all;
 }
