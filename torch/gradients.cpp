@@ -409,7 +409,8 @@ BackwardRun::BackwardRun(std::vector<at::Tensor> gradients, std::vector<size_t> 
     : parts_(std::move(parts)), values_(std::move(gradients)) {}
 
 std::vector<at::Tensor> BackwardRun::next() {
-  if (variant_ && next_ < variant_->runners.size()) compute();
+  const size_t behind = variant_ ? (parts_.empty() ? variant_->runners.size() : std::min(next_ + 1, variant_->runners.size())) : 0;
+  for (size_t part = next_; part < behind; ++part) compute(part);
   std::vector<at::Tensor> out = variant_ ? made() : std::vector<at::Tensor>(values_.size());
   for (size_t g = 0; !variant_ && g < out.size(); ++g)
     if (parts_.empty() || parts_[g] == next_) out[g] = std::move(values_[g]);
@@ -422,8 +423,8 @@ std::vector<at::Tensor> BackwardRun::next() {
   return out;
 }
 
-void BackwardRun::compute() {
-  const Stage& part = variant_->code.module.stages[next_];
+void BackwardRun::compute(size_t at) {
+  const Stage& part = variant_->code.module.stages[at];
   const size_t inputs = variant_->code.module.inputs;
   std::vector<at::Tensor> values(values_.size()), made(values_.size() - inputs);
   for (size_t slot : part.takes) {
@@ -431,11 +432,11 @@ void BackwardRun::compute() {
     TORCH_CHECK(slot >= versions_.size() || version_of(values_[slot]) == versions_[slot],
                 "one of the variables needed for gradient computation has been modified by an inplace operation: ",
                 values_[slot].toString(), " ", values_[slot].sizes(), ", while gradients were given one after another");
-    values[slot] = variant_->last_read[slot] == static_cast<ptrdiff_t>(next_) ? std::move(values_[slot]) : values_[slot];
+    values[slot] = variant_->last_read[slot] == static_cast<ptrdiff_t>(at) ? std::move(values_[slot]) : values_[slot];
   }
   RunInputs run;
   for (const at::Tensor& t : values) run.add(t);
-  variant_->runners[next_].run(run, symbols_, nullptr, made, values);
+  variant_->runners[at].run(run, symbols_, nullptr, made, values);
   for (size_t slot : part.gives) values_[slot] = std::move(made[slot - inputs]);
 }
 
@@ -486,7 +487,7 @@ std::vector<at::Tensor> BackwardRun::made() {
   set_apart(own, out);
   for (const ResultSpec& r : own) {
     if (r.is_of_input()) given_back_[static_cast<size_t>(&r - own.data())].reset();
-    if (r.is_made() && variant_->last_read[slot_of(r)] <= static_cast<ptrdiff_t>(next_)) values_[slot_of(r)].reset();
+    if (r.is_made() && (parts_.empty() || variant_->last_read[slot_of(r)] <= static_cast<ptrdiff_t>(next_))) values_[slot_of(r)].reset();
   }
   return out;
 }
@@ -513,6 +514,9 @@ Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable
     const auto count = std::ranges::count_if(differentiable_.reaches, reaches);
     if (count > 0 && static_cast<size_t>(count) < differentiable_.reaches.size()) reached_by_some_.push_back(g);
   }
+  // On the host what was saved goes step by step.
+  if (std::ranges::any_of(stage().gives, [&](size_t slot) { return is_accelerator(compiled_->module.slots[slot].type.device); }))
+    memory_parts_ = parts_for_memory(compiled_->module);
   stage_parts_.gives = parts_by_readiness(*stage().graph, kMostParts);
   for (const ResultSpec& r : compiled_->gradients) parts_.push_back(r.is_made() ? stage_parts_.gives[static_cast<size_t>(r.index)] : 0);
   // A leaf may be written as soon as it has its gradient.
@@ -529,8 +533,9 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
   auto is_seen = [&](size_t g) {
     const at::Tensor& t = *inputs.tensors[differentiable_.inputs[g]];
     if (!t.is_leaf()) return true;
-    const ag::Edge edge = ag::impl::gradient_edge(t);  // which alone may hold the node
-    return has_hooks(*edge.function);
+    const ag::Edge edge =
+        ag::impl::gradient_edge(t);  // which alone may hold the node. A view older than its base's requires_grad_ has none
+    return edge.function && has_hooks(*edge.function);
   };
   const bool apart = std::ranges::any_of(reached_by_some_, is_seen);
   std::map<std::vector<bool>, std::vector<size_t>> groups;
@@ -666,7 +671,7 @@ std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
   const auto& [wanted, given, in_parts] = key;
   auto v = std::make_shared<BackwardVariant>();
   try {
-    v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : Parts(), targets_, make_extern, options_);
+    v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : memory_parts_, targets_, make_extern, options_);
   } catch (const Unsupported& e) {
     v->failure = e.what();
     known = std::move(v);

@@ -56,13 +56,13 @@ class BackwardRun {
   bool is_over() const;  // nothing that is wanted is left
 
  private:
-  void compute();
+  void compute(size_t part);
   std::vector<at::Tensor> made();
   void set_apart(const std::vector<ResultSpec>& own, std::vector<at::Tensor>& out) const;
 
   std::shared_ptr<const BackwardVariant> variant_;
   std::vector<ResultSpec> gradients_;
-  std::vector<size_t> parts_;           // by gradient; empty: there is one part
+  std::vector<size_t> parts_;           // by gradient; empty: all are given at once
   std::vector<at::Tensor> values_;      // by slot; without code, by gradient
   std::vector<at::Tensor> more_;        // by gradient
   std::vector<at::Tensor> given_back_;  // by gradient: those that lie in the memory of an input
@@ -82,7 +82,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
                const std::vector<int64_t>& symbols, const std::shared_ptr<const FoundByCall>& found) const;
   // `tangents` may be undefined; only those `wanted` are computed. `saved` gives what the stage takes but the tangents, by position: it is
   // asked for what is read alone, since the rest may have been written. What nobody else holds is let go as soon as it was read for the
-  // last time. `in_parts`: as `parts` says, or all in one.
+  // last time. `in_parts`: as `parts` says, or all at once.
   BackwardRun run(c10::function_ref<at::Tensor(size_t)> saved, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                   const std::vector<int64_t>& symbols, bool in_parts) const;
 
@@ -132,6 +132,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   std::vector<size_t> reached_by_some_;  // gradients that some results depend on, and others not
   std::vector<size_t> parts_;            // by gradient: in which part it is ready, if they are computed in several
   Parts stage_parts_;                    // the same, by what the stage gives, and what it takes
+  Parts memory_parts_;                   // in which it runs where all are given at once
   mutable std::atomic<int64_t> reruns_{0};
   mutable std::mutex mutex_;
   mutable std::map<Key, std::shared_ptr<const BackwardVariant>> variants_;

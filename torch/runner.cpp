@@ -7,6 +7,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "allocator.h"
 #include "compat.h"
@@ -75,28 +76,31 @@ at::Tensor Runner::new_output(size_t output, std::span<const int64_t> symbols, b
 }
 
 // Those whose sizes are known, each where a piece of its own could begin.
-Runner::Together Runner::placed_together(const Schedule& schedule, c10::Device device, const std::vector<bool>& inner) {
+Runner::Together Runner::placed_together(const Schedule& schedule, c10::Device device, const std::vector<int>& blocks) {
   constexpr int64_t kAlignment = 512;  // of what torch's allocator gives out
   Together out;
-  for (size_t i = 0; i < inner.size(); ++i) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
     const Buffer& b = schedule.buffers[static_cast<size_t>(schedule.output_buffers[i])];
     const auto elements = b.elements.maybe_constant();
     out.places.emplace_back();
-    if (!inner[i] || b.kind != Buffer::Kind::output || device_of(b.type.device) != device || !elements) continue;
-    out.places.back() = out.bytes;
-    out.bytes += (*elements * size_of(b.type.dtype) + kAlignment - 1) / kAlignment * kAlignment;
+    if (blocks[i] < 0 || b.kind != Buffer::Kind::output || device_of(b.type.device) != device || !elements) continue;
+    const auto block = static_cast<size_t>(blocks[i]);
+    out.bytes.resize(std::max(out.bytes.size(), block + 1));
+    out.places.back() = {block, out.bytes[block]};
+    out.bytes[block] += (*elements * size_of(b.type.dtype) + kAlignment - 1) / kAlignment * kAlignment;
   }
   if (std::ranges::count_if(out.places, [](const auto& place) { return place.has_value(); }) < 2) return {};
   return out;
 }
 
-at::Tensor Runner::output_within(size_t output, const c10::Storage& together) const {
+at::Tensor Runner::output_within(size_t output, std::span<const c10::Storage> blocks) const {
+  const auto [block, offset] = *together_.places[output];
   const Schedule& schedule = executable_->schedule();
   const Buffer& buffer = schedule.buffers[static_cast<size_t>(schedule.output_buffers[output])];
   const auto sizes = evaluate(buffer.type.shape, {}), steps = evaluate(buffer.strides, {});
   const auto type = c10::scalarTypeToTypeMeta(scalar_type(buffer.type.dtype));
-  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(together), c10::DispatchKeySet(c10::DispatchKey::CUDA), type);
-  t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, steps, *together_.places[output] / size_of(buffer.type.dtype));
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(blocks[block]), c10::DispatchKeySet(c10::DispatchKey::CUDA), type);
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, steps, offset / size_of(buffer.type.dtype));
   return t;
 }
 
@@ -119,7 +123,7 @@ static SpentInputs piece_of(std::span<const at::Tensor> spent, c10::Device devic
 }
 
 Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
-               const std::vector<int>& written, bool steady, const std::vector<bool>& inner)
+               const std::vector<int>& written, bool steady, const std::vector<int>& blocks)
     : executable_(std::move(executable)), takes_(std::move(takes)), gives_(std::move(gives)), input_buffers_(takes_.size(), -1) {
   const auto& buffers = executable_->schedule().buffers;
   for (size_t b = 0; b < buffers.size(); ++b)
@@ -128,7 +132,16 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   is_steady_ = steady && device_ && executable_->is_recorded();
-  if (is_steady_) together_ = placed_together(executable_->schedule(), *device_, inner);
+  order_.resize(gives_.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  if (is_steady_) {
+    together_ = placed_together(executable_->schedule(), *device_, blocks);
+    // Large ones first leave less of torch's segments over.
+    std::ranges::stable_sort(order_, std::ranges::greater(), [&](size_t i) {
+      const Buffer& b = buffers[static_cast<size_t>(executable_->schedule().output_buffers[i])];
+      return b.elements.maybe_constant().value_or(0) * size_of(b.type.dtype);
+    });
+  }
   if (steady && executable_->works_by_step()) steps_.emplace();
   const ExecutableStats& stats = executable_->stats();
   calls_aten_ = device_ || stats.contractions > 0 || !stats.externs.empty();
@@ -180,15 +193,15 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
   if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
-  c10::Storage together;
-  if (together_.bytes > 0 && use)
-    together = c10::Storage(c10::Storage::use_byte_size_t(), together_.bytes,
-                            cuda_allocator().allocate(static_cast<size_t>(together_.bytes)), &cuda_allocator());
-  for (size_t i = 0; i < gives_.size(); ++i) {
+  std::vector<c10::Storage> blocks;
+  for (int64_t bytes : use ? together_.bytes : std::vector<int64_t>())
+    blocks.emplace_back(c10::Storage::use_byte_size_t(), bytes, cuda_allocator().allocate(static_cast<size_t>(bytes)), &cuda_allocator());
+  for (size_t i : order_) {
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
     if (frame.by_step || schedule.buffers[b].kind != Buffer::Kind::output) continue;
     at::Tensor& output = made[gives_[i]];
-    output = together && together_.places[i] ? output_within(i, together) : new_output(i, frame.symbols, use.has_value());
+    const bool is_within = !blocks.empty() && together_.places[i];
+    output = is_within ? output_within(i, blocks) : new_output(i, frame.symbols, use.has_value());
     frame.data[b] = output.data_ptr();
     if (externs) host.tensors[b] = output;
   }

@@ -53,9 +53,10 @@ class Runner {
  public:
   // Takes these of the values that it is given, by input of its graph; its outputs go to these places among what is made. `written`:
   // values that it writes to in place. `steady`: it is run again and again, with gradients, and what it makes shall come to lie where it
-  // did (step_allocator; on a GPU, SteadyMemory). `inner`: what it gives that nobody but later stages holds, by output; none if empty.
+  // did (step_allocator; on a GPU, SteadyMemory). `blocks`, by output: outputs of one block may lie in one piece of memory, -1 in none of
+  // them. Empty: there are none.
   Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
-         const std::vector<int>& written = {}, bool steady = false, const std::vector<bool>& inner = {});
+         const std::vector<int>& written = {}, bool steady = false, const std::vector<int>& blocks = {});
 
   // An output that is written into an input stays undefined in `made`. An undefined input is one that the executable does not read (a
   // weight of which only the packed copy is kept).
@@ -71,14 +72,18 @@ class Runner {
 
  private:
   class ByStep;
-  // Outputs that lie in one piece of a device's memory, since to take and to give back hundreds of pieces is felt in a step.
+  // Outputs that lie in a few pieces of a device's memory, since to take and to give back hundreds of them is felt in a step.
   struct Together {
-    std::vector<std::optional<int64_t>> places;  // by output, in bytes
-    int64_t bytes = 0;
+    struct Place {
+      size_t block;
+      int64_t offset;  // in bytes
+    };
+    std::vector<std::optional<Place>> places;  // by output
+    std::vector<int64_t> bytes;                // by block
   };
-  static Together placed_together(const Schedule& schedule, c10::Device device, const std::vector<bool>& inner);
+  static Together placed_together(const Schedule& schedule, c10::Device device, const std::vector<int>& blocks);
   at::Tensor new_output(size_t output, std::span<const int64_t> symbols, bool is_current) const;
-  at::Tensor output_within(size_t output, const c10::Storage& together) const;
+  at::Tensor output_within(size_t output, std::span<const c10::Storage> blocks) const;
 
   std::shared_ptr<const Executable> executable_;
   std::optional<StepMemoryUser> steps_;  // steady, on the host
@@ -87,6 +92,7 @@ class Runner {
   bool is_steady_ = false;
   Together together_;
   std::vector<size_t> takes_, gives_;
+  std::vector<size_t> order_;                                     // in which outputs get memory
   std::vector<int> input_buffers_;                                // by graph input; -1 if nothing touches it
   std::vector<std::pair<uint32_t, uint32_t>> touched_, written_;  // values and their buffers
 };

@@ -7,6 +7,7 @@
 
 #include "compat.h"
 #include "externs.h"
+#include "passes/passes.h"
 #include "support/error.h"
 
 namespace broach {
@@ -54,12 +55,18 @@ class Stages::Call {
   std::vector<std::pair<uint32_t, size_t>> gives_;  // results, and where among what is made
 };
 
-// By slot: whether it is no result of the program's, nor what such a one is a window of or an input is given.
-static std::vector<bool> held_by_stages_alone(const Module& module, const Program& program) {
-  std::vector<bool> out(module.slots.size(), true);
+// By slot: -1 if it is a result of the program's, what such a one is a window of or what an input is given. Of the others, which stages alone
+// hold, those of one block are let go together: the part that computes gradients and reads them last.
+static std::vector<int> blocks_of(const Module& module, const Program& program) {
+  std::vector<int> out(module.slots.size(), 0);
+  if (const Parts parts = parts_for_memory(module); !parts.gives.empty()) {
+    const Stage& last = module.stages.back();
+    const std::vector<size_t> readers = last_readers(*last.graph, parts);
+    for (size_t i = 0; i < readers.size(); ++i) out[last.takes[i]] = static_cast<int>(readers[i]);
+  }
   for (const ResultSpec& r : program.results)
-    if (r.index >= 0) out[static_cast<size_t>(r.index)] = false;
-  for (const Program::Commit& c : program.commits) out[static_cast<size_t>(c.output)] = false;
+    if (r.index >= 0) out[static_cast<size_t>(r.index)] = -1;
+  for (const Program::Commit& c : program.commits) out[static_cast<size_t>(c.output)] = -1;
   return out;
 }
 
@@ -69,7 +76,7 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
   const Module& m = compiled.module;
   std::vector<bool> stays = constant, is_taken(m.slots.size());
   stays.resize(m.slots.size(), false);
-  const std::vector<bool> inner = held_by_stages_alone(m, program);
+  const std::vector<int> blocks = blocks_of(m, program);
   for (size_t k = 0; k < m.stages.size(); ++k) {
     const Stage& s = m.stages[k];
     if (s.runs == Stage::Runs::for_gradients) break;
@@ -88,9 +95,9 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
       parts_.push_back({nullptr, nullptr, std::make_unique<const Call>(s, inputs_), s.gives});
       calls_.push_back(parts_.back().call->schema());
     } else {
-      std::vector<bool> is_inner;
-      for (size_t slot : s.gives) is_inner.push_back(inner[slot]);
-      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, compiled.tangents > 0, is_inner),
+      std::vector<int> own;
+      for (size_t slot : s.gives) own.push_back(blocks[slot]);
+      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, compiled.tangents > 0, own),
           stays, options);
     }
   }

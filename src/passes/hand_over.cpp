@@ -28,12 +28,23 @@ std::vector<size_t> parts_by_readiness(const Graph& g, size_t most) {
   return parts;
 }
 
-std::vector<Stage> hand_over(Module& m, const Stage& stage, const PassContext& c) {
-  const Graph& g = *stage.graph;
-  if (c.parts.gives.empty()) return {};
-  const size_t last = *std::ranges::max_element(c.parts.gives);
+// By node: the first part that gives an output which comes behind it in the graph, or is it.
+static std::vector<size_t> parts_in_order(const Graph& g, const Parts& parts) {
+  std::vector<size_t> level(g.nodes().size(), *std::ranges::max_element(parts.gives));
+  for (size_t i = 0; i < parts.gives.size(); ++i) {
+    size_t& own = level[g.outputs()[i].node->id];
+    own = std::min(own, parts.gives[i]);
+  }
+  for (size_t n = level.size(); n-- > 1;) level[n - 1] = std::min(level[n - 1], level[n]);
+  return level;
+}
+
+// By node: the part that computes it.
+static std::vector<size_t> parts_of_nodes(const Graph& g, const Parts& parts) {
+  if (parts.reads.empty()) return parts_in_order(g, parts);
+  const size_t last = *std::ranges::max_element(parts.gives);
   std::vector<size_t> level(g.nodes().size(), last), readable(g.nodes().size(), last);
-  for (size_t i = 0; i < g.inputs().size(); ++i) readable[g.inputs()[i].node->id] = c.parts.reads[i];
+  for (size_t i = 0; i < g.inputs().size(); ++i) readable[g.inputs()[i].node->id] = parts.reads[i];
   for (const Node& n : g.nodes()) {
     size_t by = last;
     for (const Value& v : n.inputs) by = std::min(by, readable[v.node->id]);
@@ -41,10 +52,36 @@ std::vector<Stage> hand_over(Module& m, const Stage& stage, const PassContext& c
     if (is_view(n.op) || is_elementwise(n.op)) readable[n.id] = by;  // may be computed anew where it is read
   }
   auto compute_by = [&](const Node& n, size_t part) { level[n.id] = std::min(level[n.id], part); };
-  for (size_t i = 0; i < c.parts.gives.size(); ++i) compute_by(*g.outputs()[i].node, c.parts.gives[i]);
+  for (size_t i = 0; i < parts.gives.size(); ++i) compute_by(*g.outputs()[i].node, parts.gives[i]);
   for (auto n = g.nodes().rbegin(); n != g.nodes().rend(); ++n)
     for (const Value& v : n->inputs) compute_by(*v.node, level[n->id]);
-  return segments(m, stage, std::move(level));
+  return level;
+}
+
+Parts parts_for_memory(const Module& m) {
+  constexpr int64_t kWorth = int64_t{8} << 20, kMost = 8;  // a part is a launch, and values between two are stored
+  const int64_t parts = std::min(m.saved_bytes / kWorth, kMost);
+  if (m.stages.back().runs != Stage::Runs::for_gradients || parts < 2) return {};
+  return {parts_by_readiness(*m.stages.back().graph, static_cast<size_t>(parts)), {}};
+}
+
+std::vector<size_t> last_readers(const Graph& g, const Parts& parts) {
+  const std::vector<size_t> level = parts_of_nodes(g, parts);
+  const std::vector<bool> anew = computed_anew(g);
+  std::vector<size_t> last(g.nodes().size()), out;
+  for (const Value& v : g.outputs())
+    if (v.node->op == Op::input) last[v.node->id] = *std::ranges::max_element(parts.gives);  // copied by one of them
+  for (auto n = g.nodes().rbegin(); n != g.nodes().rend(); ++n) {
+    const size_t by = anew[n->id] ? std::max(level[n->id], last[n->id]) : level[n->id];
+    for (const Value& v : n->inputs) last[v.node->id] = std::max(last[v.node->id], by);
+  }
+  for (const Value& v : g.inputs()) out.push_back(last[v.node->id]);
+  return out;
+}
+
+std::vector<Stage> hand_over(Module& m, const Stage& stage, const PassContext& c) {
+  if (c.parts.gives.empty()) return {};
+  return segments(m, stage, parts_of_nodes(*stage.graph, c.parts));
 }
 
 }  // namespace broach

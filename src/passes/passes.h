@@ -18,7 +18,9 @@ namespace broach {
 // Of a stage that runs in parts, between which its caller may use what is given, and write to what was read.
 struct Parts {
   std::vector<size_t> gives;  // by output: the part that gives it
-  std::vector<size_t> reads;  // by input: the last part that may read it
+  // By input: the last part that may read it; what no output of a part needs is left to later ones. Empty: there is no such caller, and
+  // each operation stays where it was in the graph's order.
+  std::vector<size_t> reads;
 };
 
 // What the passes may know beside the program.
@@ -55,6 +57,13 @@ std::vector<bool> lie_channels_last(const Graph& graph, const Capabilities& capa
 
 // By output of a graph: in which of at most so many parts, of about equal bytes, it can be given, if they run in the graph's order.
 std::vector<size_t> parts_by_readiness(const Graph& graph, size_t most);
+
+// Of the stage of gradients, with nothing given to anybody in between: what was saved for one part can go, all at once, before the gradients
+// of the next get memory. None where there is no such stage, or little is saved for it.
+Parts parts_for_memory(const Module& module);
+
+// By input of a graph that runs in parts: the last that reads it.
+std::vector<size_t> last_readers(const Graph& graph, const Parts& parts);
 
 // ---- the passes themselves ----
 

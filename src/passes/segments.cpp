@@ -14,14 +14,11 @@ namespace {
 class Splitter {
  public:
   Splitter(Module& module, const Stage& whole, std::vector<size_t> level)
-      : m_(module), whole_(whole), g_(*whole.graph), level_(std::move(level)), cheap_(g_.nodes().size(), kNotCheap) {}
+      : m_(module), whole_(whole), g_(*whole.graph), level_(std::move(level)), on_demand_(computed_anew(g_)) {}
 
   std::vector<Stage> run() {
     size_t last = 0;
-    for (const Node& n : g_.nodes()) {
-      last = std::max(last, available(n));
-      cheap_[n.id] = cost(n);
-    }
+    for (const Node& n : g_.nodes()) last = std::max(last, available(n));
     pieces_.resize(last + 1);
     for (const Node& n : g_.nodes()) assign(n);
     for (size_t i = 0; i < g_.outputs().size(); ++i) assign_output(i);
@@ -34,8 +31,6 @@ class Splitter {
   }
 
  private:
-  static constexpr int kNotCheap = -1;
-  static constexpr int kMostRepeated = 4;  // operations computed anew in a later segment, where their operands are inputs
   using Key = std::pair<const Node*, uint32_t>;
 
   struct Piece {
@@ -50,23 +45,7 @@ class Splitter {
   // ---- where each node is computed ----
   size_t available(const Node& n) const { return level_[n.id] + (finds_sizes(n) ? 1 : 0); }
 
-  // How many operations it takes to compute a node from inputs, if these are few and pointwise.
-  int cost(const Node& n) const {
-    OpKind k = kind_of(n.op);
-    if (n.op == Op::input) return 0;
-    bool pointwise = k == OpKind::unary || k == OpKind::binary || k == OpKind::compare || k == OpKind::ternary || k == OpKind::cast;
-    if (k != OpKind::source && k != OpKind::view && !pointwise) return kNotCheap;
-    int sum = pointwise ? 1 : 0;
-    for (const Value& v : n.inputs) {
-      int each = cheap_[v.node->id];
-      if (each == kNotCheap) return kNotCheap;
-      sum += each;
-    }
-    return sum <= kMostRepeated ? sum : kNotCheap;
-  }
-
-  // Computed wherever it is needed: views, which must not be stored with elements repeated, and what is cheap.
-  bool on_demand(const Node& n) const { return n.op != Op::input && (is_view(n.op) || cheap_[n.id] != kNotCheap); }
+  bool on_demand(const Node& n) const { return on_demand_[n.id]; }
 
   // ---- what goes from segment to segment ----
   // The slot of a value that is stored where it is computed; of a view or something cheap, that of segment `k`'s own copy.
@@ -177,7 +156,7 @@ class Splitter {
   const Stage& whole_;
   const Graph& g_;
   std::vector<size_t> level_;  // by node: the segment that computes it, or behind which it is called
-  std::vector<int> cheap_;     // by node: see cost()
+  std::vector<bool> on_demand_;
   std::vector<Piece> pieces_;
   std::map<Key, size_t> stored_;
   std::set<Key> taken_;
@@ -186,6 +165,26 @@ class Splitter {
 }  // namespace
 
 bool finds_sizes(const Node& n) { return n.op == Op::extern_call && !n.call().binds.empty(); }
+
+std::vector<bool> computed_anew(const Graph& g) {
+  constexpr int kNotCheap = -1, kMost = 4;
+  std::vector<int> cost(g.nodes().size());  // operations that it takes to compute a node from inputs, if these are few and pointwise
+  std::vector<bool> out(g.nodes().size());
+  for (const Node& n : g.nodes()) {
+    if (n.op == Op::input) continue;
+    const OpKind k = kind_of(n.op);
+    const bool pointwise = k == OpKind::unary || k == OpKind::binary || k == OpKind::compare || k == OpKind::ternary || k == OpKind::cast;
+    int sum = pointwise ? 1 : 0;
+    bool is_cheap = pointwise || k == OpKind::source || k == OpKind::view;
+    for (const Value& v : n.inputs) {
+      is_cheap = is_cheap && cost[v.node->id] != kNotCheap;
+      sum += cost[v.node->id];
+    }
+    cost[n.id] = is_cheap && sum <= kMost ? sum : kNotCheap;
+    out[n.id] = is_view(n.op) || cost[n.id] != kNotCheap;  // a view must not be stored with elements repeated
+  }
+  return out;
+}
 
 std::vector<Stage> segments(Module& m, const Stage& whole, std::vector<size_t> level) { return Splitter(m, whole, std::move(level)).run(); }
 

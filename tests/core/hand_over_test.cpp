@@ -61,3 +61,50 @@ TEST_CASE("hand over: outputs are divided by their bytes, in the order in which 
   CHECK(parts_by_readiness(g, 3) == std::vector<size_t>{2, 2, 1, 1, 0, 0});
   CHECK(parts_by_readiness(g, 1) == std::vector<size_t>(6, 0));
 }
+
+TEST_CASE("hand over: without somebody between the parts operations stay in their order, and what the parts read last is known before") {
+  size_t divided = 0;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    Graph g = broach::testing::random_graph(seed, {.steps = 25, .contractions = true, .routines = true});
+    PassContext context;
+    context.parts.gives = parts_by_readiness(g, 4);
+    Module m(std::make_shared<const Graph>(g));
+    auto pass = std::ranges::find(passes(), std::string_view("hand_over"), &Pass::name);
+    pass->run(m, context);
+    m.verify();
+    divided += m.stages.size() > 1;
+    INFO("seed ", seed, "\n", m.str());
+    const std::vector<size_t> readers = last_readers(g, context.parts);
+    for (size_t k = 0; k < m.stages.size(); ++k) {
+      const std::vector<int> uses = m.stages[k].graph->use_counts();
+      for (size_t i = 0; i < m.stages[k].takes.size(); ++i) {
+        const size_t slot = m.stages[k].takes[i];
+        if (slot < m.inputs && uses[m.stages[k].graph->inputs()[i].node->id] > 0) CHECK(readers[slot] >= k);
+      }
+    }
+    Parts all_read{context.parts.gives, std::vector<size_t>(g.inputs().size(), m.stages.size())};
+    std::vector<HostTensor> inputs = broach::testing::random_inputs(g, seed), want = interpret(g, inputs);
+    std::vector<HostTensor> have = run_in_parts(m, all_read, g, inputs);
+    REQUIRE(have.size() == want.size());
+    for (size_t i = 0; i < want.size(); ++i) CHECK(broach::testing::first_difference(have[i], want[i]) == "");
+  }
+  CHECK(divided > 50);
+}
+
+TEST_CASE("hand over: what is saved is let go part by part, the more of it there is") {
+  GraphBuilder b;
+  Value x = b.input({DType::f32, {64}, {}}), y = b.input({DType::f32, {64}, {}});
+  std::vector<Value> out;
+  for (int i = 0; i < 7; ++i) out.push_back(x = b.unary(Op::exp, x));
+  out.push_back(b.binary(Op::mul, x, y));
+  Module m(std::make_shared<const Graph>(b.finish(std::move(out))));
+  CHECK(parts_for_memory(m).gives.empty());
+  m.stages[0].runs = Stage::Runs::for_gradients;
+  CHECK(parts_for_memory(m).gives.empty());
+  m.saved_bytes = int64_t{17} << 20;
+  CHECK(parts_for_memory(m).gives == std::vector<size_t>{0, 0, 0, 0, 1, 1, 1, 1});
+  m.saved_bytes = int64_t{1} << 30;
+  const Parts parts = parts_for_memory(m);
+  CHECK(parts.gives == std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 7});
+  CHECK(last_readers(*m.stages[0].graph, parts) == std::vector<size_t>{4, 7});  // four exponentials are computed anew for the fifth
+}
