@@ -202,6 +202,7 @@ Value diagonal(GraphBuilder& b, Value x, int64_t offset, int64_t d0, int64_t d1)
 }
 
 Value concat(GraphBuilder& b, std::vector<Value> parts, int64_t dim) {
+  check(!parts.empty(), "cat: there is nothing to join");
   // Sizes off `dim` take the first operand's spelling.
   for (Value& p : parts) {
     Shape shape = parts[0].shape();

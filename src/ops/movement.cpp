@@ -303,6 +303,7 @@ Value join_raised(OpCall& c, RaiseRank raise, int64_t dim) {
 // Matrices along the diagonal of a larger one that is zero elsewhere.
 Value block_diagonal(OpCall& c) {
   std::vector<Value> values = listed(c);
+  if (values.empty()) return {};
   SymInt total, before;
   for (Value& v : values) total = total + size_of(v = at_least_2d(c.b, v), 1);
   for (Value& v : values) {

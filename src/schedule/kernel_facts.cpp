@@ -57,13 +57,14 @@ class FactFinder {
     }
   }
 
-  // Rounding is put off past what gives the same number before as behind it, if it can: what is stored then needs none of its own.
+  // Rounding is put off past what gives the same number before as behind it, if it can: what is stored, or seen as bits, then needs none of
+  // its own.
   void find_rounding() {
     f_.rounds.assign(k_.exprs.size(), false);
     std::vector<bool> is_read(k_.exprs.size()),
         is_wide(k_.exprs.size());  // by what must see the rounded number; computed wider than its type
     for (const KernelExpr& e : k_.exprs)
-      if (!keeps_order(e)) for_each_operand(e, [&](int a) { is_read[static_cast<size_t>(a)] = true; });
+      if (!keeps_order(e) && e.op != Op::bitcast) for_each_operand(e, [&](int a) { is_read[static_cast<size_t>(a)] = true; });
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const KernelExpr& e = k_.exprs[i];
       if (e.predicate >= 0) is_read[static_cast<size_t>(e.predicate)] = true;

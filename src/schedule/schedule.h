@@ -147,6 +147,9 @@ void join_kernels(std::vector<Step>& steps, std::vector<Buffer>& buffers, const 
 // Kernels that differ only in constants become one kernel that is given them, where there are several.
 void share_kernels(std::vector<Step>& steps);
 
+// Kernels that only move elements of bf16 and fp16 do so as integers (carry_bits.cpp).
+void carry_bits(std::vector<Step>& steps);
+
 // Numbers of the host's become parameters of the kernels that read them.
 void pass_numbers(Schedule& schedule, const std::vector<int>& inputs);
 

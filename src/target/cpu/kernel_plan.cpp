@@ -126,14 +126,18 @@ class Planner {
     }
   }
 
-  // Reductions, so that sums need not wait for each other; functions that take tables and constants; and rounding to bf16, which
-  // takes a branch. The rest gains nothing, and would take longer to compile.
+  // Reductions, so that sums need not wait for each other; functions that take tables and constants; rounding to bf16, which takes a branch;
+  // and loads of small elements behind conditions, which are made lane by lane without AVX-512. The rest gains nothing, and would take longer
+  // to compile.
   bool needs_unrolling() const {
     constexpr std::ptrdiff_t kMostInRegisters = 128;  // operations: of longer kernels the values of one vector fill the registers
     if (!p_.has_reduced && std::ranges::count(k_.exprs, Kind::op, &KernelExpr::kind) > kMostInRegisters) return false;
-    return p_.has_reduced || std::ranges::any_of(k_.exprs, [](const KernelExpr& e) { return e.kind == Kind::op && is_function(e.op); }) ||
-           std::ranges::any_of(k_.stores,
-                               [&](const KernelStore& s) { return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16; });
+    auto gains = [](const KernelExpr& e) {
+      return e.kind == Kind::op ? is_function(e.op) : e.kind == Kind::load && e.predicate >= 0 && size_of(e.dtype) <= 2;
+    };
+    return p_.has_reduced || std::ranges::any_of(k_.exprs, gains) || std::ranges::any_of(k_.stores, [&](const KernelStore& s) {
+             return k_.buffers[static_cast<size_t>(s.access.buffer)] == DType::bf16;
+           });
   }
 
   // Several rows at a time save trips of the sums to the cache. From memory, only one after the other is the stream that a
