@@ -213,6 +213,8 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     if (!t.defined() || !t.requires_grad()) continue;
     if (i >= given_.size() && !t.is_leaf()) return "the program holds a tensor that has a history of its own";
     if (is_written(trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage)) return "a tensor that needs gradients is written";
+    // Eager's results have a node then, from which no gradient gets to the view or its base.
+    if (!ag::impl::gradient_edge(t).function) return "a view that was made before its base was to get gradients";
     if (!real_tensor(t) && !accumulates_as_it_is(t)) return "a tensor got other sizes, by .data, while a graph with its gradient is alive";
     differentiable_.inputs.push_back(i);
     leaves.push_back(t);

@@ -41,7 +41,7 @@ class LeavesApart {
   void add(const at::Tensor& leaf) {
     ag::Edge own = ag::impl::gradient_edge(leaf);
     ag::Node* known = own.function.get();
-    if (apart_.contains(known)) return;
+    if (!known || apart_.contains(known)) return;
     NodePointer node = new_identity({own});
     node->add_input_metadata(leaf);
     node->next_edges()[0] = {};

@@ -140,3 +140,27 @@ def test_a_parameter_that_gets_other_sizes_while_a_graph_with_its_gradient_is_al
         seen.append(gradients)
     for want, got in zip(*seen, strict=True):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("since", [0, 2], ids=["from the first call", "after others"])
+def test_a_view_that_is_older_than_its_bases_gradients(since: int) -> None:
+    def program(y, m):
+        return m(y).exp(), (y * 2).sum()
+
+    m = torch.nn.Linear(3, 3)
+    compiled = broach.compile(program)
+    for i in range(since + 3):
+        x = torch.randn(2, 3)
+        y = x[:] if i >= since else x
+        x.requires_grad_()
+        grads = []
+        for f in (compiled, program):
+            m.zero_grad()
+            x.grad = None
+            a, b = f(y, m)
+            (a.sum() + b).backward()
+            grads.append([x.grad, *(p.grad for p in m.parameters())])
+        for have, want in zip(*grads, strict=True):
+            assert (have is None) == (want is None)
+            if want is not None:
+                torch.testing.assert_close(have, want)
