@@ -75,8 +75,13 @@ def _program(gm: torch.fx.GraphModule, constant: list[bool], options: dict[str, 
 
 
 def _run(gm: torch.fx.GraphModule, regions: Regions, *args: Any) -> Any:
-    # An interpreter holds the values of its run, so each run has one of its own: threads may run a module at once.
-    return _Interpreter(gm, regions).run(*args) if _C.is_capturing() else gm(*args)
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        # An interpreter holds the values of its run, so each run has one of its own: threads may run a module at once.
+        return _Interpreter(gm, regions).run(*args) if _C.is_capturing() else gm(*args)
+    except BaseException:  # the graph leaves the transforms of torch.func by calls of its own, which what was raised has skipped
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
 
 
 def _last_line(trace: str) -> str:

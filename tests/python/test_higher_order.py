@@ -57,6 +57,8 @@ PROGRAMS: dict[str, tuple[Callable, list]] = {
     "while_loop": (lambda x: while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, (t * 2).sin()), (torch.tensor(0), x))[1] + 1, vectors),
     "while_loop that data ends": (lambda x: while_loop(lambda t: t.abs().sum() < 100, lambda t: (t * 2,), (x,))[0] + 1, vectors + [30 * vectors[0]]),
     "loop in cond": (lambda x: torch.cond(x.sum() > 0, lambda t: while_loop(lambda u: u.sum() < 100, lambda u: (u * 2,), (t,))[0], lambda t: t - 1, (x,)), vectors),
+    "vmap of a product": (lambda x: torch.func.vmap(lambda row: torch.tanh(row @ torch.ones(3, 2)).sum())(x), rows),
+    "grad under vmap": (lambda x: torch.func.vmap(torch.func.grad(lambda row: (row @ torch.ones(3, 2)).square().sum()))(x), rows),
     "scan": (lambda x: scan(lambda carry, y: (carry + y, carry * y), torch.zeros(3), x), rows),
     "map": (lambda x: map_rows(lambda y, z: y.sin() + z, x, torch.ones(3)) * 2, rows),
     "associative_scan": (lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic") * 2, rows),
