@@ -16,6 +16,7 @@ ProgramOptions options_from(const py::dict& d) {
   flag("whole", o.whole);
   o.eager_random = !d.contains("rng") || d["rng"].cast<std::string>() == "eager";
   if (d.contains("memory_budget")) o.memory_budget = d["memory_budget"].cast<double>();
+  if (d.contains("gradient_parts")) o.gradient_parts = d["gradient_parts"].cast<int>();
   flag("fuse", o.fuse);
   flag("lower", o.lower);
   flag("deterministic", o.settings.contractions.deterministic);

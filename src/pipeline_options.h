@@ -18,7 +18,8 @@ struct PipelineOptions {
   bool whole = false;                   // what the program itself decides by computed values is refused
   bool freeze = true;                   // compute what depends on constant inputs once
   double memory_budget = 1.0;           // at most this part of what is saved for gradients by default (0..1)
-  bool eager_random = false;            // random numbers are the host's own, element by element
+  int gradient_parts = 0;     // in which gradients are computed, so that saved values make room for them; 0: as parts_for_memory says
+  bool eager_random = false;  // random numbers are the host's own, element by element
   bool fuse = true;
   bool lower = true;                         // false: every op a call of the host's library
   std::vector<std::string> disabled_passes;  // by name

@@ -515,8 +515,9 @@ Backward::Backward(std::shared_ptr<const CompiledTrace> compiled, Differentiable
     if (count > 0 && static_cast<size_t>(count) < differentiable_.reaches.size()) reached_by_some_.push_back(g);
   }
   // On the host what was saved goes step by step.
-  if (std::ranges::any_of(stage().gives, [&](size_t slot) { return is_accelerator(compiled_->module.slots[slot].type.device); }))
-    memory_parts_ = parts_for_memory(compiled_->module);
+  auto is_apart = [&](size_t slot) { return is_accelerator(compiled_->module.slots[slot].type.device); };
+  if (options_.gradient_parts > 0 || std::ranges::any_of(stage().gives, is_apart))
+    memory_parts_ = parts_for_memory(compiled_->module, options_.gradient_parts);
   stage_parts_.gives = parts_by_readiness(*stage().graph, kMostParts);
   for (const ResultSpec& r : compiled_->gradients) parts_.push_back(r.is_made() ? stage_parts_.gives[static_cast<size_t>(r.index)] : 0);
   // A leaf may be written as soon as it has its gradient.
@@ -691,6 +692,8 @@ std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
       if (uses[graph.inputs()[i].node->id] > 0) v->last_read[m.stages[part].takes[i]] = static_cast<ptrdiff_t>(part);
     v->runners.emplace_back(v->code.executables[part], m.stages[part].takes, std::move(gives), std::vector<int>(), true);
   }
+  for (size_t slot : m.outputs)
+    if (!in_parts && slot >= m.inputs) v->last_read[slot] = static_cast<ptrdiff_t>(m.stages.size());  // by whoever is given it
   return known = std::move(v);
 }
 

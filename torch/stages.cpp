@@ -57,9 +57,9 @@ class Stages::Call {
 
 // By slot: -1 if it is a result of the program's, what such a one is a window of or what an input is given. Of the others, which stages alone
 // hold, those of one block are let go together: the part that computes gradients and reads them last.
-static std::vector<int> blocks_of(const Module& module, const Program& program) {
+static std::vector<int> blocks_of(const Module& module, const Program& program, int gradient_parts) {
   std::vector<int> out(module.slots.size(), 0);
-  if (const Parts parts = parts_for_memory(module); !parts.gives.empty()) {
+  if (const Parts parts = parts_for_memory(module, gradient_parts); !parts.gives.empty()) {
     const Stage& last = module.stages.back();
     const std::vector<size_t> readers = last_readers(*last.graph, parts);
     for (size_t i = 0; i < readers.size(); ++i) out[last.takes[i]] = static_cast<int>(readers[i]);
@@ -76,7 +76,7 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
   const Module& m = compiled.module;
   std::vector<bool> stays = constant, is_taken(m.slots.size());
   stays.resize(m.slots.size(), false);
-  const std::vector<int> blocks = blocks_of(m, program);
+  const std::vector<int> blocks = blocks_of(m, program, options.gradient_parts);
   for (size_t k = 0; k < m.stages.size(); ++k) {
     const Stage& s = m.stages[k];
     if (s.runs == Stage::Runs::for_gradients) break;

@@ -94,6 +94,7 @@ OPTIONS = {
         Option("deterministic", False, _flag, "choose products and convolutions by rule, not by what was measured: equal bits from run to run"),
         Option("freeze", True, _flag, "keep weights packed for the kernels that read them; a write to a weight is noticed"),
         Option("memory_budget", 1.0, _share, "save at most this part of what is saved for gradients by default, and compute the rest anew"),
+        Option("gradient_parts", 0, _count, "compute gradients in so many parts, after each of which what was saved for it goes; 0: on a GPU, by how much is saved"),
         Option("rng", "eager", _rng, "numbers that dropout draws: eager's own, or, faster, numbers by a counter, which fuse"),
         Option("fuse", True, _flag, "compute several operations in one kernel (off: one kernel each, to find a difference)"),
         Option("lower", True, _flag, "compile operations (off: call each one in libtorch, to find a difference)"),

@@ -58,9 +58,9 @@ static std::vector<size_t> parts_of_nodes(const Graph& g, const Parts& parts) {
   return level;
 }
 
-Parts parts_for_memory(const Module& m) {
+Parts parts_for_memory(const Module& m, int asked) {
   constexpr int64_t kWorth = int64_t{8} << 20, kMost = 8;  // a part is a launch, and values between two are stored
-  const int64_t parts = std::min(m.saved_bytes / kWorth, kMost);
+  const int64_t parts = asked > 0 ? asked : std::min(m.saved_bytes / kWorth, kMost);
   if (m.stages.back().runs != Stage::Runs::for_gradients || parts < 2) return {};
   return {parts_by_readiness(*m.stages.back().graph, static_cast<size_t>(parts)), {}};
 }

@@ -58,3 +58,18 @@ def test_arithmetic_is_rounded_as_eager_rounds_it(shape, dtype):
         for y in (x.to(dtype), torch.randn(shape, device="cuda").to(dtype)):
             for have, want in zip(compiled(x, y), _chain(x, y), strict=True):
                 torch.testing.assert_close(have, want, rtol=0, atol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_moved_keeps_its_bits(dtype):
+    def program(x, y):
+        moved = x.flip(0), torch.cat([x, y * 2], 1)[:, :256], x.t().contiguous(), F.pad(x, (1, 2)), torch.where(y > 0, x, y)
+        return *moved, x.roll(3, 1)[::2].clone(), torch.zeros_like(x).index_copy(0, torch.tensor([1, 2], device="cuda"), x[2:4])
+
+    compiled = broach.compile(program)
+    for i in range(3):
+        x = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(256, 256).roll(i, 1).contiguous().view(dtype).cuda()
+        y = torch.randn(256, 256, device="cuda").to(dtype)
+        for have, want in zip(compiled(x, y), program(x, y), strict=True):
+            assert torch.equal(have.contiguous().view(torch.int16), want.contiguous().view(torch.int16))

@@ -107,13 +107,13 @@ def mlp(bn=False):
     return nn.Sequential(nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if bn else []), nn.Tanh(), nn.Linear(8, 3))
 
 
-def check(fn):
+def check(fn, **options):
     """Holds the program with compiled functions against the same with eager ones."""
     want = observed(fn, lambda f: f)
     made = []
 
     def compile(f):
-        made.append(broach.compile(f))
+        made.append(broach.compile(f, options=options))
         return made[-1]
 
     have = observed(fn, compile)

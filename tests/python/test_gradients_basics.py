@@ -509,7 +509,8 @@ def retain_grad_inside(c):
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
-def test_program(fn, request):
+@pytest.mark.parametrize("parts", [0, 3], ids=["at once", "in parts"])
+def test_program(fn, parts, request):
     if fn.__name__ in KNOWN:
         request.applymarker(pytest.mark.xfail(strict=True, reason=KNOWN[fn.__name__]))
-    check(fn)
+    check(fn, gradient_parts=parts)

@@ -567,5 +567,6 @@ def module_that_returns_a_constant_loss(c):
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
-def test_program(fn):
-    check(fn)
+@pytest.mark.parametrize("parts", [0, 8], ids=["at once", "in parts"])
+def test_program(fn, parts):
+    check(fn, gradient_parts=parts)
