@@ -7,23 +7,24 @@
 
 namespace broach {
 
+static double bytes_of_output(const Graph& g, size_t i) {  // at the sizes' hints
+  const Value& v = g.outputs()[i];
+  double n = static_cast<double>(size_of(v.dtype()));
+  for (const SymInt& e : v.shape()) n *= static_cast<double>(g.symbols()->hint(e));
+  return n;
+}
+
 std::vector<size_t> parts_by_readiness(const Graph& g, size_t most) {
   const size_t count = g.outputs().size();
   std::vector<size_t> order(count), parts(count);
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, {}, [&](size_t i) { return g.outputs()[i].node->id; });
-  auto bytes = [&](size_t i) {
-    const Value& v = g.outputs()[i];
-    double n = static_cast<double>(size_of(v.dtype()));
-    for (const SymInt& e : v.shape()) n *= static_cast<double>(g.symbols()->hint(e));
-    return n;
-  };
   double all = 0, given = 0;
-  for (size_t i : order) all += bytes(i);
+  for (size_t i : order) all += bytes_of_output(g, i);
   for (size_t i : order) {
     // A part ends behind the output with which it has its share.
     parts[i] = all > 0 ? std::min(static_cast<size_t>(given / all * static_cast<double>(most)), most - 1) : 0;
-    given += bytes(i);
+    given += bytes_of_output(g, i);
   }
   return parts;
 }
@@ -59,10 +60,16 @@ static std::vector<size_t> parts_of_nodes(const Graph& g, const Parts& parts) {
 }
 
 Parts parts_for_memory(const Module& m, int asked) {
-  constexpr int64_t kWorth = int64_t{8} << 20, kMost = 8;  // a part is a launch, and values between two are stored
-  const int64_t parts = asked > 0 ? asked : std::min(m.saved_bytes / kWorth, kMost);
-  if (m.stages.back().runs != Stage::Runs::for_gradients || parts < 2) return {};
-  return {parts_by_readiness(*m.stages.back().graph, static_cast<size_t>(parts)), {}};
+  constexpr int64_t kWorth = int64_t{8} << 20, kMost = 5;  // a part is a launch, and values between two are stored
+  constexpr double kLeast = 1.0 / 8;                       // no more can be saved than the gradients' bytes: as a part of what is there
+  if (m.stages.back().runs != Stage::Runs::for_gradients) return {};
+  const Graph& g = *m.stages.back().graph;
+  double gradients = 0;
+  for (size_t i = 0; i < g.outputs().size(); ++i) gradients += bytes_of_output(g, i);
+  const bool pays = gradients >= kLeast * static_cast<double>(m.saved_bytes);
+  const int64_t parts = asked > 0 ? asked : pays ? std::min(m.saved_bytes / kWorth, kMost) : 1;
+  if (parts < 2) return {};
+  return {parts_by_readiness(g, static_cast<size_t>(parts)), {}};
 }
 
 std::vector<size_t> last_readers(const Graph& g, const Parts& parts) {

@@ -93,7 +93,7 @@ TEST_CASE("hand over: without somebody between the parts operations stay in thei
 
 TEST_CASE("hand over: what is saved is let go part by part, the more of it there is") {
   GraphBuilder b;
-  Value x = b.input({DType::f32, {64}, {}}), y = b.input({DType::f32, {64}, {}});
+  Value x = b.input({DType::f32, {1 << 24}, {}}), y = b.input({DType::f32, {1 << 24}, {}});
   std::vector<Value> out;
   for (int i = 0; i < 7; ++i) out.push_back(x = b.unary(Op::exp, x));
   out.push_back(b.binary(Op::mul, x, y));
@@ -101,10 +101,14 @@ TEST_CASE("hand over: what is saved is let go part by part, the more of it there
   CHECK(parts_for_memory(m).gives.empty());
   m.stages[0].runs = Stage::Runs::for_gradients;
   CHECK(parts_for_memory(m).gives.empty());
+  CHECK(parts_for_memory(m, 2).gives == std::vector<size_t>{0, 0, 0, 0, 1, 1, 1, 1});
   m.saved_bytes = int64_t{17} << 20;
   CHECK(parts_for_memory(m).gives == std::vector<size_t>{0, 0, 0, 0, 1, 1, 1, 1});
   m.saved_bytes = int64_t{1} << 30;
-  const Parts parts = parts_for_memory(m);
+  CHECK(parts_for_memory(m).gives == std::vector<size_t>{0, 0, 1, 1, 2, 3, 3, 4});
+  m.saved_bytes = int64_t{1} << 40;  // beside which the gradients are small
+  CHECK(parts_for_memory(m).gives.empty());
+  const Parts parts = parts_for_memory(m, 8);
   CHECK(parts.gives == std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 7});
   CHECK(last_readers(*m.stages[0].graph, parts) == std::vector<size_t>{4, 7});  // four exponentials are computed anew for the fifth
 }
