@@ -55,8 +55,8 @@ class Stages::Call {
   std::vector<std::pair<uint32_t, size_t>> gives_;  // results, and where among what is made
 };
 
-// By slot: -1 if it is a result of the program's, what such a one is a window of or what an input is given. Of the others, which stages alone
-// hold, those of one block are let go together: the part that computes gradients and reads them last.
+// By slot: -1 if it is a result of the program's, what such a one is a window of or what an input is given. Of the others, which stages
+// alone hold, those of one block are let go together: its number is the part of the gradients that reads them last.
 static std::vector<int> blocks_of(const Module& module, const Program& program, int gradient_parts) {
   std::vector<int> out(module.slots.size(), 0);
   if (const Parts parts = parts_for_memory(module, gradient_parts); !parts.gives.empty()) {

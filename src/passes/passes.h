@@ -58,8 +58,9 @@ std::vector<bool> lie_channels_last(const Graph& graph, const Capabilities& capa
 // By output of a graph: in which of at most so many parts, of about equal bytes, it can be given, if they run in the graph's order.
 std::vector<size_t> parts_by_readiness(const Graph& graph, size_t most);
 
-// Of the stage of gradients, with nothing given to anybody in between: what was saved for one part can go, all at once, before the gradients
-// of the next get memory. `asked`: so many; 0: the more the more is saved, where the gradients are large beside that. None: there is no such stage, or one part.
+// Of the stage of gradients, with nothing given to anybody in between: what was saved for one part can go, all at once, before the
+// gradients of the next get memory. `asked`: so many; 0: the more the more is saved, where the gradients are large beside that. None where
+// there is no such stage, or one part is all.
 Parts parts_for_memory(const Module& module, int asked = 0);
 
 // By input of a graph that runs in parts: the last that reads it.
