@@ -409,8 +409,8 @@ BackwardRun::BackwardRun(std::vector<at::Tensor> gradients, std::vector<size_t> 
     : parts_(std::move(parts)), values_(std::move(gradients)) {}
 
 std::vector<at::Tensor> BackwardRun::next() {
-  const size_t behind = variant_ ? (parts_.empty() ? variant_->runners.size() : std::min(next_ + 1, variant_->runners.size())) : 0;
-  for (size_t part = next_; part < behind; ++part) compute(part);
+  const size_t all = variant_ ? variant_->runners.size() : 0;
+  for (size_t part = next_; part < (parts_.empty() ? all : std::min(next_ + 1, all)); ++part) compute(part);
   std::vector<at::Tensor> out = variant_ ? made() : std::vector<at::Tensor>(values_.size());
   for (size_t g = 0; !variant_ && g < out.size(); ++g)
     if (parts_.empty() || parts_[g] == next_) out[g] = std::move(values_[g]);
@@ -534,8 +534,8 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
   auto is_seen = [&](size_t g) {
     const at::Tensor& t = *inputs.tensors[differentiable_.inputs[g]];
     if (!t.is_leaf()) return true;
-    const ag::Edge edge =
-        ag::impl::gradient_edge(t);  // which alone may hold the node. A view older than its base's requires_grad_ has none
+    // Which alone may hold the node. A view that is older than its base's requires_grad_ has none.
+    const ag::Edge edge = ag::impl::gradient_edge(t);
     return edge.function && has_hooks(*edge.function);
   };
   const bool apart = std::ranges::any_of(reached_by_some_, is_seen);

@@ -194,8 +194,10 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
   if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
   std::vector<c10::Storage> blocks;
-  for (int64_t bytes : use ? together_.bytes : std::vector<int64_t>())
-    blocks.emplace_back(c10::Storage::use_byte_size_t(), bytes, cuda_allocator().allocate(static_cast<size_t>(bytes)), &cuda_allocator());
+  for (size_t i = 0; use && i < together_.bytes.size(); ++i) {
+    const auto bytes = static_cast<size_t>(together_.bytes[i]);
+    blocks.emplace_back(c10::Storage::use_byte_size_t(), bytes, cuda_allocator().allocate(bytes), &cuda_allocator());
+  }
   for (size_t i : order_) {
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
     if (frame.by_step || schedule.buffers[b].kind != Buffer::Kind::output) continue;

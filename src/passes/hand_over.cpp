@@ -1,4 +1,5 @@
-// Gradients that somebody waits for, such as those that are reduced over several processes, are given in parts, as they get ready.
+// Gradients that somebody waits for, such as those that are reduced over several processes, are given in parts, as they get ready. Others are
+// computed in parts where what was saved for one makes room for the next.
 #include <algorithm>
 #include <numeric>
 

@@ -27,28 +27,37 @@ std::vector<HostTensor> run_in_parts(const Module& m, const Parts& parts, const 
   return out;
 }
 
+Module divided(const Graph& g, const PassContext& context) {
+  Module m(std::make_shared<const Graph>(g));
+  auto pass = std::ranges::find(passes(), std::string_view("hand_over"), &Pass::name);
+  pass->run(m, context);
+  m.verify();
+  return m;
+}
+
+void check_parts(const Module& m, const Parts& parts, const Graph& whole, uint32_t seed) {
+  std::vector<HostTensor> inputs = broach::testing::random_inputs(whole, seed), want = interpret(whole, inputs);
+  std::vector<HostTensor> have = run_in_parts(m, parts, whole, inputs);
+  REQUIRE(have.size() == want.size());
+  for (size_t i = 0; i < want.size(); ++i) CHECK(broach::testing::first_difference(have[i], want[i]) == "");
+}
+
 }  // namespace
 
 TEST_CASE("hand over: random programs compute the same in parts, whatever is written once it may be") {
-  size_t divided = 0;
+  size_t in_several = 0;
   for (uint32_t seed = 0; seed < 200; ++seed) {
     Graph g = broach::testing::random_graph(seed, {.steps = 25, .contractions = true, .routines = true});
     std::mt19937 random(seed);
     PassContext context;
     for (size_t i = 0; i < g.outputs().size(); ++i) context.parts.gives.push_back(random() % 3);
     for (size_t i = 0; i < g.inputs().size(); ++i) context.parts.reads.push_back(random() % 4);
-    Module m(std::make_shared<const Graph>(g));
-    auto pass = std::ranges::find(passes(), std::string_view("hand_over"), &Pass::name);
-    pass->run(m, context);
-    m.verify();
-    divided += m.stages.size() > 1;
+    const Module m = divided(g, context);
+    in_several += m.stages.size() > 1;
     INFO("seed ", seed, "\n", m.str());
-    std::vector<HostTensor> inputs = broach::testing::random_inputs(g, seed), want = interpret(g, inputs);
-    std::vector<HostTensor> have = run_in_parts(m, context.parts, g, inputs);
-    REQUIRE(have.size() == want.size());
-    for (size_t i = 0; i < want.size(); ++i) CHECK(broach::testing::first_difference(have[i], want[i]) == "");
+    check_parts(m, context.parts, g, seed);
   }
-  CHECK(divided > 50);
+  CHECK(in_several > 50);
 }
 
 TEST_CASE("hand over: outputs are divided by their bytes, in the order in which they are computed") {
@@ -63,16 +72,13 @@ TEST_CASE("hand over: outputs are divided by their bytes, in the order in which 
 }
 
 TEST_CASE("hand over: without somebody between the parts operations stay in their order, and what the parts read last is known before") {
-  size_t divided = 0;
+  size_t in_several = 0;
   for (uint32_t seed = 0; seed < 200; ++seed) {
     Graph g = broach::testing::random_graph(seed, {.steps = 25, .contractions = true, .routines = true});
     PassContext context;
     context.parts.gives = parts_by_readiness(g, 4);
-    Module m(std::make_shared<const Graph>(g));
-    auto pass = std::ranges::find(passes(), std::string_view("hand_over"), &Pass::name);
-    pass->run(m, context);
-    m.verify();
-    divided += m.stages.size() > 1;
+    const Module m = divided(g, context);
+    in_several += m.stages.size() > 1;
     INFO("seed ", seed, "\n", m.str());
     const std::vector<size_t> readers = last_readers(g, context.parts);
     for (size_t k = 0; k < m.stages.size(); ++k) {
@@ -83,12 +89,9 @@ TEST_CASE("hand over: without somebody between the parts operations stay in thei
       }
     }
     Parts all_read{context.parts.gives, std::vector<size_t>(g.inputs().size(), m.stages.size())};
-    std::vector<HostTensor> inputs = broach::testing::random_inputs(g, seed), want = interpret(g, inputs);
-    std::vector<HostTensor> have = run_in_parts(m, all_read, g, inputs);
-    REQUIRE(have.size() == want.size());
-    for (size_t i = 0; i < want.size(); ++i) CHECK(broach::testing::first_difference(have[i], want[i]) == "");
+    check_parts(m, all_read, g, seed);
   }
-  CHECK(divided > 50);
+  CHECK(in_several > 50);
 }
 
 TEST_CASE("hand over: what is saved is let go part by part, the more of it there is") {
