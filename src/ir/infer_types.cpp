@@ -56,13 +56,14 @@ struct Inference {
 
   Type elementwise() const {
     OpKind k = kind_of(op);
-    if (k == OpKind::ternary) {
+    if (op == Op::where) {
       check(in[0].dtype() == DType::b1, "where: the condition is ", Shown{in[0].type()}, ", not b1");
       same(in[0], in[1], false);
       same(in[1], in[2], true);
       return like(in[1], in[1].shape());
     }
     for (const auto& v : in) same(in[0], v, true);
+    check(op != Op::fma || is_floating(in[0].dtype()), "fma: of ", Shown{in[0].type()}, ", not of floating numbers");
     Type t = like(in[0], in[0].shape());
     if (k == OpKind::compare) t.dtype = DType::b1;
     if (k == OpKind::cast) t.dtype = get<DType>(Attr::dtype);

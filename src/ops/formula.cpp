@@ -29,6 +29,16 @@ Expr select(const Expr& condition, const Expr& a, const Expr& b) {
   return {g, g.emit(Op::where, {fit(condition), fit(a), fit(b)})};
 }
 
+Expr multiply_add(const Expr& a, const Expr& b, const Expr& c) {
+  if (!a.b_) return multiply_add(b.number(a.number_), b, c);
+  if (!c.b_) return multiply_add(a, b, a.number(c.number_));
+  GraphBuilder& g = *a.b_;
+  if (!is_floating(a.dtype())) return a * b + c;
+  Shape shape = g.broadcast(a.value_.shape(), g.broadcast(b.value_.shape(), c.value_.shape()));
+  auto fit = [&](const Expr& x) { return broadcast_to(g, x.value_, shape); };
+  return {g, g.emit(Op::fma, {fit(a), fit(b), fit(c)})};
+}
+
 Expr rounded(const Expr& x) {
   if (!is_low_precision(x.dtype())) return x;
   auto as = [&x](Value v, DType t) { return x.builder().emit(Op::bitcast, {v}, {{Attr::dtype, t}}); };

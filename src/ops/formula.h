@@ -23,6 +23,7 @@ class Expr {
  private:
   friend Expr apply(Op op, const Expr& a, const Expr& b);
   friend Expr select(const Expr& condition, const Expr& a, const Expr& b);
+  friend Expr multiply_add(const Expr& a, const Expr& b, const Expr& c);
   GraphBuilder* b_ = nullptr;
   Value value_;
   double number_ = 0;
@@ -31,6 +32,8 @@ class Expr {
 Expr apply(Op op, const Expr& x);
 Expr apply(Op op, const Expr& a, const Expr& b);  // one of the two is a value
 Expr select(const Expr& condition, const Expr& a, const Expr& b);
+// a * b + c as one of eager's operations computes it: its compiler makes one instruction of them, which rounds once. Integers wrap.
+Expr multiply_add(const Expr& a, const Expr& b, const Expr& c);
 
 inline Expr operator+(const Expr& a, const Expr& b) { return apply(Op::add, a, b); }
 inline Expr operator-(const Expr& a, const Expr& b) { return apply(Op::sub, a, b); }

@@ -212,7 +212,7 @@ void add_unary_formulas(OpTable& t) {
   add_formula(t, "special_entr", {0}, entropy);
   add_real(t, "round.decimals special_round", round_decimals);
   add_formula(t, "sigmoid_backward", {0, 1}, [](OpCall&, std::span<const Expr> x) { return x[0] * (1.0 - x[1]) * x[1]; });
-  add_formula(t, "tanh_backward", {0, 1}, [](OpCall&, std::span<const Expr> x) { return x[0] * (1.0 - x[1] * x[1]); });
+  add_formula(t, "tanh_backward", {0, 1}, [](OpCall&, std::span<const Expr> x) { return x[0] * multiply_add(-x[1], x[1], 1.0); });
 }
 
 // ---- arithmetic ----
@@ -250,8 +250,9 @@ Results scaled(OpCall& c, Op op, size_t left, size_t right) {
   Value alpha =
       known ? c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device) : operand(c, 2, t);
   if (!known && op == Op::sub) alpha = c.b.unary(Op::neg, alpha);
-  Value scaled = arithmetic(c.b, Op::mul, wide(right), c.b.cast(alpha, compute_dtype(t)));
-  return in_result_type(c, {c.b, arithmetic(c.b, Op::add, wide(left), scaled)});
+  Value x = wide(left), y = wide(right), factor = c.b.cast(alpha, compute_dtype(t));
+  if (is_floating(x.dtype())) return in_result_type(c, multiply_add({c.b, y}, {c.b, factor}, {c.b, x}));
+  return in_result_type(c, {c.b, arithmetic(c.b, Op::add, x, arithmetic(c.b, Op::mul, y, factor))});
 }
 
 Results product(OpCall& c, Op op) {
@@ -562,8 +563,8 @@ Value clamp(OpCall& c, size_t low, size_t high) {
 Expr lerp(OpCall& c, std::span<const Expr> x) {
   const Expr &start = x[0], &end = x[1], &weight = x[2];
   Expr span = end - start;
-  auto low = [&] { return start + weight * span; };
-  auto high = [&] { return end + (weight - 1.0) * span; };
+  auto low = [&] { return multiply_add(weight, span, start); };
+  auto high = [&] { return multiply_add(weight - 1.0, span, end); };
   if (!c.is_tensor(2)) return std::abs(c.number(2)) < 0.5 ? low() : high();
   return select(abs(weight) < 0.5, low(), high());
 }
@@ -571,7 +572,7 @@ Expr lerp(OpCall& c, std::span<const Expr> x) {
 Expr add_product(OpCall& c, std::span<const Expr> x, Op op) {
   bool scale = !c.is_none(3) && (c.is_tensor(3) || as_double(c.scalar(3)) != 1);
   Expr first = scale ? Expr{c.b, operand(c, 3, x[1].dtype())} * x[1] : x[1];
-  return x[0] + apply(op, first, x[2]);
+  return op == Op::mul ? multiply_add(first, x[2], x[0]) : x[0] + apply(op, first, x[2]);
 }
 
 void add_ternary(OpTable& t) {

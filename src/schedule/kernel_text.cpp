@@ -295,10 +295,10 @@ class KernelVerifier {
     check(is_elementwise(e.op), name_of(e.op), " is not elementwise");
     check(static_cast<int>(e.args.size()) == row(e.op).inputs, name_of(e.op), " has ", e.args.size(), " operands");
     if (kind == OpKind::cast) return;
-    if (kind == OpKind::ternary) check(dtype_of(e, 0) == DType::b1, "its condition is not b1");
+    if (e.op == Op::where) check(dtype_of(e, 0) == DType::b1, "its condition is not b1");
     if (kind == OpKind::compare) check(e.dtype == DType::b1, "compares and is not b1");
     const DType operand = kind == OpKind::compare ? dtype_of(e, 0) : e.dtype;
-    for (size_t i = kind == OpKind::ternary ? 1 : 0; i < e.args.size(); ++i)
+    for (size_t i = e.op == Op::where ? 1 : 0; i < e.args.size(); ++i)
       check(dtype_of(e, i) == operand, "operand ", i, " is ", name_of(dtype_of(e, i)), ", not ", name_of(operand));
   }
 

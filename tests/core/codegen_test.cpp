@@ -64,6 +64,17 @@ TEST_CASE("codegen: reshapes of no elements") {
   }
 }
 
+TEST_CASE("codegen: a product and a sum rounded at once, as vectors and as the elements behind them") {
+  for (DType t : {DType::f32, DType::f64, DType::bf16}) {
+    GraphBuilder b;
+    Value x = b.input({t, {77}, {}}), y = b.input({t, {77}, {}}), z = b.input({t, {}, {}});
+    Graph g = b.finish({b.emit(Op::fma, {x, y, x}), b.emit(Op::fma, {b.binary(Op::mul, x, y), y, b.expand(z, {77})})});
+    const auto inputs = testing::random_inputs(g, 7);
+    const auto actual = run_compiled(g, inputs, {}), expected = interpret(g, inputs);
+    for (size_t i = 0; i < actual.size(); ++i) CHECK(testing::first_difference(actual[i], expected[i], 0, 0) == "");
+  }
+}
+
 TEST_CASE("random graphs, fused") {
   for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {}, {});
 }

@@ -349,6 +349,8 @@ TEST_CASE("graph: operands that do not fit are errors") {
   CHECK(error_of(Op::add, {a, half}, {}) == "add: element types differ: f32[2, 3] and f16[2, 3]");
   CHECK(error_of(Op::add, {a}, {}) == "add: 1 operands, expected 2");
   CHECK(error_of(Op::where, {a, a, a}, {}) == "where: the condition is f32[2, 3], not b1");
+  CHECK(error_of(Op::fma, {a, a, half}, {}) == "fma: element types differ: f32[2, 3] and f16[2, 3]");
+  CHECK(error_of(Op::fma, {index, index, index}, {}) == "fma: of i64[4], not of floating numbers");
   CHECK(error_of(Op::cast, {a}, {}) == "cast: attribute dtype is missing or of another type");
   CHECK(error_of(Op::reshape, {a}, {{Attr::shape, Shape{5}}}) == "reshape: f32[2, 3] has not the elements of f32[5]");
   CHECK(error_of(Op::expand, {a}, {{Attr::shape, Shape{4, 3}}}) == "expand: f32[2, 3] cannot become f32[4, 3]");

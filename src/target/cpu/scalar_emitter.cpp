@@ -134,6 +134,7 @@ V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
     case Op::sub: return b_.CreateFSub(x, y);
     case Op::mul: return b_.CreateFMul(x, y);
     case Op::div: return b_.CreateFDiv(x, y);
+    case Op::fma: return features_.fma ? b_.CreateIntrinsic(Intrinsic::fma, {t}, {x, y, a[2]}) : b_.CreateFAdd(b_.CreateFMul(x, y), a[2]);
     case Op::floor_div: return float_floor_div(x, y);
     case Op::mod: return float_mod(x, y);
     case Op::fmod: return b_.CreateFRem(x, y);

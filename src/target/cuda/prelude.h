@@ -199,6 +199,8 @@ template <class T> FN bool op_lt(T a, T b) { return a < b; }
 template <class T> FN bool op_le(T a, T b) { return a <= b; }
 template <class T> FN bool op_gt(T a, T b) { return a > b; }
 template <class T> FN bool op_ge(T a, T b) { return a >= b; }
+FN float op_fma(float a, float b, float c) { return fmaf(a, b, c); }
+FN double op_fma(double a, double b, double c) { return fma(a, b, c); }
 template <class T> FN T op_where(bool c, T a, T b) { return c ? a : b; }
 template <class T> FN T op_copy(T x) { return x; }
 

@@ -1,0 +1,77 @@
+"""Operations of eager's that multiply and add in one instruction, which rounds once: results are equal to the last bit."""
+
+from __future__ import annotations
+
+import broach
+import pytest
+import torch
+
+OPERATIONS = {
+    "add": lambda x, y, z: torch.add(x, y, alpha=0.3137),
+    "sub": lambda x, y, z: torch.sub(x, y, alpha=-2.7),
+    "rsub": lambda x, y, z: torch.rsub(x, y, alpha=0.3137),
+    "in place": lambda x, y, z: x.clone().add_(y, alpha=-1e-3).sub_(z, alpha=0.9),
+    "addcmul": lambda x, y, z: torch.addcmul(x, y, z, value=0.3),
+    "addcmul by one": lambda x, y, z: torch.addcmul(x, y, z),
+    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z, value=0.3),
+    "lerp": lambda x, y, z: torch.lerp(x, y, 0.3),
+    "lerp to the end": lambda x, y, z: torch.lerp(x, y, 0.8),
+    "lerp by weights": lambda x, y, z: torch.lerp(x, y, z),
+    "lists": lambda x, y, z: torch._foreach_lerp(torch._foreach_addcmul([x, y], [y, z], [z, x], value=0.7), [z, x], 0.1),
+    "a row": lambda x, y, z: torch.add(x, y[0], alpha=0.3137),
+    "every other": lambda x, y, z: torch.add(x.t(), y.t(), alpha=0.3137)[::2],
+    "of another type": lambda x, y, z: torch.add(x, (y * 10).int(), alpha=0.3),
+    "gradient of tanh": lambda x, y, z: torch.ops.aten.tanh_backward(x, y),
+    "separate": lambda x, y, z: x * y + z,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations(name, dtype):
+    program = OPERATIONS[name]
+    compiled = broach.compile(program)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x, y, z = (torch.randn(37 + seed, 23, dtype=dtype) for _ in range(3))
+        for have, want in zip(compiled(x, y, z), program(x, y, z), strict=True):
+            assert torch.equal(have, want)
+
+
+def test_images():
+    """A blend of bytes, as torchvision's transforms compute it, of which the last bit decides where it is cut off."""
+
+    def blend(image, other):
+        return image.mul(0.7).add_(other, alpha=1.0 - 0.7).clamp_(0, 255).to(torch.uint8)
+
+    compiled = broach.compile(blend)
+    image, other = (torch.arange(256, dtype=torch.uint8).expand(256, 256).contiguous() for _ in range(2))
+    for _ in range(3):
+        assert torch.equal(compiled(image, other.t().float()), blend(image, other.t().float()))
+
+
+def _adam(parameter, gradient, mean, square, step):
+    """But for the root of the mean square, which eager has from MKL, in its last bit or not."""
+    mean.lerp_(gradient, 0.1)
+    square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+    parameter.addcdiv_(mean, (square / (1 - 0.999**step) ** 0.5).add_(1e-8), value=-1e-3 / (1 - 0.9**step))
+
+
+def _momentum(parameter, gradient, mean, square, step):
+    gradient = gradient.add(parameter, alpha=1e-2)
+    mean.mul_(0.9).add_(gradient, alpha=0.1)
+    parameter.add_(gradient.add(mean, alpha=0.9), alpha=-1e-2)
+
+
+@pytest.mark.parametrize("update", [_adam, _momentum])
+def test_steps_of_an_optimizer_stay_equal(update):
+    torch.manual_seed(0)
+    state = [torch.randn(501), torch.zeros(501), torch.zeros(501)]
+    copies = [t.clone() for t in state]
+    compiled = broach.compile(update)
+    for step in range(1, 30):
+        gradient = torch.randn(501)
+        update(state[0], gradient, *state[1:], step)
+        compiled(copies[0], gradient.clone(), *copies[1:], step)
+        for have, want in zip(copies, state, strict=True):
+            assert torch.equal(have, want)
