@@ -9,6 +9,8 @@ namespace broach {
 
 namespace {
 
+bool is_on_gpu(const OpCall& c) { return c.result().device.kind == DeviceKind::cuda; }
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Row {
@@ -195,6 +197,14 @@ Results fake_quantize(OpCall& c) {
   return {{kept.to(c.result().dtype).value(), ((q >= low) & (q <= high)).value()}};
 }
 
+// On a GPU eager rounds each of its three results to low precision.
+Expr tanh_backward(OpCall& c, std::span<const Expr> x) {
+  const DType t = c.result().dtype;
+  if (!is_on_gpu(c) || !is_low_precision(t)) return x[0] * multiply_add(-x[1], x[1], 1.0);
+  const Expr y = x[1].to(t);
+  return (x[0].to(t) * (1.0 - y * y)).to(x[0].dtype());
+}
+
 void add_unary_formulas(OpTable& t) {
   add_real(t, "frexp.Tensor", mantissa_and_exponent);
   add_real(t, "fake_quantize_per_tensor_affine_cachemask", fake_quantize);
@@ -212,7 +222,7 @@ void add_unary_formulas(OpTable& t) {
   add_formula(t, "special_entr", {0}, entropy);
   add_real(t, "round.decimals special_round", round_decimals);
   add_formula(t, "sigmoid_backward", {0, 1}, [](OpCall&, std::span<const Expr> x) { return x[0] * (1.0 - x[1]) * x[1]; });
-  add_formula(t, "tanh_backward", {0, 1}, [](OpCall&, std::span<const Expr> x) { return x[0] * multiply_add(-x[1], x[1], 1.0); });
+  add_formula(t, "tanh_backward", {0, 1}, tanh_backward);
 }
 
 // ---- arithmetic ----
@@ -240,15 +250,16 @@ Scalar negated(const Scalar& s) {
   return -as_int(s);
 }
 
-// left op right * alpha, where alpha is argument 2. Eager rounds numbers to the result's type but not
-// the product, and adds -alpha times the operand that it subtracts.
+// left op right * alpha, where alpha is argument 2. Eager rounds numbers to the result's type (on a GPU to that which it computes in) but
+// not the product, and adds -alpha times the operand that it subtracts.
 Results scaled(OpCall& c, Op op, size_t left, size_t right) {
   DType t = c.result().dtype;
   bool known = !c.is_tensor(2);
   if (c.is_none(2) || (known && as_double(c.scalar(2)) == 1)) return {{arithmetic(c.b, op, operand(c, left, t), operand(c, right, t))}};
   auto wide = [&](size_t i) { return c.b.cast(operand(c, i, t), compute_dtype(t)); };
+  const DType held = is_on_gpu(c) ? compute_dtype(t) : t;
   Value alpha =
-      known ? c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), t), t, c.result().device) : operand(c, 2, t);
+      known ? c.b.constant(stored(op == Op::sub ? negated(c.scalar(2)) : c.scalar(2), held), held, c.result().device) : operand(c, 2, held);
   if (!known && op == Op::sub) alpha = c.b.unary(Op::neg, alpha);
   Value x = wide(left), y = wide(right), factor = c.b.cast(alpha, compute_dtype(t));
   if (is_floating(x.dtype())) return in_result_type(c, multiply_add({c.b, y}, {c.b, factor}, {c.b, x}));
@@ -285,7 +296,7 @@ bool divides(OpCall& c, size_t i) {
 // Argument i as a divisor: where it may be zero, the call raises an error, as eager's does (which does not look on a GPU).
 Value divisor(OpCall& c, size_t i, DType t) {
   Value y = operand(c, i, t);
-  if (!is_integral(t) || c.result().device.kind == DeviceKind::cuda || divides(c, i)) return y;
+  if (!is_integral(t) || is_on_gpu(c) || divides(c, i)) return y;
   // Reading past the end of a vector is what kernels report.
   Value zero = c.b.cast(with_number(c.b, Op::eq, y, int64_t{0}), DType::i64);
   return broadcast(c.b, Op::add, y, c.b.cast(take(c.b, positions(c.b, 1), zero, 0), t));
@@ -569,9 +580,12 @@ Expr lerp(OpCall& c, std::span<const Expr> x) {
   return select(abs(weight) < 0.5, low(), high());
 }
 
+// The number times the first, or on a GPU times both.
 Expr add_product(OpCall& c, std::span<const Expr> x, Op op) {
-  bool scale = !c.is_none(3) && (c.is_tensor(3) || as_double(c.scalar(3)) != 1);
-  Expr first = scale ? Expr{c.b, operand(c, 3, x[1].dtype())} * x[1] : x[1];
+  const bool scales = !c.is_none(3) && (c.is_tensor(3) || as_double(c.scalar(3)) != 1);
+  auto number = [&] { return Expr{c.b, operand(c, 3, x[1].dtype())}; };
+  if (scales && is_on_gpu(c)) return multiply_add(number(), apply(op, x[1], x[2]), x[0]);
+  const Expr first = scales ? number() * x[1] : x[1];
   return op == Op::mul ? multiply_add(first, x[2], x[0]) : x[0] + apply(op, first, x[2]);
 }
 

@@ -293,8 +293,9 @@ TEST_CASE("interpreter: comparisons and where") {
 TEST_CASE("interpreter: a product and a sum rounded at once") {
   // (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24, of which f32 keeps the first two; less these, it is 0 or 2^-24.
   const double x = 1 + 0x1p-12, square = 1 + 0x1p-11;
-  CHECK_NUMBERS(apply(Op::fma, {vector_of(DType::f32, {x, inf, 2}), vector_of(DType::f32, {x, 1, nan_}), vector_of(DType::f32, {-square, -inf, 1})}),
-                {0x1p-24, nan_, nan_});
+  CHECK_NUMBERS(
+      apply(Op::fma, {vector_of(DType::f32, {x, inf, 2}), vector_of(DType::f32, {x, 1, nan_}), vector_of(DType::f32, {-square, -inf, 1})}),
+      {0x1p-24, nan_, nan_});
   const HostTensor a = vector_of(DType::f64, {1 + 0x1p-30}), less = vector_of(DType::f64, {-(1 + 0x1p-29)});
   CHECK_NUMBERS(apply(Op::fma, {a, a, less}), {0x1p-60});
 }

@@ -16,6 +16,18 @@ namespace broach {
 namespace reference {
 namespace {
 
+// Of three of one floating type.
+HostTensor fma(const HostTensor& a, const HostTensor& b, const HostTensor& c) {
+  HostTensor out = a;
+  with_element(a.type.dtype, [&](auto element) {
+    using E = decltype(element);
+    auto at = [](const HostTensor& x, int64_t i) { return load<E>(x.bytes.data(), i); };
+    if constexpr (std::is_floating_point_v<typename E::Computed>)
+      for (int64_t i = 0; i < out.numel(); ++i) store<E>(out.bytes.data(), i, std::fma(at(a, i), at(b, i), at(c, i)));
+  });
+  return out;
+}
+
 // Runs one graph: the values of its symbols and nodes so far.
 class Run {
  public:
@@ -76,7 +88,7 @@ class Run {
       case OpKind::unary: return {map_unary(n)};
       case OpKind::binary: return {map_binary(n)};
       case OpKind::compare: return {map_compare(n)};
-      case OpKind::ternary: return {n.op == Op::where ? where(n) : fma(n)};
+      case OpKind::ternary: return {n.op == Op::where ? where(n) : fma(operand(n, 0), operand(n, 1), operand(n, 2))};
       case OpKind::cast: return {n.op == Op::cast ? cast(n) : same_bytes(n)};
       case OpKind::view: return {view(n)};
       case OpKind::heavy_view: return {take(n)};
@@ -143,17 +155,6 @@ class Run {
     const HostTensor& condition = operand(n, 0);
     HostTensor out = result_of(n);
     for (int64_t i = 0; i < out.numel(); ++i) move(operand(n, load<Bool>(condition.bytes.data(), i) ? 1 : 2), i, out, i);
-    return out;
-  }
-  HostTensor fma(const Node& n) const {
-    const HostTensor &a = operand(n, 0), &b = operand(n, 1), &c = operand(n, 2);
-    HostTensor out = result_of(n);
-    with_element(a.type.dtype, [&](auto element) {
-      using E = decltype(element);
-      if constexpr (std::is_floating_point_v<typename E::Computed>)
-        for (int64_t i = 0; i < out.numel(); ++i)
-          store<E>(out.bytes.data(), i, std::fma(load<E>(a.bytes.data(), i), load<E>(b.bytes.data(), i), load<E>(c.bytes.data(), i)));
-    });
     return out;
   }
   HostTensor cast(const Node& n) const {
