@@ -12,6 +12,11 @@ Value broadcast(GraphBuilder& g, Op op, Value a, Value b) {
   return g.emit(op, {broadcast_to(g, a, shape), broadcast_to(g, b, shape)});
 }
 
+static Value broadcast(GraphBuilder& g, Op op, Value a, Value b, Value c) {
+  const Shape shape = g.broadcast(a.shape(), g.broadcast(b.shape(), c.shape()));
+  return g.emit(op, {broadcast_to(g, a, shape), broadcast_to(g, b, shape), broadcast_to(g, c, shape)});
+}
+
 Expr apply(Op op, const Expr& x) { return {x.builder(), x.builder().unary(op, x.value())}; }
 
 Expr apply(Op op, const Expr& a, const Expr& b) {
@@ -23,20 +28,14 @@ Expr apply(Op op, const Expr& a, const Expr& b) {
 Expr select(const Expr& condition, const Expr& a, const Expr& b) {
   if (!a.b_) return select(condition, b.number(a.number_), b);
   if (!b.b_) return select(condition, a, a.number(b.number_));
-  GraphBuilder& g = *a.b_;
-  Shape shape = g.broadcast(condition.value_.shape(), g.broadcast(a.value_.shape(), b.value_.shape()));
-  auto fit = [&](const Expr& x) { return broadcast_to(g, x.value_, shape); };
-  return {g, g.emit(Op::where, {fit(condition), fit(a), fit(b)})};
+  return {*a.b_, broadcast(*a.b_, Op::where, condition.value_, a.value_, b.value_)};
 }
 
 Expr multiply_add(const Expr& a, const Expr& b, const Expr& c) {
   if (!a.b_) return multiply_add(b.number(a.number_), b, c);
   if (!c.b_) return multiply_add(a, b, a.number(c.number_));
-  GraphBuilder& g = *a.b_;
   if (!is_floating(a.dtype())) return a * b + c;
-  Shape shape = g.broadcast(a.value_.shape(), g.broadcast(b.value_.shape(), c.value_.shape()));
-  auto fit = [&](const Expr& x) { return broadcast_to(g, x.value_, shape); };
-  return {g, g.emit(Op::fma, {fit(a), fit(b), fit(c)})};
+  return {*a.b_, broadcast(*a.b_, Op::fma, a.value_, b.value_, c.value_)};
 }
 
 Expr rounded(const Expr& x) {

@@ -202,7 +202,7 @@ Expr tanh_backward(OpCall& c, std::span<const Expr> x) {
   const DType t = c.result().dtype;
   if (!is_on_gpu(c) || !is_low_precision(t)) return x[0] * multiply_add(-x[1], x[1], 1.0);
   const Expr y = x[1].to(t);
-  return (x[0].to(t) * (1.0 - y * y)).to(x[0].dtype());
+  return x[0].to(t) * (1.0 - y * y);
 }
 
 void add_unary_formulas(OpTable& t) {
