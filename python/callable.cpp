@@ -328,6 +328,9 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
   }
 }
 
+// Where there is one attempt only, it is the one that is told that it compiles.
+Subject::SaysCompiling first_says(bool strict) { return strict ? Subject::SaysCompiling::yes : Subject::SaysCompiling::no; }
+
 // ---- the type ----
 
 PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
@@ -344,6 +347,7 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   Ref full = Ref::steal(PyObject_GetAttrString(policy, "fullgraph"));
   PyErr_Clear();
   data->strict = full && full.get() == Py_True;
+  data->subject.says_compiling = first_says(data->strict);
   for (auto each : py::reinterpret_borrow<py::object>(constant)) data->constant.push_back(each.cast<bool>());
   if (auto given = py::reinterpret_borrow<py::dict>(options); given.contains("verify")) data->verify = given["verify"].cast<int64_t>();
   data->options = options_from(py::reinterpret_borrow<py::dict>(options));
@@ -441,10 +445,11 @@ PyObject* reset(PyObject* self, PyObject*) {
   auto versions = std::exchange(d.versions, {});
   Ref fallback = std::exchange(d.fallback, Ref());
   d.captures = d.spoilt = 0;
-  d.subject.says_compiling = true;
+  d.subject.says_compiling = first_says(d.strict);
   d.subject.has_checkpoints = d.subject.is_known = false;
   d.subject.written.clear();
   d.subject.places.clear();
+  d.subject.doubts.clear();
   d.subject.log->clear();
   d.reasons.clear();
   Py_RETURN_NONE;

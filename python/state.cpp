@@ -150,7 +150,7 @@ std::optional<StatePlace> State::place_of(const Change& change) const {
 
 void State::fill(int id) {
   std::vector<Ref> keys, values;
-  if (!read(nodes_[static_cast<size_t>(id)], keys, values)) problems_.emplace_back(path(id) + " cannot be read");
+  if (!read(nodes_[static_cast<size_t>(id)], keys, values)) add_problem(path(id) + " cannot be read");
   nodes_[static_cast<size_t>(id)].keys = std::move(keys);
   nodes_[static_cast<size_t>(id)].values = std::move(values);
 }

@@ -30,6 +30,12 @@ bool is_atom(PyObject* o);
 // Identical, or equal atoms, tuples or bound methods of such.
 bool same_value(PyObject* a, PyObject* b);
 
+// Something that cannot be watched, and the name in a module by which code finds it.
+struct Doubt {
+  Ref module, name;  // the module's dict
+  Reason reason;
+};
+
 class State {
  public:
   State() = default;
@@ -39,6 +45,9 @@ class State {
 
   // Leaves a place out of the state; before anything is watched.
   void leave_out(const StatePlace& place);
+  // Does not look at what these names stand for; before anything is watched. Whoever says so sees to it that no code finds them.
+  void leave_out(const std::vector<Doubt>& doubts) { doubts_ = doubts; }
+  const std::vector<Doubt>& doubts() const { return doubts_; }
   void watch(PyObject* root, const std::string& name);
   // Of a value, and of what tuples, lists and dicts of it hold, the objects that `other` has come across.
   void watch_known(const State& other, PyObject* root, const std::string& name);
@@ -85,6 +94,8 @@ class State {
   const std::vector<Reason>& problems() const { return problems_; }
   // The first of those that leave least to Dynamo; null if there are none.
   const Reason* strictest_problem() const;
+  // The same by the names in modules that lead to them; empty if to one of them none does.
+  std::vector<Doubt> problems_of_names() const;
   std::vector<std::string> describe() const;
   bool knows(PyObject* o) const { return known_.contains(o); }
   bool holds_tensor(const c10::TensorImpl* t) const { return tensors_.contains(t); }
@@ -179,10 +190,14 @@ class State {
   void watch_names(PyObject* dict, PyObject* names, const std::string& label, Names which);
   void watch_entries(PyObject* container, int parent, const std::string& label);
   void watch_imports(PyCodeObject* code, PyObject* globals);
+  void watch_all_modules(PyCodeObject* code);
   void watch_builtins(PyCodeObject* code, PyObject* globals);
   int node_of(Kind kind, PyObject* o, int parent, const std::string& label);
   void has_seen(PyObject* o);
   void problem(PyObject* o, int parent, const std::string& label, Reason what);
+  void add_problem(Reason why);
+  void visit_named(PyObject* dict, PyObject* name, const std::function<void()>& visit);
+  bool is_doubted(PyObject* dict, PyObject* name) const;
   int add(Kind kind, PyObject* o, int parent, std::string label);
   void fill(int node);
   void children(int node);
@@ -208,6 +223,7 @@ class State {
     }
   };
   std::unordered_set<std::pair<PyObject*, PyObject*>, PairHash> named_;  // globals and names in them; null for all of a module
+  std::unordered_set<PyObject*> asked_;                                  // functions whose answers are watched
   std::unordered_set<PyObject*> candidates_;  // functions that were there before the run without having been watched
   std::unordered_set<PyCodeObject*> entered_, made_here_;
   std::unordered_map<PyObject*, std::unordered_set<PyObject*>> modules_;  // with the names by which code finds them
@@ -235,6 +251,8 @@ class State {
   std::vector<Word> words_;
   std::vector<int> every_call_;
   std::vector<Reason> problems_;
+  std::vector<Doubt> doubts_, named_problems_;
+  PyObject *dict_ = nullptr, *name_ = nullptr;  // by which code finds what is being visited
   bool holds_lock_ = false;
   bool in_library_ = false;   // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared

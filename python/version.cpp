@@ -75,13 +75,53 @@ Ref numpy_random_state() {
   return checked(PyObject_CallNoArgs(ask));
 }
 
+// Looks for doubted names in what a run does (_names_found.py).
+class DoubtsInRun {
+ public:
+  explicit DoubtsInRun(const State& state) : doubts_(state.doubts()) {
+    if (doubts_.empty()) return;
+    const bool symbolic = Function::is_capturing_symbols();
+    py::tuple names(doubts_.size());
+    for (size_t i = 0; i < doubts_.size(); ++i) names[i] = py::reinterpret_borrow<py::object>(doubts_[i].name.get());
+    py::object ends = symbolic ? py::reinterpret_borrow<py::object>(Watch::end_of_program()) : py::none();
+    search_ = py::module_::import("broach._names_found").attr("NamesFound")(names, ends);
+    if (is_looking_ = search_.attr("start")().cast<bool>(); !is_looking_ && symbolic) unsupported(kNotLooking);
+  }
+  ~DoubtsInRun() { stop(); }
+  DoubtsInRun(const DoubtsInRun&) = delete;
+  DoubtsInRun& operator=(const DoubtsInRun&) = delete;
+
+  void stop() {
+    if (!search_) return;
+    const py::error_scope of_the_program;
+    found_ = std::exchange(search_, {}).attr("stop")();
+  }
+
+  // What speaks against the run, if anything does.
+  std::optional<Verdict> verdict() const {
+    if (doubts_.empty()) return std::nullopt;
+    if (!is_looking_) return Verdict{Outcome::spoilt, kNotLooking};
+    for (const Doubt& d : doubts_)
+      if (found_.contains(py::handle(d.name.get()))) return Verdict{Outcome::rejected, d.reason};
+    return std::nullopt;
+  }
+
+ private:
+  static constexpr const char* kNotLooking =
+      "names what cannot be watched, and a debugger or tracer keeps it from being known whether it runs";
+  const std::vector<Doubt>& doubts_;
+  py::object search_, found_;
+  bool is_looking_ = false;
+};
+
 class WatchedRun {
  public:
   WatchedRun(Subject& subject, State& state)
       : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
-    if (subject.says_compiling) compiling_.emplace();
+    if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
     checkpoints_.emplace("broach._checkpoint");
     if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
+    doubts_.emplace(state);
     watch_.emplace(state);
   }
 
@@ -89,6 +129,7 @@ class WatchedRun {
     PyObject *type, *value, *trace;  // of the program, which ending the watch must not lose
     PyErr_Fetch(&type, &value, &trace);
     watch_.reset();
+    doubts_->stop();
     numbers_.reset();
     checkpoints_.reset();
     compiling_.reset();
@@ -97,7 +138,8 @@ class WatchedRun {
 
   Verdict verdict() {
     state_.find_weakly_held();
-    if (const Reason* problem = state_.strictest_problem()) return {Outcome::rejected, *problem};
+    if (!state_.problems().empty()) return subject_.note_problems(state_);
+    if (const std::optional<Verdict> found = doubts_->verdict()) return *found;
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
     if (auto changed = state_.changes(); !changed.empty()) {
       if (Function::is_capturing_symbols()) state_.settle_numbers(changed);
@@ -119,6 +161,7 @@ class WatchedRun {
     if (std::string asks = in_code("asks_for_type_of_number", Owner::user); !asks.empty()) unsupported(asks);
   }
 
+  bool has_asked() const { return asked_; }
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
   bool has_only_asked() const { return asked_ && effects_.empty(); }
   // A `with` is no call that the interpreter tells about.
@@ -149,6 +192,7 @@ class WatchedRun {
   Ref random_;
   std::optional<Compiling> compiling_;
   std::optional<StandIns> checkpoints_, numbers_;
+  std::optional<DoubtsInRun> doubts_;
   std::optional<Watch> watch_;
   std::vector<Reason> effects_;
   bool asked_ = false;
@@ -182,6 +226,17 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
   return {Outcome::learnt, cat("writes ", changes.front().path)};
 }
 
+Verdict Subject::note_problems(const State& state) {
+  constexpr size_t kMost = 32;
+  const std::vector<Doubt> found = state.problems_of_names();
+  if (found.empty() || doubts.size() + found.size() > kMost) return {Outcome::rejected, *state.strictest_problem()};
+  for (const Doubt& d : found)
+    if (std::ranges::none_of(doubts,
+                             [&](const Doubt& known) { return known.module.get() == d.module.get() && known.name.get() == d.name.get(); }))
+      doubts.push_back(d);
+  return {Outcome::learnt, found.front().reason.within("names what the next attempt looks for in what runs: ")};
+}
+
 Turns::Objects Subject::objects(std::optional<std::vector<PyObject*>> given, bool state) const {
   Turns::Objects out{this, state, std::nullopt, std::move(given)};
   if (written.empty() && !is_known) return out;
@@ -213,6 +268,7 @@ void Version::watch(const Subject& subject) {
     delete s;
   });
   for (const StatePlace& place : subject.places) state->leave_out(place);
+  state->leave_out(subject.doubts);
   PyObject* program = subject.program.get();
   state->watch(program, PyFunction_Check(program) ? "" : "self");
   for (PyObject* root : form.form().roots()) state->watch(root, "an argument");
@@ -326,22 +382,24 @@ bool Version::has_written(const std::vector<Shallow>& before, const Given& given
   return false;
 }
 
-// A program that raised may do so only because `torch.compiler.is_compiling()` was true: if nothing shows its first run, it
-// gets another one, and the next capture does without. Throws what it raises.
+// A program that raised may do so only because `torch.compiler.is_compiling()` was true: the next capture does without, and if nothing
+// shows this run, the program gets another one. Throws what it raises.
 Ref Version::run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it) {
+  using Says = Subject::SaysCompiling;
+  auto& says = p.subject->says_compiling;
+  if (says != Says::yes || Function::is_capturing_symbols()) throw py::error_already_set();
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
-  bool& says = p.subject->says_compiling;
-  if (!type || !says || !may_depend_on_it || Function::is_capturing_symbols() || Capture::current()->has_written() ||
-      !state->changes().empty() || has_written(before, given)) {
+  if (!type || !may_depend_on_it || Capture::current()->has_written() || !state->changes().empty() || has_written(before, given)) {
+    says = Says::never;
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }
   std::string error = reinterpret_cast<PyTypeObject*>(type)->tp_name;
   Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
   Ref result = checked(call(p.subject->program.get(), given.arguments));
+  says = Says::never;
   p.verdict = {Outcome::learnt, cat("raises ", error, " while torch.compiler.is_compiling() is true")};
-  says = false;
   return result;
 }
 
@@ -360,7 +418,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     state->note_gradients();
   }
   p.written_again = {};
-  p.met_checkpoint = false;
+  p.met_checkpoint = p.may_go_otherwise = false;
   if (Capture::current() && p.subject->has_checkpoints && at::GradMode::is_enabled()) Capture::current()->replace_run();
   Given given(*this, p, inputs, ints, floats);
   if (!Capture::current()) {
@@ -382,6 +440,7 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     p.take_back_or_reject("writes an attribute of a tensor that it is given");
   }
   Function::Results out = described(result.get(), inputs, before, given, p);
+  if (p.may_go_otherwise) say_compiling_next(p);
   note_writes(*static_cast<const ResultForm*>(out.form.get()), given, p.since ? p.since->met() : turn ? turn->met() : Turns::Met(), p);
   const size_t recorded = states_of_gradients.size();
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
@@ -462,6 +521,16 @@ bool Version::reads_the_same(std::string* why) const {
   return (!state || state->holds(why)) && std::ranges::all_of(states_of_gradients, holds);
 }
 
+// A program that asks may go a way that can be recorded where it is compiled: one that reads no elements, for instance, to check them.
+void Version::say_compiling_next(Pending& p) {
+  auto& says = p.subject->says_compiling;
+  const Verdict& recorded = p.verdict.is_good() ? Capture::current()->verdict() : p.verdict;
+  if (says != Subject::SaysCompiling::no || Function::is_capturing_symbols() || recorded.is_good()) return;
+  says = Subject::SaysCompiling::yes;
+  p.verdict = {Outcome::learnt, recorded.reason.within("asks whether it is compiled, which the next attempt says, as ")};
+  Capture::current()->overrule(p.verdict);
+}
+
 Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before) {
   std::optional<cpython::SignalsHeld> held(std::in_place);
   if (!held->run_handlers()) throw py::error_already_set();
@@ -481,6 +550,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
     p.verdict = {Outcome::learnt, Pending::kMetCheckpoint};
   }
   if (p.verdict.is_good() && !p.written_again.empty()) p.verdict = {Outcome::spoilt, p.written_again};
+  p.may_go_otherwise = run.has_asked() && p.verdict.is_good();
   return result;
 }
 

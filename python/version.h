@@ -22,14 +22,19 @@ constexpr size_t kMostPlaces = 32;  // that a program writes computed values to
 struct Subject {
   Ref program;
   bool has_checkpoints = false;  // which captured runs then take for regions
-  bool says_compiling = true;    // torch.compiler.is_compiling() is true in captured runs, until the program has raised because of it
+  // What torch.compiler.is_compiling() is in captured runs: as in eager, until that keeps a program that asks from being recorded, and as
+  // under torch.compile then; never again once the program has raised because of it.
+  enum class SaysCompiling : uint8_t { no, yes, never } says_compiling = SaysCompiling::no;
   std::vector<StatePlace> written, places;  // where captured runs wrote once, and where they did so again: kept values
+  std::vector<Doubt> doubts;                // what names lead to that cannot be watched: captured runs look whether they find any of these
   std::shared_ptr<AttemptLog> log = std::make_shared<AttemptLog>();
   // What its runs may write, of which these are the containers.
   Turns::Objects objects(std::optional<std::vector<PyObject*>> given, bool state = true) const;
   bool reaches_lock = false;  // and may wait for other threads
   bool is_known = false;      // what it writes: a recording has come to something
 
+  // Of a run that met what cannot be watched.
+  Verdict note_problems(const State& state);
   // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.
   Verdict note_written(const State& state, const std::vector<State::Change>& changes);
 };
@@ -50,6 +55,7 @@ struct Pending {
   int runs = 0;                           // of the program, for this call
   Ref numpy_random;                       // before the first of them, where the program is watched
   Reason written_again;                   // what eager would write once more for gradients
+  bool may_go_otherwise = false;          // by what it asked, and nothing else speaks against it
   bool met_checkpoint = false;            // that ran as without a capture
   bool may_have_lock = false;             // held one while its run was watched
   bool waited = false;                    // for other threads' writes, before its own run: what it was matched with may have changed
@@ -100,6 +106,7 @@ class Version : public std::enable_shared_from_this<Version> {
  private:
   class Given;
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
+  static void say_compiling_next(Pending& p);
   Ref run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before);
   Ref run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it);
   bool has_written(const std::vector<Shallow>& before, const Given& given) const;

@@ -5,6 +5,8 @@
 #include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "state.h"
 #include "support/error.h"
@@ -95,7 +97,30 @@ void State::visit_queued() {
 void State::problem(PyObject* o, int parent, const std::string& label, Reason what) {
   if (parent >= 0 && nodes_[static_cast<size_t>(parent)].of_torch) return;  // torch's own affair: the program has its Python methods only
   if (in_library_) return void(known_.erase(o));  // whose calls of C functions are judged; the program may still come to it by itself
-  problems_.push_back(what.within((parent >= 0 ? path(parent) : "") + label));
+  add_problem(what.within((parent >= 0 ? path(parent) : "") + label));
+}
+
+void State::add_problem(Reason why) {
+  if (name_) named_problems_.push_back({Ref::borrow(dict_), Ref::borrow(name_), why});
+  problems_.push_back(std::move(why));
+}
+
+std::vector<Doubt> State::problems_of_names() const {
+  return named_problems_.size() == problems_.size() ? named_problems_ : std::vector<Doubt>();
+}
+
+// What is found by one name of a module, with all that it leads to.
+void State::visit_named(PyObject* dict, PyObject* name, const std::function<void()>& visit) {
+  const auto outer = std::pair(std::exchange(dict_, dict), std::exchange(name_, name));
+  auto queue = std::exchange(queue_, {});
+  visit();
+  visit_queued();
+  queue_ = std::move(queue);
+  std::tie(dict_, name_) = outer;
+}
+
+bool State::is_doubted(PyObject* dict, PyObject* name) const {
+  return std::ranges::any_of(doubts_, [&](const Doubt& d) { return d.module.get() == dict && d.name.get() == name; });
 }
 
 // It is immutable itself.
@@ -147,7 +172,7 @@ void State::children(int id) {
 void State::visit(PyObject* o, int parent, const std::string& label) {
   if (!o || known_.contains(o)) return;
   if (nodes_.size() > kMostNodes) {
-    if (problems_.empty()) problems_.emplace_back(cat("more than ", kMostNodes, " objects are reachable"));
+    if (problems_.empty()) add_problem(cat("more than ", kMostNodes, " objects are reachable"));
     return;
   }
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent, label);
@@ -157,8 +182,7 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
   if (PyModule_Check(o)) return visit_module(o, nullptr);
   if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o)))
-    return void(
-        problems_.emplace_back("a number that stands for another is kept in globals or objects that are not watched yet", Fallback::eager));
+    return void(add_problem({"a number that stands for another is kept in globals or objects that are not watched yet", Fallback::eager}));
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
   if (!visit_builtin(o, native, parent, label)) visit_native(o, native, parent, label);
@@ -491,13 +515,17 @@ void State::watch_names(PyObject* dict, PyObject* names, const std::string& labe
     if (!named_.emplace(dict, name).second) continue;  // names are interned
     if (!left_out_.empty() && is_left_out(dict, name)) continue;
     if (unwatched && unwatched->contains(std::string(text_of(name)))) continue;
+    if (is_doubted(dict, name)) continue;
     if (id < 0) names_.emplace(dict, id = add(Kind::names, dict, -1, label));
     nodes_[static_cast<size_t>(id)].keys.push_back(Ref::borrow(name));
     nodes_[static_cast<size_t>(id)].values.push_back(Ref::borrow(value));
-    if (value && PyModule_Check(value)) visit_module(value, name);
-    else if (value && which != Names::shallow && which != Names::all_shallow) visit(value, id, cat(" ", text_of(name)));
-    else if (value && which == Names::all_shallow && PyType_Check(value)) visit_class_dicts(reinterpret_cast<PyTypeObject*>(value));
-    else if (value) watch_entries(value, id, cat(" ", text_of(name)));
+    if (!value) continue;
+    visit_named(dict, name, [&] {
+      if (PyModule_Check(value)) visit_module(value, name);
+      else if (which != Names::shallow && which != Names::all_shallow) visit(value, id, cat(" ", text_of(name)));
+      else if (which == Names::all_shallow && PyType_Check(value)) visit_class_dicts(reinterpret_cast<PyTypeObject*>(value));
+      else watch_entries(value, id, cat(" ", text_of(name)));
+    });
   }
 }
 
@@ -557,6 +585,14 @@ void State::watch_imports(PyCodeObject* code, PyObject* globals) {
   if (PyTuple_GET_SIZE(names.get()) > 0) watch_names(PyImport_GetModuleDict(), names.get(), "sys.modules,", Names::all);
 }
 
+void State::watch_all_modules(PyCodeObject* code) {
+  static PyObject* name = PyUnicode_InternFromString("modules");
+  Ref sys = import_module("sys");
+  PyObject* dict = PyModule_GetDict(sys.get());
+  if (is_doubted(dict, name)) return;
+  visit_named(dict, name, [&] { add_problem(cat("the modules that there are are asked for by ", text_of(code->co_name))); });
+}
+
 void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) {
   auto* c = reinterpret_cast<PyObject*>(code);
   Owner whose = owner_of_file(code->co_filename);
@@ -569,8 +605,7 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(constants); ++i)
       if (PyObject* k = PyTuple_GET_ITEM(constants, i); PyCode_Check(k)) made_here_.insert(reinterpret_cast<PyCodeObject*>(k));
     if (!torchs) watch_imports(code, globals);
-    if (whose == Owner::user && names_any(code, {"sys"}) && names_any(code, {"modules"}))
-      problems_.emplace_back(cat("the modules that there are are asked for by ", text_of(code->co_name)));
+    if (whose == Owner::user && names_any(code, {"sys"}) && names_any(code, {"modules"})) watch_all_modules(code);
     std::vector<std::pair<PyObject*, bool>> modules;  // more may come
     for (const auto& [module, names] : modules_) {
       const bool named = std::any_of(names.begin(), names.end(), [&](PyObject* name) { return may_name(code, name); });
@@ -591,8 +626,10 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
 }
 
 void State::watch_answer(PyObject* function, bool its_own) {
-  if (known_.contains(function)) return;
-  int id = node_of(Kind::answer, function, -1, cat(reinterpret_cast<PyCFunctionObject*>(function)->m_ml->ml_name, "()"));
+  if (!asked_.insert(function).second) return;
+  const std::string_view name = PyCFunction_Check(function) ? std::string_view(cpython::method_of(function)->ml_name)
+                                                            : text_of(reinterpret_cast<PyFunctionObject*>(function)->func_name);
+  int id = node_of(Kind::answer, function, -1, cat(name, "()"));
   nodes_[static_cast<size_t>(id)].its_own = its_own;
   visit_queued();
 }

@@ -179,8 +179,7 @@ void Watch::end_if_in_vain() {
   ends_ = true;
 }
 
-// An error that programs do not catch with others.
-static PyObject* end() {
+PyObject* Watch::end_of_program() {
   static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
   return error;
 }
@@ -190,14 +189,14 @@ bool Watch::is_ending() {
   PyObject *type, *value, *trace;
   PyErr_GetExcInfo(&type, &value, &trace);
   const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
-  return value && reinterpret_cast<PyObject*>(Py_TYPE(value)) == end();
+  return value && reinterpret_cast<PyObject*>(Py_TYPE(value)) == end_of_program();
 }
 
 // Nothing of the run has happened, so that the program can run again.
 int Watch::end_program() {
   ends_ = is_seen_outside_ = false;
-  PyErr_SetString(end(), effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
-                                          : effects_.back().text.c_str());
+  PyErr_SetString(end_of_program(), effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
+                                                     : effects_.back().text.c_str());
   return -1;
 }
 
@@ -284,6 +283,20 @@ void Watch::watch_logger(PyFrameObject* frame) {
   if (!state_.knows(logger.get())) state_.watch(logger.get(), cat("logger ", text_of(name.get())));
 }
 
+// Whether code only asks if there is a group of processes; the answer is then part of the state. These were read: the first says what
+// torch was built with, the others are the second's.
+bool Watch::watch_processes(std::string_view function, std::string_view file) {
+  if (function == "is_available" && file.ends_with("/torch/distributed/__init__.py")) return true;
+  if (!file.ends_with("/torch/distributed/distributed_c10d.py")) return false;
+  if (function == "WORLD" || function == "default_pg") return true;
+  if (function != "is_initialized") return false;
+  Ref module = import_module("torch.distributed.distributed_c10d");
+  Ref asks = module ? Ref::steal(PyObject_GetAttrString(module.get(), "is_initialized")) : Ref();
+  if (!asks) return PyErr_Clear(), false;
+  state_.watch_answer(asks.get());
+  return true;
+}
+
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name);
@@ -300,7 +313,8 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
-    if (name.find(folder) != name.npos) effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
+    if (name.find(folder) != name.npos && !watch_processes(function, name))
+      effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
   if (name.find("/torch/optim/") != name.npos) Compiling::end();  // they leave out checks, and count otherwise, where they are compiled
   if (name.ends_with("/torch/_dynamo/eval_frame.py") && attribute(reinterpret_cast<PyObject*>(code), "co_name") == "compile_wrapper")
     return abandon(frame);

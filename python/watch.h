@@ -38,12 +38,15 @@ class Watch {
   const std::vector<Reason>& effects() const { return effects_; }
   // Whether the program has asked whether it is compiled.
   bool asked_whether_compiling() const { return asked_; }
+  // The error by which runs on stand-ins end: programs do not catch it with others. Borrowed.
+  static PyObject* end_of_program();
 
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
   bool is_called_by_user(PyFrameObject* frame);
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);
+  bool watch_processes(std::string_view function, std::string_view file);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_register_hook(PyFrameObject* frame);
   void watch_logger(PyFrameObject* frame);

@@ -12,6 +12,8 @@ OPERATIONS = {
     "lerp": lambda x, y, z: torch.lerp(x, y, 0.3),
     "lerp by weights": lambda x, y, z: torch.lerp(x, y, z),
     "gradient of tanh": lambda x, y, z: torch.ops.aten.tanh_backward(x, y),
+    "cross": lambda x, y, z: torch.linalg.cross(x[:, :3], y[:, :3]),
+    "cross of columns": lambda x, y, z: torch.linalg.cross(x[:3], y[3:6], dim=0),
     "separate": lambda x, y, z: x * y + z,
 }
 

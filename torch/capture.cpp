@@ -7,6 +7,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -744,6 +745,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
+  has_run_backward_ = has_run_backward_ || torch::autograd::get_current_graph_task_id() != -1;
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
   // those that composites.cpp sends here whole.
   if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&

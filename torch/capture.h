@@ -42,6 +42,7 @@ class GradientCode {
 struct InputFacts {
   c10::DispatchKeySet keys;  // among others, whether it is an inference tensor
   bool is_leaf = true;
+  bool requires_grad = false;
   std::optional<bool> is_view;            // if the program asked
   std::optional<int64_t> storage_offset;  // if something depends on it
   int64_t version_steps = 0;              // by how much a call moves its version counter on
@@ -137,6 +138,8 @@ class Capture {
   }
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
   bool differentiates() const { return differentiates_; }
+  // Whether autograd ran an operation for a gradient.
+  bool has_run_backward() const { return has_run_backward_; }
 
   // What was recorded; meaningless if the verdict is not good.
   const Trace& trace() const { return trace_; }
@@ -161,6 +164,11 @@ class Capture {
   void set_line(std::string line);
   // By a front, which may try again or go on otherwise.
   void reject(Verdict why);
+  // By a front that knows what the program does otherwise: in the place of any verdict.
+  void overrule(Verdict why) {
+    std::lock_guard lock(mutex_);
+    verdict_ = std::move(why);
+  }
   // Rejects it, and records nothing from here on: the rest of the program runs as it does without a capture. With symbols for sizes it
   // cannot, since its tensors stand for others; whoever calls this must then end the program by an error.
   void abandon(Verdict why);
@@ -324,7 +332,7 @@ class Capture {
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false;
-  bool differentiates_ = false, draws_ = false;
+  bool differentiates_ = false, has_run_backward_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::shared_ptr<const void> token_ = std::make_shared<char>();
   std::vector<SymbolId> plainly_read_;

@@ -62,6 +62,7 @@ void Capture::add_facts(const at::Tensor& t, const at::Tensor& seen) {
   InputFacts facts;
   facts.keys = t.key_set();
   facts.is_leaf = !t.requires_grad() || t.is_leaf();
+  facts.requires_grad = t.requires_grad();
   facts_.push_back(facts);
   versions_.push_back({version_of(seen), version_of(t)});
 }

@@ -12,7 +12,8 @@
 namespace broach {
 
 bool trains(const Capture& capture) {
-  return capture.differentiates() && (need_gradients(capture.lifted()) || need_gradients(capture.given()));
+  const bool may = capture.has_run_backward() || capture.writes_inputs();  // a tensor that is written may get a history
+  return may && capture.differentiates() && (need_gradients(capture.lifted()) || need_gradients(capture.given()));
 }
 
 Verdict HostState::unclear(int most, const std::string& reason) {

@@ -105,6 +105,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     for (size_t i : differentiable.inputs)
       if (i < given_) required_grad_[i] = true;
   }
+  for (size_t i = 0; i < given_ && !backward_; ++i) may_require_grad_.push_back(facts[i].requires_grad);
   add_devices(trace);
   has_history_ = differentiable.has_history;
   stats_.seconds = std::move(compiled->seconds);
@@ -273,8 +274,8 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     if (t.key_set() != g.keys) return differs(i, inputs[i].is_inference() ? " is an inference tensor now" : ": was another kind of tensor");
     if (!is_on(t, g.device)) return differs(i, ": its device was ", g.device.str(), ", is ", t.device().str());
     if (t.dtype() != g.dtype) return differs(i, ": element type was ", g.dtype.name(), ", is ", t.dtype().name());
-    if (!required_grad_.empty() && t.requires_grad() != required_grad_[i]) return differs(i, ": whether it needs gradients has changed");
-    if (required_grad_.empty() && t.requires_grad() && c10::GradMode::is_enabled()) return differs(i, " needs gradients now");
+    if (backward_ && t.requires_grad() != required_grad_[i]) return differs(i, ": whether it needs gradients has changed");
+    if (!backward_ && t.requires_grad() && !may_require_grad_[i] && c10::GradMode::is_enabled()) return differs(i, " needs gradients now");
     if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf)
       return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
   }

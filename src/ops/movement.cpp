@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/formula.h"
 #include "ops/movement.h"
 #include "support/error.h"
 
@@ -386,15 +387,17 @@ Value rotated(GraphBuilder& b, Value x, int64_t dim, int64_t by) {
   return concat(b, {narrow(b, x, dim, by, n - by), narrow(b, x, dim, 0, by)}, dim);
 }
 
-// x y' - x' y with the components one and two places further on, and two and one.
+// x y' - x' y with the components one and two places further on, and two and one. Eager's compilers round the difference once.
 Value cross(OpCall& c) {
   GraphBuilder& b = c.b;
   Shape shape = b.broadcast(c.tensor(0).shape(), c.tensor(1).shape());
   int64_t dim = c.is_none(2) ? static_cast<int64_t>(shape.size()) - 1 : c.dim(2, static_cast<int>(shape.size()));
   Value x = broadcast_to(b, b.cast(c.tensor(0), c.result().dtype), shape),
         y = broadcast_to(b, b.cast(c.tensor(1), c.result().dtype), shape);
-  auto term = [&](int64_t i, int64_t j) { return b.binary(Op::mul, rotated(b, x, dim, i), rotated(b, y, dim, j)); };
-  return b.binary(Op::sub, term(1, 2), term(2, 1));
+  auto part = [&](Value v, int64_t by) { return Expr{b, rotated(b, v, dim, by)}; };
+  const Expr second = part(x, 2) * part(y, 1);
+  if (is_low_precision(x.dtype()) || !is_floating(x.dtype())) return (part(x, 1) * part(y, 2) - second).value();
+  return multiply_add(part(x, 1), part(y, 2), -second).value();
 }
 
 // ---- rearranging blocks ----

@@ -271,13 +271,23 @@ Results product(OpCall& c, Op op) {
   return in_result_type(c, {c.b, arithmetic(c.b, op, operand(c, 0, t), operand(c, 1, t))});
 }
 
+// On a GPU eager multiplies by the inverse of a divisor that the host knows: computed in f64, rounded to the type of the computation.
+Results quotient(OpCall& c) {
+  const bool on_host = !c.is_tensor(1) || (c.tensor(1).rank() == 0 && c.tensor(1).type().device.kind == DeviceKind::cpu);
+  if (!is_on_gpu(c) || !on_host) return product(c, Op::div);
+  const DType t = compute_dtype(c.result().dtype);
+  const bool is_known = !c.is_tensor(1) && c.integer(1).is_constant();
+  const Value inverse = is_known ? c.b.constant(stored(1 / as_double(c.scalar(1)), t), t, c.result().device)
+                                 : c.b.cast(c.b.unary(Op::reciprocal, operand(c, 1, DType::f64)), t);
+  return in_result_type(c, {c.b, broadcast(c.b, Op::mul, operand(c, 0, t), inverse)});
+}
+
 void add_arithmetic(OpTable& t) {
   add_real(t, "add.Tensor add.Scalar", [](OpCall& c) { return scaled(c, Op::add, 0, 1); });
   add_real(t, "sub.Tensor sub.Scalar subtract.Tensor subtract.Scalar", [](OpCall& c) { return scaled(c, Op::sub, 0, 1); });
   add_real(t, "rsub.Tensor rsub.Scalar", [](OpCall& c) { return scaled(c, Op::sub, 1, 0); });
   add_real(t, "mul.Tensor mul.Scalar multiply.Tensor multiply.Scalar", [](OpCall& c) { return product(c, Op::mul); });
-  add_real(t, "div.Tensor div.Scalar divide.Tensor divide.Scalar true_divide.Tensor true_divide.Scalar",
-           [](OpCall& c) { return product(c, Op::div); });
+  add_real(t, "div.Tensor div.Scalar divide.Tensor divide.Scalar true_divide.Tensor true_divide.Scalar", quotient);
 }
 
 // ---- division with rounding ----
@@ -307,7 +317,7 @@ enum class Rounding { none, trunc, floor };
 // Eager rounds low precision quotients before it truncates them, and takes the floor of those that it has not rounded.
 Results divide(OpCall& c, Rounding rounding) {
   DType t = c.result().dtype;
-  if (rounding == Rounding::none) return product(c, Op::div);
+  if (rounding == Rounding::none) return quotient(c);
   if (t == DType::b1) return std::nullopt;
   Value x = operand(c, 0, t), y = divisor(c, 1, t);
   // Eager rounds a single number no more than it computes, and then not the quotient either.
