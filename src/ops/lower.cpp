@@ -32,6 +32,14 @@ Value OpCall::tensor(size_t i) const {
   return tensors_.at(static_cast<size_t>(std::get<Arg::Tensor>(args_[i].value).id));
 }
 
+Value OpCall::number_f64(size_t i) const {
+  if (auto n = std::get_if<Arg::Number>(&args_.at(i).value)) {
+    if (n->tensor != kNoTensor) return b.cast(tensors_.at(static_cast<size_t>(n->tensor)), DType::f64);
+    if (!n->symbol || n->symbol->is_constant()) return b.constant(as_double(n->value), DType::f64);
+  }
+  return b.cast(tensor(i), DType::f64);
+}
+
 std::optional<Value> OpCall::maybe_tensor(size_t i) const { return is_tensor(i) ? std::optional(tensor(i)) : std::nullopt; }
 
 std::vector<std::optional<Value>> OpCall::tensors(size_t i) const {

@@ -36,6 +36,7 @@ class OpCall {
   int64_t constant(size_t i) const { return b.symbols().specialize(integer(i)); }  // an integer that must be known
   Shape ints(size_t i) const;  // int[] and SymInt[]; a single number counts as a list of one
   std::vector<int64_t> constants(size_t i) const;
+  Value number_f64(size_t i) const;  // a number, or a tensor without dimensions, with all digits that it has: f64[]
   Scalar scalar(size_t i) const;  // a number
   double number(size_t i) const { return as_double(scalar(i)); }
   double number_or(size_t i, double otherwise) const { return is_none(i) ? otherwise : number(i); }

@@ -276,9 +276,10 @@ Results quotient(OpCall& c) {
   const bool on_host = !c.is_tensor(1) || (c.tensor(1).rank() == 0 && c.tensor(1).type().device.kind == DeviceKind::cpu);
   if (!is_on_gpu(c) || !on_host) return product(c, Op::div);
   const DType t = compute_dtype(c.result().dtype);
-  const bool is_known = !c.is_tensor(1) && c.integer(1).is_constant();
-  const Value inverse = is_known ? c.b.constant(stored(1 / as_double(c.scalar(1)), t), t, c.result().device)
-                                 : c.b.cast(c.b.unary(Op::reciprocal, operand(c, 1, DType::f64)), t);
+  const Value divisor = c.is_tensor(1) ? c.number_f64(1) : operand(c, 1, DType::f64);
+  const bool is_known = divisor.node->op == Op::scalar;
+  const Value inverse = is_known ? c.b.constant(stored(1 / as_double(divisor.node->get<Scalar>(Attr::value)), t), t, c.result().device)
+                                 : c.b.cast(c.b.unary(Op::reciprocal, divisor), t);
   return in_result_type(c, {c.b, broadcast(c.b, Op::mul, operand(c, 0, t), inverse)});
 }
 
