@@ -37,7 +37,7 @@ class OpCall {
   Shape ints(size_t i) const;  // int[] and SymInt[]; a single number counts as a list of one
   std::vector<int64_t> constants(size_t i) const;
   Value number_f64(size_t i) const;  // a number, or a tensor without dimensions, with all digits that it has: f64[]
-  Scalar scalar(size_t i) const;  // a number
+  Scalar scalar(size_t i) const;     // a number
   double number(size_t i) const { return as_double(scalar(i)); }
   double number_or(size_t i, double otherwise) const { return is_none(i) ? otherwise : number(i); }
   bool flag(size_t i) const { return !is_none(i) && as_int(scalar(i)) != 0; }

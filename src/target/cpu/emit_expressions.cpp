@@ -134,8 +134,10 @@ llvm::Value* KernelEmitter::load(const KernelExpr& e) {
     even_out(index, dynamic);
     index = b_.CreateAdd(index, dynamic);
   }
-  V gathered = b_.CreateMaskedGather(vector_of(type), element(a.buffer, splat(index)), align,
-                                     mask ? mask : llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty())), nothing);
+  V elements = element(a.buffer, splat(index)), all = llvm::Constant::getAllOnesValue(vector_of(b_.getInt1Ty()));
+  // Without AVX-512 a gather under a mask becomes a branch for each lane, which takes long to compile.
+  if (mask && !features_.avx512 && plan_.has_many_masks) elements = b_.CreateSelect(mask, elements, splat(zero_)), mask = nullptr;
+  V gathered = b_.CreateMaskedGather(vector_of(type), elements, align, mask ? mask : all, nothing);
   return to_compute(gathered, stored);
 }
 
@@ -143,9 +145,7 @@ llvm::Value* KernelEmitter::load_scalar(Type* type, V p, const KernelExpr& e, ll
   if (e.predicate < 0) return b_.CreateAlignedLoad(type, p, align);
   V condition = value(e.predicate);
   if (is_vector(condition)) condition = b_.CreateOrReduce(mask_ ? b_.CreateAnd(mask_, condition) : condition);
-  auto* one = llvm::FixedVectorType::get(type, 1);
-  V mask = b_.CreateVectorSplat(1, condition);
-  return b_.CreateExtractElement(b_.CreateMaskedLoad(one, p, align, mask, llvm::Constant::getNullValue(one)), uint64_t{0});
+  return b_.CreateAlignedLoad(type, b_.CreateSelect(condition, p, zero_), align);
 }
 
 // At the current point, v as it is to lie in memory.

@@ -127,6 +127,8 @@ void KernelEmitter::load_arguments() {
   load_parameters();
   error_ = local(b_.getInt32Ty(), "error");
   b_.CreateStore(b_.getInt32(0), error_);
+  zero_ = local(b_.getInt64Ty(), "zero");
+  b_.CreateStore(i64(0), zero_);
 }
 
 // Numbers arrive as doubles, whose values the element types hold.
@@ -163,7 +165,8 @@ void KernelEmitter::emit_unit(V unit) {
 }
 
 // Runs body over [begin, end) of the vector axis: `unroll` vectors at a time while they are whole, then one by one, the
-// last masked. body(n) must do the n vectors that start at the current point.
+// last masked. body(n) must do the n vectors that start at the current point. Of a body that takes long to compile there is one only,
+// which is masked in all vectors.
 void KernelEmitter::vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body) {
   SymbolId axis = plan_.vector().id;
   auto whole = [&](V from, unsigned n) {
@@ -176,21 +179,26 @@ void KernelEmitter::vector_loop(V begin, V end, unsigned unroll, const std::func
     });
     return last;
   };
+  auto masked = [&](V from) {
+    point_[axis] = from;
+    mask_ = b_.CreateICmpULT(iota(), splat(b_.CreateSub(end, from)));
+    fresh_values();
+    body(1);
+    mask_ = nullptr;
+  };
   mask_ = nullptr;
   auto extent = plan_.vector().extent.maybe_constant();
+  if (plan_.is_long && !(extent && *extent < lanes_)) {
+    loop("vector", begin, end, i64(lanes_), masked);
+    return fresh_values();
+  }
   for (unsigned n = unroll; n > 0; n = n > 1 ? 1 : 0) {
     const int64_t step = static_cast<int64_t>(lanes_) * n;
     if (extent && *extent < step) continue;
     begin = whole(begin, n);
     if (extent && *extent % step == 0 && (plan_.vector_reduced || plan_.block % step == 0)) return fresh_values();
   }
-  when(b_.CreateICmpSLT(begin, end), [&] {
-    point_[axis] = begin;
-    mask_ = b_.CreateICmpULT(iota(), splat(b_.CreateSub(end, begin)));
-    fresh_values();
-    body(1);
-    mask_ = nullptr;
-  });
+  when(b_.CreateICmpSLT(begin, end), [&] { masked(begin); });
   fresh_values();
 }
 

@@ -99,12 +99,12 @@ class KernelEmitter : ScalarEmitter {
   llvm::Function* fn_;
   llvm::BasicBlock* entry_;
   std::vector<V> buffers_, symbols_, parameters_;
-  llvm::AllocaInst* error_ = nullptr;
-  std::map<SymbolId, V> point_;  // of each axis, the current position; of the vector axis that of lane 0
-  bool streaming_ = false;       // write results that are to be streamed past the caches
-  V mask_ = nullptr;             // lanes that exist; null for all
-  std::map<int, V> values_;      // of expressions at the current point
-  std::map<int, V> finished_;    // reductions of earlier stages
+  llvm::AllocaInst *error_ = nullptr, *zero_ = nullptr;  // the latter is read where there is no element
+  std::map<SymbolId, V> point_;                          // of each axis, the current position; of the vector axis that of lane 0
+  bool streaming_ = false;                               // write results that are to be streamed past the caches
+  V mask_ = nullptr;                                     // lanes that exist; null for all
+  std::map<int, V> values_;                              // of expressions at the current point
+  std::map<int, V> finished_;                            // reductions of earlier stages
   std::optional<SumBlocks> sum_blocks_;
   std::function<void()> behind_block_;
   std::set<int> filled_;  // expressions whose row of scratch memory is filled

@@ -13,6 +13,13 @@ namespace {
 
 using Kind = KernelExpr::Kind;
 
+// Operations of a kernel.
+constexpr std::ptrdiff_t kMostInRegisters = 128;  // of longer ones the values of one vector fill the registers
+constexpr std::ptrdiff_t kMostTwice = 384;        // of longer ones a second body takes longer to compile than it will ever save
+constexpr std::ptrdiff_t kMostMasks = 16;         // loads under conditions: more would take longer to compile than they save
+
+bool is_masked_load(const KernelExpr& e) { return e.kind == Kind::load && e.predicate >= 0; }
+
 class Planner {
  public:
   Planner(const Kernel& kernel, const CodegenOptions& options) : options_(options) { p_.kernel = kernel; }
@@ -26,6 +33,8 @@ class Planner {
     find_cached();
     find_coarse();
     p_.unroll = needs_unrolling() ? 4 : 1;
+    p_.is_long = operations() > kMostTwice;
+    p_.has_many_masks = std::ranges::count_if(k_.exprs, is_masked_load) > kMostMasks;
     plan_units();
     for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
@@ -126,12 +135,13 @@ class Planner {
     }
   }
 
+  std::ptrdiff_t operations() const { return std::ranges::count(k_.exprs, Kind::op, &KernelExpr::kind); }
+
   // Reductions, so that sums need not wait for each other; functions that take tables and constants; rounding to bf16, which takes a branch;
   // and loads of small elements behind conditions, which are made lane by lane without AVX-512. The rest gains nothing, and would take longer
   // to compile.
   bool needs_unrolling() const {
-    constexpr std::ptrdiff_t kMostInRegisters = 128;  // operations: of longer kernels the values of one vector fill the registers
-    if (!p_.has_reduced && std::ranges::count(k_.exprs, Kind::op, &KernelExpr::kind) > kMostInRegisters) return false;
+    if (operations() > kMostInRegisters) return false;
     auto gains = [](const KernelExpr& e) {
       return e.kind == Kind::op ? is_function(e.op) : e.kind == Kind::load && e.predicate >= 0 && size_of(e.dtype) <= 2;
     };

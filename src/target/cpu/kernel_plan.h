@@ -19,8 +19,10 @@ struct KernelPlan : KernelFacts {
   unsigned lanes = 16;
   bool tall = false;  // rows are read whole, `tall_rows` at a time, into a row of sums in scratch memory
   unsigned tall_rows = 1;
-  unsigned unroll = 1;  // vectors that are worked on at once
-  int64_t block = 0;    // elements of the vector axis in one unit, if it is not reduced
+  unsigned unroll = 1;   // vectors that are worked on at once
+  bool is_long = false;  // so many operations that code for them is made once only
+  bool has_many_masks = false;
+  int64_t block = 0;  // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;      // axes that units count
   std::map<int, int64_t> cached;  // expression -> row of scratch memory that keeps it between passes over a row
