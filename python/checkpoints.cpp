@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "capture.h"
+#include "instances.h"
 #include "state.h"
 #include "support/error.h"
 #include "version.h"
@@ -99,13 +100,13 @@ void end() {
 void check_results(const py::object& results) {
   Capture* c = recording();
   if (!c) return;
-  if (!THPVariable_Check(results.ptr()) && !PyTuple_CheckExact(results.ptr()))
+  if (!is_tensor(results.ptr()) && !PyTuple_CheckExact(results.ptr()))
     return c->refuse_gradients("a checkpoint with use_reentrant=True gives something else than tensors");
   std::vector<PyObject*> tensors;
-  if (THPVariable_Check(results.ptr())) tensors.push_back(results.ptr());
+  if (is_tensor(results.ptr())) tensors.push_back(results.ptr());
   else
     for (py::handle r : py::reinterpret_borrow<py::tuple>(results))
-      if (THPVariable_Check(r.ptr())) tensors.push_back(r.ptr());
+      if (is_tensor(r.ptr())) tensors.push_back(r.ptr());
   for (size_t i = 0; i < tensors.size(); ++i) {
     std::string why = c->why_no_result(THPVariable_Unpack(tensors[i]));
     if (std::find(tensors.begin(), tensors.begin() + static_cast<std::ptrdiff_t>(i), tensors[i]) !=

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cpython.h"
+#include "instances.h"
 #include "state.h"
 #include "support/error.h"
 
@@ -29,8 +30,6 @@ PyObject* imported(const char* module, const char* name) {
 PyObject* number_of(const char* type, const c10::SymNode& node) {
   return py::module_::import("broach._numbers").attr(type)(py::cast(node)).release().ptr();
 }
-
-bool is_instance(PyObject* o, PyObject* type) { return PyType_IsSubtype(Py_TYPE(o), reinterpret_cast<PyTypeObject*>(type)); }
 
 PyTypeObject* parameter_type() {
   static PyObject* type = imported("torch.nn", "Parameter");
@@ -136,7 +135,7 @@ bool Form::fail(PyObject* o) {
   if (!problem_.empty()) return false;
   PyTypeObject* type = Py_TYPE(o);
   // Dynamo looks at such tensors by operations of its own, and turns what C code made into something else (numpy's scalars into arrays).
-  if (THPVariable_Check(o)) problem_ = {cat("a tensor of the class ", type->tp_name), Fallback::eager};
+  if (is_tensor(o)) problem_ = {cat("a tensor of the class ", type->tp_name), Fallback::eager};
   else if (native_base(type) == type && type->tp_base == &PyBaseObject_Type)
     problem_ = {cat("a value of the native type ", type->tp_name), is_suspended(o) ? Fallback::nothing : Fallback::eager};
   else problem_ = cat("a value of type ", type->tp_name);
@@ -186,11 +185,11 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
   };
   bool integer = PyLong_CheckExact(o), floating = PyFloat_CheckExact(o);
   if (rules.results && !integer && !floating) {
-    if (torch::is_symint(py::handle(o)))
+    if (is_instance(o, torch::get_symint_class().ptr()))
       return leaves.program_ints.emplace_back(node_in(o)), add(Kind::integer, leaves.program_ints.size() - 1);
-    if (torch::is_symbool(py::handle(o)))
+    if (is_instance(o, torch::get_symbool_class().ptr()))
       return add(Kind::constant, 0), parts_.back().value = Ref::borrow(node_in(o)->bool_() ? Py_True : Py_False), true;
-    if (torch::is_symfloat(py::handle(o)))
+    if (is_instance(o, torch::get_symfloat_class().ptr()))
       return leaves.program_floats.emplace_back(node_in(o)), add(Kind::floating, leaves.program_floats.size() - 1);
   }
   if (integer && (rules.results || rules.numbers)) {
@@ -208,7 +207,7 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
 
 bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (parts_.size() > kMostParts) return fail(o);
-  if (THPVariable_Check(o)) return add_tensor(o, rules, leaves);
+  if (is_tensor(o)) return add_tensor(o, rules, leaves);
   if (add_number(o, rules, leaves) || add_whole(o, rules)) return true;
   if (PyTuple_Check(o) && has_instance_dict(o)) return add_keyed(o, Kind::tuple, rules, leaves);
   if (PyTuple_Check(o) || PyList_CheckExact(o)) return add_sequence(o, rules, leaves);

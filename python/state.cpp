@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "instances.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "tensors.h"
@@ -247,7 +248,7 @@ bool State::read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& v
 }
 
 // Copying a tensor, and asking for its attributes, gives it a dict.
-static bool is_empty_of_tensor(PyObject* o, PyObject* dict) { return dict && THPVariable_Check(o) && PyDict_GET_SIZE(dict) == 0; }
+static bool is_empty_of_tensor(PyObject* o, PyObject* dict) { return dict && is_tensor(o) && PyDict_GET_SIZE(dict) == 0; }
 
 bool State::read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const {
   PyObject* o = n.object.get();
@@ -575,7 +576,7 @@ void State::add_words(Node& n) {
       break;
     }
     case Kind::instance:
-      if (!THPVariable_Check(o)) word(&o->ob_type);  // models have hundreds of parameters, whose class nobody changes
+      if (!is_tensor(o)) word(&o->ob_type);  // models have hundreds of parameters, whose class nobody changes
       if (n.place) word(n.place);
       for (Py_ssize_t offset : n.slots) word(reinterpret_cast<char*>(o) + offset);
       break;

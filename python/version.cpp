@@ -162,6 +162,7 @@ class WatchedRun {
   }
 
   bool has_asked() const { return asked_; }
+  bool has_effects() const { return !effects_.empty(); }
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
   bool has_only_asked() const { return asked_ && effects_.empty(); }
   // A `with` is no call that the interpreter tells about.
@@ -460,6 +461,8 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     p.verdict.reason = kReadByItself;
   }
   if (!p.verdict.is_good()) Function::reject_capture(p.verdict);
+  // What stood for an input is where the input should be.
+  if (state && !given.own && !p.verdict.is_good() && !p.has_effects && !state->changes().empty()) Capture::current()->take_back();
   if (given.own) p.result = std::move(result);
   return out;
 }
@@ -522,10 +525,11 @@ bool Version::reads_the_same(std::string* why) const {
 }
 
 // A program that asks may go a way that can be recorded where it is compiled: one that reads no elements, for instance, to check them.
-void Version::say_compiling_next(Pending& p) {
+void Version::say_compiling_next(Pending& p) const {
   auto& says = p.subject->says_compiling;
   const Verdict& recorded = p.verdict.is_good() ? Capture::current()->verdict() : p.verdict;
-  if (says != Subject::SaysCompiling::no || Function::is_capturing_symbols() || recorded.is_good()) return;
+  const bool goes_on = recorded.is_good() || (recorded.outcome == Outcome::wants_stand_ins && !function.refuses_stand_ins());
+  if (says != Subject::SaysCompiling::no || Function::is_capturing_symbols() || goes_on) return;
   says = Subject::SaysCompiling::yes;
   p.verdict = {Outcome::learnt, recorded.reason.within("asks whether it is compiled, which the next attempt says, as ")};
   Capture::current()->overrule(p.verdict);
@@ -545,6 +549,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
   if (!result) return run_again(p, given, before, run.has_only_asked());
   p.verdict = run.verdict();
+  p.has_effects = run.has_effects();
   if (p.met_checkpoint) {  // whatever torch's own checkpoint has done
     p.subject->has_checkpoints = true;
     p.verdict = {Outcome::learnt, Pending::kMetCheckpoint};

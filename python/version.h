@@ -55,6 +55,7 @@ struct Pending {
   int runs = 0;                           // of the program, for this call
   Ref numpy_random;                       // before the first of them, where the program is watched
   Reason written_again;                   // what eager would write once more for gradients
+  bool has_effects = false;               // its run may have done something that cannot be put back
   bool may_go_otherwise = false;          // by what it asked, and nothing else speaks against it
   bool met_checkpoint = false;            // that ran as without a capture
   bool may_have_lock = false;             // held one while its run was watched
@@ -106,7 +107,7 @@ class Version : public std::enable_shared_from_this<Version> {
  private:
   class Given;
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
-  static void say_compiling_next(Pending& p);
+  void say_compiling_next(Pending& p) const;
   Ref run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before);
   Ref run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it);
   bool has_written(const std::vector<Shallow>& before, const Given& given) const;

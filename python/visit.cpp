@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "instances.h"
 #include "state.h"
 #include "support/error.h"
 #include "tensors.h"
@@ -178,10 +179,11 @@ void State::visit(PyObject* o, int parent, const std::string& label) {
   if (PyType_Check(o)) return visit_type(reinterpret_cast<PyTypeObject*>(o), parent, label);
   if (PyCFunction_Check(o)) return visit_builtin_method(o, parent, label);
   if (is_atom(o)) return;
-  if (THPVariable_Check(o)) return visit_tensor(o, parent, label);
+  if (is_tensor(o)) return visit_tensor(o, parent, label);
   if (PyFunction_Check(o)) return visit_function(o, parent, label);
   if (PyModule_Check(o)) return visit_module(o, nullptr);
-  if (torch::is_symint(py::handle(o)) || torch::is_symfloat(py::handle(o)) || torch::is_symbool(py::handle(o)))
+  if (is_instance(o, torch::get_symint_class().ptr()) || is_instance(o, torch::get_symfloat_class().ptr()) ||
+      is_instance(o, torch::get_symbool_class().ptr()))
     return void(add_problem({"a number that stands for another is kept in globals or objects that are not watched yet", Fallback::eager}));
   PyTypeObject* native = native_base(Py_TYPE(o));
   if (native == &PyBaseObject_Type) return visit_instance(o, parent, label, -1);
@@ -539,7 +541,7 @@ void State::watch_entries(PyObject* container, int parent, const std::string& la
   fill(id);
   const auto values = nodes_[static_cast<size_t>(id)].values;  // by copy: visiting adds nodes
   for (const Ref& v : values)
-    if (v && THPVariable_Check(v.get())) visit(v.get(), id, "[...]");
+    if (v && is_tensor(v.get())) visit(v.get(), id, "[...]");
 }
 
 // Whether it asks for attributes by names that are no constants of its own.

@@ -8,6 +8,7 @@
 #include "capture.h"
 #include "cpython.h"
 #include "function.h"
+#include "instances.h"
 #include "keys.h"
 #include "support/error.h"
 #include "while_capturing.h"
@@ -329,7 +330,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
 void Watch::on_register_hook(PyFrameObject* frame) {
   const Ref self = local(frame, "self");
   Capture* c = Capture::current();
-  if (!self || !THPVariable_Check(self.get()) || !c || !c->has_made(THPVariable_Unpack(self.get())))
+  if (!self || !is_tensor(self.get()) || !c || !c->has_made(THPVariable_Unpack(self.get())))
     effect(frame, {"registers a hook on a tensor that it has not made", Fallback::eager});
 }
 
@@ -359,7 +360,7 @@ const Watch::Verdict& Watch::judge(PyObject* function) {
   if (module.empty() && self && PyType_Check(self) && owner_of_type(reinterpret_cast<PyTypeObject*>(self)) != Owner::torch)
     module = attribute(self, "__module__");
   bool of_object = self && !PyModule_Check(self) && !PyType_Check(self) && module.empty();
-  bool tensors = self && THPVariable_Check(self);
+  bool tensors = self && is_tensor(self);
   v.name = tensors     ? cat("Tensor.", method->ml_name)
            : of_object ? cat(native_base(Py_TYPE(self))->tp_name, ".", method->ml_name)
            : module.empty() || (module == "builtins" && qualified.find('.') != qualified.npos) ? qualified

@@ -165,6 +165,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   }
   for (const at::Tensor& t : unplaced_)
     if (!has_place(t)) fail_with("the program reads a tensor that is in none of the places where a later call would look for it");
+  for (InputFacts& f : facts_) f.has_no_hooks = has_run_backward_;
   if (draws_) check_generators();
   for (c10::Device d : current_)
     if (current_device(d.type()) != d) fail_with("the program changes the current device");
@@ -745,7 +746,7 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::string name = full_name(op);
-  has_run_backward_ = has_run_backward_ || torch::autograd::get_current_graph_task_id() != -1;
+  has_run_backward_ = has_run_backward_ || (first_gradient_op_ == 0 && torch::autograd::get_current_graph_task_id() != -1);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for
   // those that composites.cpp sends here whole.
   if (!OpTable::get().find(name) && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&

@@ -43,6 +43,7 @@ struct InputFacts {
   c10::DispatchKeySet keys;  // among others, whether it is an inference tensor
   bool is_leaf = true;
   bool requires_grad = false;
+  bool has_no_hooks = false;              // if the program would have run them
   std::optional<bool> is_view;            // if the program asked
   std::optional<int64_t> storage_offset;  // if something depends on it
   int64_t version_steps = 0;              // by how much a call moves its version counter on
@@ -138,7 +139,7 @@ class Capture {
   }
   // Whether autograd had to look at an operation: one of its tensors requires gradients, and they are on.
   bool differentiates() const { return differentiates_; }
-  // Whether autograd ran an operation for a gradient.
+  // Whether autograd ran an operation for a gradient that the program asked for.
   bool has_run_backward() const { return has_run_backward_; }
 
   // What was recorded; meaningless if the verdict is not good.
@@ -164,6 +165,9 @@ class Capture {
   void set_line(std::string line);
   // By a front, which may try again or go on otherwise.
   void reject(Verdict why);
+  // By a front: the run on what stands for inputs has written what it can put back, and the program runs once more on the inputs.
+  void take_back() { is_taken_back_ = true; }
+  bool is_taken_back() const { return is_taken_back_; }
   // By a front that knows what the program does otherwise: in the place of any verdict.
   void overrule(Verdict why) {
     std::lock_guard lock(mutex_);
@@ -331,7 +335,7 @@ class Capture {
   Outcome no_gradients_as_ = Outcome::needs_gradients;
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
-  bool abandoned_ = false, refuses_reads_ = false;
+  bool abandoned_ = false, refuses_reads_ = false, is_taken_back_ = false;
   bool differentiates_ = false, has_run_backward_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::shared_ptr<const void> token_ = std::make_shared<char>();

@@ -104,6 +104,8 @@ class Function {
   FunctionStats stats() const;
   // Why there is no program for calls that fit no version, and never will be; empty if there may be.
   Reason failure() const;
+  // Whether it was tried, in vain, with what stands for values. To be asked in a capture.
+  bool refuses_stand_ins() const { return refuses_stand_ins_; }
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;
   void reset();
 
@@ -194,6 +196,7 @@ class Function {
   Rules rules_;
   Published<Entries> entries_;  // replaced under compile_mutex_
   std::mutex compile_mutex_;
+  bool refuses_stand_ins_ = false;
   std::vector<Seen> seen_;  // under compile_mutex_
   Plan plan_;               // likewise, as are the two behind it
   HostState host_state_;

@@ -33,6 +33,8 @@ ProgramOptions options_under(ProgramOptions options, const Function::Modes& mode
   return options;
 }
 
+constexpr const char* kOfHooked = "the program computes that of a tensor with a hook";
+
 // Compiling takes up to a millisecond an operation: beyond this many a first call would take many seconds, where compiling the body of
 // a loop takes none.
 Verdict judge_size(const Trace& trace) {
@@ -117,6 +119,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     const Outcome outcome = recorded.attempt.verdict.outcome;
     const Next* next = plan.follow(outcome, recorded.attempt.with);
     if (next) recorded.attempt.then = next->because;
+    refuses_stand_ins_ = refuses_stand_ins_ || (next && (next->drops & kStandIns));
     log_->add(recorded.attempt);
     if (next && next->at_once) continue;
     if (outcome != Outcome::needs_gradients) plan_ = plan;  // as little as an error does
@@ -226,13 +229,13 @@ class GradientsBefore {
   }
   bool have_changed() const {
     return std::ranges::any_of(had_, [](const Had& h) {
-      return !h.tensor.grad().is_same(h.gradient) || (h.gradient.defined() && version_of(h.gradient) != h.version);
+      return !h.tensor.unsafeGetTensorImpl()->grad().is_same(h.gradient) || (h.gradient.defined() && version_of(h.gradient) != h.version);
     });
   }
   // Their elements are the capture's to put back.
   void put_back() const {
     for (const Had& h : had_)
-      if (!h.tensor.grad().is_same(h.gradient)) h.tensor.mutable_grad() = h.gradient;
+      if (c10::TensorImpl* t = h.tensor.unsafeGetTensorImpl(); !t->grad().is_same(h.gradient)) t->mutable_grad() = h.gradient;
   }
 
  private:
@@ -242,6 +245,17 @@ class GradientsBefore {
   };
   std::vector<Had> had_;
 };
+
+// Of a run on what stood for inputs: whether the caller's own must be changed likewise, or what the program gives may be of those that
+// stood for them. `gave`: gradients to tensors that it was given.
+static std::optional<Verdict> why_taken_back(const Capture& capture, const std::vector<InputWithHistory>& with_history, bool gave) {
+  auto needs = [](const char* why) { return Verdict{Outcome::needs_gradients, {cat("gradients are needed: ", why), Fallback::eager}}; };
+  if (capture.has_run_backward() && std::ranges::any_of(with_history, is_hooked, &InputWithHistory::given)) return needs(kOfHooked);
+  if (std::ranges::any_of(with_history, &InputWithHistory::is_changed)) return needs("a tensor that has a history is changed");
+  if (gave) return needs("it gives some to a tensor that it is given");
+  const bool is_rejected = capture.verdict().outcome == Outcome::rejected || capture.is_taken_back();
+  return !with_history.empty() && is_rejected ? std::optional(capture.verdict()) : std::nullopt;
+}
 
 void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
   std::vector<at::Tensor> tensors = call.tensors.vec();
@@ -285,18 +299,11 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     return;
   }
   out.reaches_behind = gradients_behind.have_changed();
-  const bool changed = std::ranges::any_of(with_history, &InputWithHistory::is_changed);
   const bool gave = capture.is_replaced() && gradients.have_changed();
-  if (changed || gave || (!with_history.empty() && capture.verdict().outcome == Outcome::rejected)) {
-    // The caller's tensors must be changed likewise, and what the program gives may be of those that stood for them.
+  if (auto verdict = why_taken_back(capture, with_history, gave)) {
     capture.roll_back();
     gradients.put_back();
-    out.attempt.verdict = capture.verdict();
-    if (gave)
-      out.attempt.verdict = {Outcome::needs_gradients,
-                             {"gradients are needed: it gives some to a tensor that it is given", Fallback::eager}};
-    if (changed)
-      out.attempt.verdict = {Outcome::needs_gradients, {"gradients are needed: a tensor that has a history is changed", Fallback::eager}};
+    out.attempt.verdict = std::move(*verdict);
     out.must_run_eagerly = true;
     return;
   }
@@ -359,6 +366,8 @@ Verdict Function::judge(const CallInputs& call, const Modes& modes, const Record
   if (!capture.verdict().is_good()) return capture.verdict();
   if (recorded.reaches_behind)
     return {Outcome::needs_gradients, {"gradients are needed: the program asks for some of what a tensor was made of", Fallback::eager}};
+  if (capture.has_run_backward() && (std::ranges::any_of(capture.given(), is_hooked) || std::ranges::any_of(capture.lifted(), is_hooked)))
+    return {Outcome::needs_gradients, {cat("gradients are needed: ", kOfHooked), Fallback::eager}};
   if (modes.grad && !recorded.has_history && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
   if (std::string gradient = capture.kept_gradient(); !gradient.empty())

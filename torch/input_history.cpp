@@ -51,9 +51,14 @@ void InputWithHistory::connect() { node_->next_edges()[0] = ag::impl::gradient_e
 
 bool InputWithHistory::is_changed() const {
   const auto storage = [](const at::Tensor& t) { return t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr; };
-  return inside_.grad_fn() != node_ || has_hooks(*node_) || static_cast<const Identity&>(*node_).has_lost() || inside_.grad().defined() ||
-         storage(inside_) != storage(given_) || inside_.sizes() != given_.sizes() || inside_.strides() != given_.strides() ||
-         inside_.storage_offset() != given_.storage_offset();
+  return inside_.grad_fn() != node_ || has_hooks(*node_) || static_cast<const Identity&>(*node_).has_lost() ||
+         inside_.unsafeGetTensorImpl()->grad().defined() || storage(inside_) != storage(given_) || inside_.sizes() != given_.sizes() ||
+         inside_.strides() != given_.strides() || inside_.storage_offset() != given_.storage_offset();
+}
+
+bool is_hooked(const at::Tensor& t) {
+  if (!t.defined() || !t.requires_grad()) return false;
+  return !ag::impl::hooks(t).empty() || t.retains_grad() || has_hooks(*ag::impl::gradient_edge(t).function);
 }
 
 bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves) {

@@ -16,6 +16,9 @@ NodePointer new_identity(torch::autograd::edge_list next);
 // `leaves` get those behind them.
 bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves = nullptr);
 
+// Whether something is done, or kept, where a gradient for it is computed.
+bool is_hooked(const at::Tensor& t);
+
 // Stands in a capture for an input with a history of its own where the engine's walk for the recording would not end at that.
 class InputWithHistory {
  public:

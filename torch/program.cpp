@@ -12,6 +12,7 @@
 #include "devices.h"
 #include "externs.h"
 #include "gradients.h"
+#include "input_history.h"
 #include "ir/text.h"
 #include "nodes.h"
 #include "stages.h"
@@ -160,6 +161,7 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
   }
   for (size_t i = 0; i < facts.size(); ++i) {
     if (facts[i].is_view || facts[i].storage_offset) asked_.push_back({i, facts[i].is_view, facts[i].storage_offset});
+    if (facts[i].has_no_hooks) unhooked_.push_back(i);
     if (facts[i].gradient_of) gradients_of_.emplace_back(i - given_, *facts[i].gradient_of);
     if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
   }
@@ -288,6 +290,8 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
   if (!rules_.empty() && !is_set_the_same(why)) return false;
+  for (size_t i : unhooked_)
+    if (is_hooked(i < given_ ? inputs[i] : lifted_[i - given_])) return differs(i, " has a hook now");
   if (!gradients_of_.empty() && !has_the_same_gradients(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);

@@ -150,6 +150,7 @@ class CompiledProgram {
   std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
   std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
   std::vector<std::pair<size_t, size_t>> gradients_of_;         // lifted tensors, and the inputs whose gradients they are
+  std::vector<size_t> unhooked_;                                // inputs of whose gradients the program computes some
   std::vector<int64_t> held_sizes_;                             // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;         // of inputs

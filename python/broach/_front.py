@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 import threading
+import types
 import warnings
 from typing import Any, Callable
 
@@ -130,8 +131,19 @@ def computes_with_numpy(program: Callable) -> bool:
     code = getattr(function, "__code__", None)
     if code is None:
         return False
-    named = [function.__globals__.get(name) for name in code.co_names]
-    return any((getattr(value, "__module__", None) or getattr(value, "__name__", "")).split(".")[0] == "numpy" for value in named if value is not None)
+    return any(_is_of_numpy(function.__globals__.get(name)) for name in code.co_names)
+
+
+def _is_of_numpy(value: Any) -> bool:
+    """Without asking the value, which may answer by code of the program's."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        name = object.__getattribute__(value, "__dict__").get("__name__")
+    elif issubclass(kind, (types.FunctionType, types.BuiltinFunctionType)):
+        name = value.__module__
+    else:
+        name = type.__dict__["__module__"].__get__(value if issubclass(kind, type) else kind)
+    return isinstance(name, str) and name.split(".")[0] == "numpy"
 
 
 def suspends(program: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import threading
+import types
 
 import broach
 import pytest
@@ -134,3 +135,45 @@ def test_on_several_threads():
     for t in threads:
         t.join()
     assert not wrong
+
+
+class _Answers:
+    """Asked for anything but its weight, it runs code of the program's."""
+
+    weight = 3.0
+
+    def __getattribute__(self, name):
+        if name != "weight":
+            raise KeyError(name)
+        return object.__getattribute__(self, name)
+
+
+def _module_that(answers):
+    module = types.ModuleType("a_module")
+    module.weight = 3.0
+    module.__getattr__ = answers
+    return module
+
+
+def _raises(name):
+    raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    "make", [_Answers, lambda: _module_that(lambda name: 5.0), lambda: _module_that(_raises)], ids=["object", "module that answers", "module that raises"]
+)
+@pytest.mark.parametrize("finds", [False, True])
+def test_objects_that_answer_by_code_of_the_programs_are_not_asked(make, finds):
+    """Neither while they are watched nor where the program is given up."""
+    text = "def f(x, flag):\n    if isinstance(thing, int): return x\n    return x * thing.weight + (next(counter) if flag else 0)"
+    pair = []
+    for _ in range(2):
+        program = program_of(text)
+        program.__globals__["thing"] = make() if make is not _Answers else [make()]
+        if make is _Answers:
+            exec(compile(text.replace("thing.weight", "thing[0].weight").replace("isinstance(thing, int)", "thing is None"), "a_program.py", "exec"), program.__globals__)
+            program = program.__globals__["f"]
+        pair.append(program)
+    eager, compiled = pair[0], broach.compile(pair[1])
+    for flag in (False, False, False, finds, False, finds):
+        assert not difference(eager(torch.ones(2), flag), compiled(torch.ones(2), flag))

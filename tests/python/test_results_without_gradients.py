@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import broach
 import pytest
 import torch
@@ -151,3 +153,68 @@ def test_a_parameter_that_is_frozen_and_freed():
             x = torch.randn(2, 4)
             assert not difference(program(x), compiled(x)), i
     layer.requires_grad_(True)
+
+
+def _inner_gradient(x):
+    (gradient,) = torch.autograd.grad((x**3).sum(), x)
+    return x * gradient
+
+
+def _doubled(x):
+    x.register_hook(lambda g: g * 2)
+
+
+@pytest.mark.parametrize("program", [_inner_gradient, _gradient, lambda x: x * 3], ids=["inner", "alone", "outer"])
+@pytest.mark.parametrize("prepare", [_doubled, torch.Tensor.retain_grad], ids=["hook", "retained"])
+@pytest.mark.parametrize("from_call", [0, 3])
+def test_hooks_of_inputs(program, prepare, from_call):
+    """Which run where the program itself computes a gradient, too; also those that come once it is compiled."""
+    compiled = broach.compile(program)
+    for i in range(6):
+        results = []
+        for run in (program, compiled):
+            leaf = torch.arange(1.0, 4.0).add(i).requires_grad_()
+            x = leaf * 1
+            if i >= from_call:
+                prepare(x)
+            result = run(x)
+            if result.requires_grad:
+                result.sum().backward()
+            results.append((result.detach(), leaf.grad, x.grad if x.retains_grad else None))
+        assert not difference(*results), i
+
+
+def test_an_input_with_a_hook_that_is_kept_is_the_same_object():
+    class Keeper:
+        kept = None
+
+    def program(x):
+        Keeper.kept = x
+        return x.detach().sum()
+
+    compiled = broach.compile(program)
+    for _ in range(5):
+        x = torch.ones(2, requires_grad=True) * 1
+        _doubled(x)
+        compiled(x)
+        assert Keeper.kept is x
+
+
+def test_no_warning_of_gradients_that_nobody_reads():
+    class Keeper:
+        seen, result = [], None
+
+    def program(x):
+        Keeper.seen.append(x)
+        Keeper.result = None
+        Keeper.result = torch.cat(Keeper.seen)
+        return Keeper.result
+
+    compiled = broach.compile(program)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            compiled(torch.randn(4, requires_grad=True))
+            hooked = torch.randn(4, requires_grad=True) * 1
+            _doubled(hooked)
+            broach.compile(lambda x: x * 2)(hooked)
