@@ -122,7 +122,7 @@ class WatchedRun {
     checkpoints_.emplace("broach._checkpoint");
     if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
     doubts_.emplace(state);
-    watch_.emplace(state);
+    watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never);
   }
 
   void stop() {
@@ -164,13 +164,14 @@ class WatchedRun {
   bool has_asked() const { return asked_; }
   bool has_effects() const { return !effects_.empty(); }
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
-  bool has_only_asked() const { return asked_ && effects_.empty(); }
+  bool has_only_asked() const { return told_ && effects_.empty(); }
   // A `with` is no call that the interpreter tells about.
   bool may_have_taken_lock() const { return state_.holds_lock() && !in_code("enters_block", Owner::user).empty(); }
 
   void finish() {
     effects_ = watch_->effects();
     asked_ = watch_->asked_whether_compiling();
+    told_ = watch_->has_told_compiling() || (compiling_ && asked_);
     stop();
   }
 
@@ -196,7 +197,7 @@ class WatchedRun {
   std::optional<DoubtsInRun> doubts_;
   std::optional<Watch> watch_;
   std::vector<Reason> effects_;
-  bool asked_ = false;
+  bool asked_ = false, told_ = false;
 };
 
 bool is_within_itself(PyObject* list) {
@@ -388,11 +389,12 @@ bool Version::has_written(const std::vector<Shallow>& before, const Given& given
 Ref Version::run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it) {
   using Says = Subject::SaysCompiling;
   auto& says = p.subject->says_compiling;
-  if (says != Says::yes || Function::is_capturing_symbols()) throw py::error_already_set();
+  const bool was_told_all = says == Says::yes;
+  if (Function::is_capturing_symbols() || (!may_depend_on_it && !was_told_all)) throw py::error_already_set();
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   if (!type || !may_depend_on_it || Capture::current()->has_written() || !state->changes().empty() || has_written(before, given)) {
-    says = Says::never;
+    if (was_told_all) says = Says::never;
     PyErr_Restore(type, value, trace);
     throw py::error_already_set();
   }

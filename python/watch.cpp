@@ -11,7 +11,6 @@
 #include "instances.h"
 #include "keys.h"
 #include "support/error.h"
-#include "while_capturing.h"
 
 namespace broach {
 
@@ -118,8 +117,8 @@ void set_native_functions(NativeFunctions f) { known() = std::move(f); }
 
 Fallback fallback_for(const std::string& name) { return is_within(known().eager, name) ? Fallback::eager : Fallback::dynamo; }
 
-Watch::Watch(State& state, const State* program)
-    : state_(state), program_(program), ends_on_effects_(program || Function::is_capturing_symbols()) {
+Watch::Watch(State& state, const State* program, bool tells)
+    : state_(state), tells_(tells), program_(program), ends_on_effects_(program || Function::is_capturing_symbols()) {
   auto before = cpython::current_profiler();
   before_ = before.function;
   before_argument_ = Ref::steal(before.argument);
@@ -135,6 +134,7 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   // Inside an operation that is written in Python: the operation is recorded, not its parts.
   if (c10::impl::tls_is_dispatch_key_excluded(capture_keys().record)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
+  if (what == PyTrace_RETURN && frame == w->told_) w->told_ = nullptr, w->compiling_.reset();
   const bool begins = what == PyTrace_CALL || what == PyTrace_C_CALL;
   if (w->abandoned_ || (!begins && what != PyTrace_C_EXCEPTION)) return 0;
   const cpython::SignalsHeld held;
@@ -223,6 +223,7 @@ void Watch::on_call(PyFrameObject* frame) {
   auto* code = reinterpret_cast<PyCodeObject*>(held.get());
   Owner whose = owner(code);
   if (whose == Owner::own) return;
+  if (tells_ && !told_) tell_compiling(frame, code);
   if (whose == Owner::torch) on_torch_call(frame, code);
   else if (whose == Owner::library) on_library_call(frame, code);
   if (!state_.has_entered(code) && is_importing(frame)) return effect(frame, "imports a module");
@@ -238,6 +239,15 @@ void Watch::on_call(PyFrameObject* frame) {
   if (program_ && Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
   for (const char* question : questions)
     if (std::string why = answer_of_codes(question, code); !why.empty()) effect(frame, {why, Fallback::eager});
+}
+
+// Its callers were read: they leave out warnings and checks of elements, and compute masks in the way that needs none read.
+void Watch::tell_compiling(PyFrameObject* frame, PyCodeObject* code) {
+  if (text_of(code->co_name) != "is_torchdynamo_compiling" || !text_of(code->co_filename).ends_with("/transformers/utils/import_utils.py"))
+    return;
+  told_ = frame;
+  has_told_ = true;
+  compiling_.emplace();
 }
 
 bool Watch::is_called_by_user(PyFrameObject* frame) {
@@ -309,8 +319,10 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     torch_codes_.erase(code);  // whoever asks next
     if (is_called_by_user(frame)) effect(frame, {"asks for the identity of a tensor", Fallback::eager});
   }
-  asked_ = asked_ || function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting" ||
-           function == "is_torchdynamo_compiling";
+  if (function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting") {
+    torch_codes_.erase(code);  // whoever asks next
+    asked_ = asked_ || !told_;
+  }
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
   for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})

@@ -4,7 +4,9 @@
 
 #include "reference.h"
 #include "state.h"
+#include "while_capturing.h"
 
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -29,21 +31,25 @@ Fallback fallback_for(const std::string& name);
 class Watch {
  public:
   // `program`: for what gradients run, the state of the program that they are of. It leaves nothing behind: it ends before it has an effect.
-  explicit Watch(State& state, const State* program = nullptr);
+  // `tells`: some code of libraries is told that it is compiled.
+  explicit Watch(State& state, const State* program = nullptr, bool tells = false);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   // Why a trace cannot stand for the run; empty if it can.
   const std::vector<Reason>& effects() const { return effects_; }
-  // Whether the program has asked whether it is compiled.
+  // Whether the program has asked whether it is compiled, and was told no.
   bool asked_whether_compiling() const { return asked_; }
+  // Whether code that only saves work by knowing was told yes.
+  bool has_told_compiling() const { return has_told_; }
   // The error by which runs on stand-ins end: programs do not catch it with others. Borrowed.
   static PyObject* end_of_program();
 
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
+  void tell_compiling(PyFrameObject* frame, PyCodeObject* code);
   bool is_called_by_user(PyFrameObject* frame);
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);
   bool watch_processes(std::string_view function, std::string_view file);
@@ -74,9 +80,12 @@ class Watch {
   std::unordered_map<PyMethodDef*, Verdict> verdicts_;
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<Reason> effects_;
-  bool asked_ = false;
-  const State* program_;        // of gradients; null: the program itself is watched
-  const bool ends_on_effects_;  // as a run on stand-ins does, too
+  bool asked_ = false, has_told_ = false;
+  const bool tells_;
+  PyFrameObject* told_ = nullptr;       // of code that is being told
+  std::optional<Compiling> compiling_;  // meanwhile
+  const State* program_;                // of gradients; null: the program itself is watched
+  const bool ends_on_effects_;          // as a run on stand-ins does, too
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;
   Ref before_argument_;

@@ -74,7 +74,7 @@ class Target : public LikeCpu {
 };
 
 template <class Program>
-void call(const Program& f, const Tensor& x, int times = 300) {  // enough for the pace
+void call(const Program& f, const Tensor& x, int times = 3000) {  // enough for the pace, also where packing was interrupted
   for (int i = 0; i < times; ++i) f(x);
 }
 
