@@ -511,9 +511,10 @@ void add_callable_type(py::module_& m) {
   m.def("set_library", [](std::string own, std::string torch, std::vector<std::string> folders, Strings modules) {
     set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)});
   });
-  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators, Strings eager) {
-    set_native_functions(
-        {std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators), std::move(eager)});
+  m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators, Strings eager,
+                                   std::unordered_map<std::string, std::string> told) {
+    set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators),
+                          std::move(eager), std::move(told)});
   });
   m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) {
     set_native_types({std::move(values), std::move(stateless), std::move(makers)});

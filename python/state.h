@@ -32,6 +32,8 @@ bool same_value(PyObject* a, PyObject* b);
 
 // Something that cannot be watched, and the name in a module by which code finds it.
 struct Doubt {
+  bool is_of(PyObject* dict, PyObject* its_name) const { return module.get() == dict && name.get() == its_name; }
+
   Ref module, name;  // the module's dict
   Reason reason;
 };

@@ -233,9 +233,7 @@ Verdict Subject::note_problems(const State& state) {
   const std::vector<Doubt> found = state.problems_of_names();
   if (found.empty() || doubts.size() + found.size() > kMost) return {Outcome::rejected, *state.strictest_problem()};
   for (const Doubt& d : found)
-    if (std::ranges::none_of(doubts,
-                             [&](const Doubt& known) { return known.module.get() == d.module.get() && known.name.get() == d.name.get(); }))
-      doubts.push_back(d);
+    if (std::ranges::none_of(doubts, [&](const Doubt& known) { return known.is_of(d.module.get(), d.name.get()); })) doubts.push_back(d);
   return {Outcome::learnt, found.front().reason.within("names what the next attempt looks for in what runs: ")};
 }
 

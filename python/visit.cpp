@@ -121,7 +121,7 @@ void State::visit_named(PyObject* dict, PyObject* name, const std::function<void
 }
 
 bool State::is_doubted(PyObject* dict, PyObject* name) const {
-  return std::ranges::any_of(doubts_, [&](const Doubt& d) { return d.module.get() == dict && d.name.get() == name; });
+  return std::ranges::any_of(doubts_, [&](const Doubt& d) { return d.is_of(dict, name); });
 }
 
 // It is immutable itself.

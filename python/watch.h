@@ -16,12 +16,13 @@ namespace broach {
 
 // What is known of functions written in C, each by its own name: "module.function" or "Type.method".
 struct NativeFunctions {
-  std::unordered_set<std::string> pure;          // change nothing but their arguments, and depend on these only
-  std::unordered_set<std::string> answers;       // depend on something besides, which can be asked again: it is compared on each call
-  std::unordered_set<std::string> impure;        // whoever calls them; the name of a module or type stands for all of it
-  std::unordered_set<std::string> of_libraries;  // called by Python's own library and torch, whose use of them leaves nothing behind
-  std::unordered_set<std::string> operators;     // of torch: each call is an operation that is recorded
-  std::unordered_set<std::string> eager;         // functions and types, likewise: Dynamo is known to answer otherwise than eager there
+  std::unordered_set<std::string> pure;               // change nothing but their arguments, and depend on these only
+  std::unordered_set<std::string> answers;            // depend on something besides, which can be asked again: it is compared on each call
+  std::unordered_set<std::string> impure;             // whoever calls them; the name of a module or type stands for all of it
+  std::unordered_set<std::string> of_libraries;       // called by Python's own library and torch, whose use of them leaves nothing behind
+  std::unordered_set<std::string> operators;          // of torch: each call is an operation that is recorded
+  std::unordered_set<std::string> eager;              // functions and types, likewise: Dynamo is known to answer otherwise than eager there
+  std::unordered_map<std::string, std::string> told;  // written in Python, with their modules: are told in every run that it is compiled
 };
 void set_native_functions(NativeFunctions functions);
 // Who may run a program instead that calls a native function, or names a type, of this name.

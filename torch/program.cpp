@@ -102,11 +102,10 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     stats_.saved_bytes = compiled_->module.saved_bytes;
     Rerun rerun(trace, program_, compiled_->module, facts, differentiable.results, asked.eager_random);
     backward_ = std::make_shared<const Backward>(compiled_, differentiable, std::move(rerun), lifted_, targets, options);
-    required_grad_.assign(given_, false);
-    for (size_t i : differentiable.inputs)
-      if (i < given_) required_grad_[i] = true;
   }
-  for (size_t i = 0; i < given_ && !backward_; ++i) may_require_grad_.push_back(facts[i].requires_grad);
+  for (size_t i = 0; i < given_; ++i) required_grad_.push_back(!backward_ && facts[i].requires_grad);
+  for (size_t i : differentiable.inputs)
+    if (backward_ && i < given_) required_grad_[i] = true;
   add_devices(trace);
   has_history_ = differentiable.has_history;
   stats_.seconds = std::move(compiled->seconds);
@@ -277,7 +276,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
     if (!is_on(t, g.device)) return differs(i, ": its device was ", g.device.str(), ", is ", t.device().str());
     if (t.dtype() != g.dtype) return differs(i, ": element type was ", g.dtype.name(), ", is ", t.dtype().name());
     if (backward_ && t.requires_grad() != required_grad_[i]) return differs(i, ": whether it needs gradients has changed");
-    if (!backward_ && t.requires_grad() && !may_require_grad_[i] && c10::GradMode::is_enabled()) return differs(i, " needs gradients now");
+    if (!backward_ && t.requires_grad() && !required_grad_[i] && c10::GradMode::is_enabled()) return differs(i, " needs gradients now");
     if (g.is_leaf && t.autograd_meta() && (!t.requires_grad() || inputs[i].is_leaf()) != *g.is_leaf)
       return differs(i, *g.is_leaf ? " is no leaf now" : " is a leaf now");
   }

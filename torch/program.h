@@ -158,9 +158,8 @@ class CompiledProgram {
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
-  std::vector<bool> has_history_;       // by result: of those that are windows of inputs
-  std::vector<bool> required_grad_;     // by input that the caller gives; empty unless the program has gradients
-  std::vector<bool> may_require_grad_;  // likewise; empty if it has: no result depends on that
+  std::vector<bool> has_history_;    // by result: of those that are windows of inputs
+  std::vector<bool> required_grad_;  // by input that the caller gives: must again if the program has gradients, else may
   std::shared_ptr<const Backward> backward_;
   std::unique_ptr<const Stages> stages_;
   bool finds_sizes_ = false;

@@ -182,6 +182,10 @@ IMPURE = frozenset(
 # of random numbers, and shows itself in identities and in what a debugger sees.
 EAGER = frozenset("builtins.hash builtins.id functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
 
+# Functions, by the modules that they stand in, that ask whether they are compiled and are told so in every captured run: their callers were
+# read, which leave out warnings and checks of elements, and compute masks and positions in the way that reads none on the host.
+TOLD = {"is_torchdynamo_compiling": "transformers.utils.import_utils"}
+
 # Settings of torch whose change is noticed after the run, or which the capture has a way with.
 _NOTICED = frozenset(
     """

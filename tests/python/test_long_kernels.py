@@ -39,12 +39,12 @@ def _patches(points):
 @pytest.mark.parametrize("program", [_adjugate, _twice, _mean_of_adjugates, _patches])
 def test_equal_eager_for_any_number_of_rows(program, dtype):
     if program is _patches and dtype == torch.bfloat16:
-        pytest.skip("eager interpolates bf16 in other steps")
+        pytest.skip("its product is oneDNN's, which computes in bf16 as the processor lets it")
     compiled = broach.compile(program, options={"capture": "native", "strict": True})
     for n in (5, 5, 7, 16, 17, 1, 2, 3, 8, 9, 31, 64, 100):
         torch.manual_seed(n)
         points = torch.rand(n, 4, dtype=torch.float64).add(0.5).to(dtype)
-        tolerance = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 0.06}[dtype]
+        tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2.0**-7}[dtype]  # of sums in another order
         torch.testing.assert_close(compiled(points), program(points), rtol=tolerance, atol=tolerance)
     assert stats(compiled)["eager_calls"] == 0
 

@@ -165,15 +165,10 @@ def _raises(name):
 @pytest.mark.parametrize("finds", [False, True])
 def test_objects_that_answer_by_code_of_the_programs_are_not_asked(make, finds):
     """Neither while they are watched nor where the program is given up."""
-    text = "def f(x, flag):\n    if isinstance(thing, int): return x\n    return x * thing.weight + (next(counter) if flag else 0)"
-    pair = []
-    for _ in range(2):
-        program = program_of(text)
-        program.__globals__["thing"] = make() if make is not _Answers else [make()]
-        if make is _Answers:
-            exec(compile(text.replace("thing.weight", "thing[0].weight").replace("isinstance(thing, int)", "thing is None"), "a_program.py", "exec"), program.__globals__)
-            program = program.__globals__["f"]
-        pair.append(program)
+    text = "def f(x, flag): return x * thing.weight + (next(counter) if flag and thing is not None else 0)"
+    pair = [program_of(text) for _ in range(2)]
+    for program in pair:
+        program.__globals__["thing"] = make()
     eager, compiled = pair[0], broach.compile(pair[1])
     for flag in (False, False, False, finds, False, finds):
         assert not difference(eager(torch.ones(2), flag), compiled(torch.ones(2), flag))
