@@ -126,7 +126,7 @@ void find_changed_numbers(Callable::Data& d, const Arguments& a) {
       if (place && place->kind != StatePlace::Kind::whole) found.push_back(std::move(*place));
     }
     auto& places = d.subject.places;
-    if (found.size() != changes.size() || places.size() + found.size() > kMostPlaces) continue;
+    if (found.size() != changes.size() || !d.subject.has_room(found.size())) continue;
     for (StatePlace& place : found)
       if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(std::move(place));
     return;
@@ -431,8 +431,12 @@ PyObject* stats(PyObject* self, PyObject*) {
   s["verified"] = d.verified;
   s["reasons"] = d.reasons;
   py::list places;
-  for (const StatePlace& p : d.subject.places) places.append(p.path);
+  size_t gradients = 0;
+  for (const StatePlace& p : d.subject.places)
+    if (p.kind == StatePlace::Kind::gradient) ++gradients;
+    else places.append(p.path);
   s["places"] = places;
+  s["gradients"] = gradients;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();
   s["front"] = !d.guarded ? "dynamo" : d.fallback ? "fallback" : "native";
@@ -512,9 +516,9 @@ void add_callable_type(py::module_& m) {
     set_library({std::move(own), std::move(torch), std::move(folders), std::move(modules)});
   });
   m.def("set_native_functions", [](Strings pure, Strings answers, Strings impure, Strings libraries, Strings operators, Strings eager,
-                                   std::unordered_map<std::string, std::string> told) {
+                                   Strings optimizers, std::unordered_map<std::string, std::string> told) {
     set_native_functions({std::move(pure), std::move(answers), std::move(impure), std::move(libraries), std::move(operators),
-                          std::move(eager), std::move(told)});
+                          std::move(eager), std::move(optimizers), std::move(told)});
   });
   m.def("set_native_types", [](Strings values, Strings stateless, Strings makers) {
     set_native_types({std::move(values), std::move(stateless), std::move(makers)});

@@ -111,7 +111,7 @@ std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t re
 Ref PythonGradients::hide_places() const {
   py::object unreadable = py::module_::import("broach._numbers").attr("UNREADABLE");
   for (const StatePlace& place : places_)
-    if (!place.set(unreadable.ptr())) throw py::error_already_set();
+    if (place.kind != StatePlace::Kind::gradient && !place.set(unreadable.ptr())) throw py::error_already_set();
   return Ref::borrow(unreadable.ptr());
 }
 
@@ -130,6 +130,7 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   const Ref unreadable = hide_places();
   {
     Compiling compiling;
+    const StandIns gradients("broach._gradients");
     std::optional<StandIns> numbers;
     if (Function::is_capturing_symbols()) numbers.emplace("broach._numbers");
     Watch watch(*own_, &state_);
@@ -146,7 +147,8 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   std::string why;
   const std::vector<Ref> now = kept.swap_back();
   for (size_t i = 0; i < now.size(); ++i)
-    if (now[i].get() != unreadable.get()) why = cat("the code of a gradient writes ", places_[i].path);
+    if (places_[i].kind != StatePlace::Kind::gradient && now[i].get() != unreadable.get())
+      why = cat("the code of a gradient writes ", places_[i].path);
   for (const State* s : {&state_, static_cast<const State*>(own_.get()), static_cast<const State*>(&reached)})
     if (auto changes = s->changes(); !changes.empty()) {
       why = cat("the code of a gradient writes ", changes.front().path);

@@ -1,5 +1,7 @@
 #include "places.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 namespace broach {
 
 namespace {
@@ -8,6 +10,12 @@ namespace {
 PyObject* nothing() {
   static PyObject* marker = PyUnicode_FromString("<nothing>");
   return marker;
+}
+
+// Borrowed: what holds the gradient keeps its object.
+PyObject* gradient_of(PyObject* tensor) {
+  const at::Tensor& gradient = THPVariable_Unpack(tensor).unsafeGetTensorImpl()->grad();
+  return gradient.defined() ? Ref::steal(THPVariable_Wrap(gradient)).get() : Py_None;
 }
 
 // The value, or a copy of the list that is a place as a whole.
@@ -19,6 +27,7 @@ Ref held(const StatePlace& p) {
 }  // namespace
 
 PyObject* StatePlace::value() const {
+  if (kind == Kind::gradient) return gradient_of(owner.get());
   PyObject* v = kind == Kind::whole  ? owner.get()
                 : kind == Kind::cell ? PyCell_GET(owner.get())
                                      : PyDict_GetItemWithError(owner.get(), key.get());
@@ -27,6 +36,10 @@ PyObject* StatePlace::value() const {
 
 bool StatePlace::set(PyObject* value) const {
   if (kind == Kind::whole) return value == owner.get() || PyList_SetSlice(owner.get(), 0, PyList_GET_SIZE(owner.get()), value) == 0;
+  if (kind == Kind::gradient) {  // what may be one was asked where it was made
+    const bool is_none = value == Py_None;
+    return THPVariable_Unpack(owner.get()).unsafeGetTensorImpl()->mutable_grad() = is_none ? at::Tensor() : THPVariable_Unpack(value), true;
+  }
   bool remove = value == nothing();
   if (kind == Kind::cell) return PyCell_Set(owner.get(), remove ? nullptr : value) == 0;
   if (!remove)

@@ -1,4 +1,5 @@
-// Where a program keeps what it computes from call to call: an attribute, a dict item, a global, a closure variable, a list.
+// Where a program keeps what it computes from call to call: an attribute, a dict item, a global, a closure variable, a list, a tensor's
+// gradient.
 // Such a place is given to the compiled version like an argument, and written back like a result.
 #pragma once
 
@@ -10,9 +11,9 @@
 namespace broach {
 
 struct StatePlace {
-  enum class Kind : uint8_t { item, cell, whole };
+  enum class Kind : uint8_t { item, cell, whole, gradient };
   Kind kind;
-  Ref owner;  // a dict, a cell, or a list as a whole
+  Ref owner;  // a dict, a cell, a list as a whole, or a leaf of autograd's
   Ref key;    // item
   std::string path;
 

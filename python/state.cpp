@@ -129,8 +129,17 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
 }
 
 void State::leave_out(const StatePlace& place) {
+  if (place.kind == StatePlace::Kind::gradient) return void(met_gradients_.insert(place.owner.get()));
   left_out_.push_back(place);
   if (place.kind != StatePlace::Kind::item) known_.emplace(place.owner.get(), -1);
+}
+
+bool State::meets_gradient(PyObject* tensor) {
+  const auto it = tensors_.find(THPVariable_Unpack(tensor).unsafeGetTensorImpl());
+  if (it == tensors_.end() || !it->second.tensor.is_leaf()) return false;
+  if (met_gradients_.insert(tensor).second)
+    gradients_.push_back({StatePlace::Kind::gradient, Ref::borrow(tensor), {}, cat(it->second.path, ".grad")});
+  return true;
 }
 
 bool State::is_left_out(PyObject* owner, PyObject* key) const {

@@ -50,6 +50,10 @@ class State {
   // Does not look at what these names stand for; before anything is watched. Whoever says so sees to it that no code finds them.
   void leave_out(const std::vector<Doubt>& doubts) { doubts_ = doubts; }
   const std::vector<Doubt>& doubts() const { return doubts_; }
+  // The program reads or writes the gradient of a tensor. False where that is no leaf that the state holds.
+  bool meets_gradient(PyObject* tensor);
+  // The gradients that were met and are none of the places left out.
+  const std::vector<StatePlace>& gradients() const { return gradients_; }
   void watch(PyObject* root, const std::string& name);
   // Of a value, and of what tuples, lists and dicts of it hold, the objects that `other` has come across.
   void watch_known(const State& other, PyObject* root, const std::string& name);
@@ -258,7 +262,8 @@ class State {
   bool holds_lock_ = false;
   bool in_library_ = false;   // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
-  std::vector<StatePlace> left_out_;
+  std::vector<StatePlace> left_out_, gradients_;
+  std::unordered_set<PyObject*> met_gradients_;  // whose gradients are in these lists
 };
 
 }  // namespace broach

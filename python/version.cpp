@@ -120,6 +120,7 @@ class WatchedRun {
       : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
     if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
     checkpoints_.emplace("broach._checkpoint");
+    gradients_.emplace("broach._gradients");
     if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
     doubts_.emplace(state);
     watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never);
@@ -131,6 +132,7 @@ class WatchedRun {
     watch_.reset();
     doubts_->stop();
     numbers_.reset();
+    gradients_.reset();
     checkpoints_.reset();
     compiling_.reset();
     PyErr_Restore(type, value, trace);
@@ -141,6 +143,7 @@ class WatchedRun {
     if (!state_.problems().empty()) return subject_.note_problems(state_);
     if (const std::optional<Verdict> found = doubts_->verdict()) return *found;
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
+    if (!state_.gradients().empty()) return subject_.note_gradients(state_.gradients());
     if (auto changed = state_.changes(); !changed.empty()) {
       if (Function::is_capturing_symbols()) state_.settle_numbers(changed);
       return subject_.note_written(state_, changed);
@@ -193,7 +196,7 @@ class WatchedRun {
   uint64_t ambient_;
   Ref random_;
   std::optional<Compiling> compiling_;
-  std::optional<StandIns> checkpoints_, numbers_;
+  std::optional<StandIns> checkpoints_, gradients_, numbers_;
   std::optional<DoubtsInRun> doubts_;
   std::optional<Watch> watch_;
   std::vector<Reason> effects_;
@@ -222,10 +225,20 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
   }
   auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
   for (StatePlace& place : found) {
-    if (contains(places, place) || places.size() >= kMostPlaces) return left(place.path);
+    if (contains(places, place) || !has_room(1)) return left(place.path);
     (contains(written, place) ? places : written).push_back(place);
   }
   return {Outcome::learnt, cat("writes ", changes.front().path)};
+}
+
+bool Subject::has_room(size_t more) const {
+  auto is_kept = [](const StatePlace& p) { return p.kind != StatePlace::Kind::gradient; };
+  return static_cast<size_t>(std::ranges::count_if(places, is_kept)) + more <= kMostPlaces;
+}
+
+Verdict Subject::note_gradients(const std::vector<StatePlace>& met) {
+  places.insert(places.end(), met.begin(), met.end());
+  return {Outcome::learnt, cat("reads or writes ", met.front().path)};
 }
 
 Verdict Subject::note_problems(const State& state) {

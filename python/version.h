@@ -35,6 +35,10 @@ struct Subject {
 
   // Of a run that met what cannot be watched.
   Verdict note_problems(const State& state);
+  // Gradients that it reads or writes, which are given to the next attempts like arguments.
+  Verdict note_gradients(const std::vector<StatePlace>& met);
+  // Whether computed values may be kept in so many more places.
+  bool has_room(size_t more) const;
   // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.
   Verdict note_written(const State& state, const std::vector<State::Change>& changes);
 };

@@ -355,6 +355,7 @@ void State::visit_function(PyObject* f, int parent, const std::string& label) {
       for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(closure); ++i)
         if (PyObject* v = PyCell_GET(PyTuple_GET_ITEM(closure, i)); v && (PyFunction_Check(v) || PyMethod_Check(v)))
           visit(v, parent, label);
+        else if (v && PyWeakref_CheckRef(v)) visit(PyWeakref_GET_OBJECT(v), parent, label);  // an optimizer, by its scheduler's wrapper
     return;
   }
   if (cpython::kPlainAnnotations) PyFunction_GetAnnotations(f);

@@ -222,7 +222,7 @@ void Watch::on_call(PyFrameObject* frame) {
   Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   auto* code = reinterpret_cast<PyCodeObject*>(held.get());
   Owner whose = owner(code);
-  if (whose == Owner::own) return;
+  if (whose == Owner::own) return on_own_call(frame, code);
   if (tells_ && !told_) tell_compiling(frame, code);
   if (whose == Owner::torch) on_torch_call(frame, code);
   else if (whose == Owner::library) on_library_call(frame, code);
@@ -279,6 +279,16 @@ static Ref local(PyFrameObject* frame, const char* name) {
   return found;
 }
 
+// What stands for Tensor.grad (_gradients.py).
+void Watch::on_own_call(PyFrameObject* frame, PyCodeObject* code) {
+  const std::string_view function = text_of(code->co_name);
+  const bool reads = function == "read_gradient";
+  if (!reads && function != "write_gradient") return;
+  const Ref self = local(frame, "self");
+  if (!program_ && self && is_tensor(self.get()) && state_.meets_gradient(self.get())) return;
+  effect(frame, {reads ? "reads an attribute .grad" : "writes an attribute .grad", Fallback::eager});
+}
+
 // Code of gradients is handed what the program reached, too: a module by its hook, say.
 void Watch::watch_arguments(PyFrameObject* frame, PyCodeObject* code) {
   const Ref locals = locals_of(frame);
@@ -309,6 +319,11 @@ bool Watch::watch_processes(std::string_view function, std::string_view file) {
   return true;
 }
 
+static std::string_view name_of_file(std::string_view path) {
+  path.remove_prefix(path.rfind('/') + 1);
+  return path.substr(0, path.rfind(".py"));
+}
+
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name);
@@ -318,7 +333,9 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (!torch_codes_.insert(code).second) return;
   if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
     torch_codes_.erase(code);  // whoever asks next
-    if (is_called_by_user(frame)) effect(frame, {"asks for the identity of a tensor", Fallback::eager});
+    const Ref self = local(frame, "self");
+    const bool is_held = self && is_tensor(self.get()) && state_.holds_tensor(THPVariable_Unpack(self.get()).unsafeGetTensorImpl());
+    if (!is_held && is_called_by_user(frame)) effect(frame, {"asks for the identity of a tensor", Fallback::eager});
   }
   if (function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting") {
     torch_codes_.erase(code);  // whoever asks next
@@ -326,7 +343,9 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   }
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";
-  for (std::string_view folder : {"/torch/optim/", "/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
+  if (name.find("/torch/optim/") != name.npos && !known().optimizers.contains(cat(name_of_file(name), ".", function)))
+    effect(frame, cat("runs ", function, " of torch/optim"));
+  for (std::string_view folder : {"/torch/distributed/", "/torch/multiprocessing/", "/torch/_subclasses/"})
     if (name.find(folder) != name.npos && !watch_processes(function, name))
       effect(frame, cat("runs code of ", folder.substr(1, folder.size() - 2)));
   if (name.find("/torch/optim/") != name.npos) Compiling::end();  // they leave out checks, and count otherwise, where they are compiled

@@ -16,12 +16,13 @@ namespace broach {
 
 // What is known of functions written in C, each by its own name: "module.function" or "Type.method".
 struct NativeFunctions {
-  std::unordered_set<std::string> pure;               // change nothing but their arguments, and depend on these only
-  std::unordered_set<std::string> answers;            // depend on something besides, which can be asked again: it is compared on each call
-  std::unordered_set<std::string> impure;             // whoever calls them; the name of a module or type stands for all of it
-  std::unordered_set<std::string> of_libraries;       // called by Python's own library and torch, whose use of them leaves nothing behind
-  std::unordered_set<std::string> operators;          // of torch: each call is an operation that is recorded
-  std::unordered_set<std::string> eager;              // functions and types, likewise: Dynamo is known to answer otherwise than eager there
+  std::unordered_set<std::string> pure;          // change nothing but their arguments, and depend on these only
+  std::unordered_set<std::string> answers;       // depend on something besides, which can be asked again: it is compared on each call
+  std::unordered_set<std::string> impure;        // whoever calls them; the name of a module or type stands for all of it
+  std::unordered_set<std::string> of_libraries;  // called by Python's own library and torch, whose use of them leaves nothing behind
+  std::unordered_set<std::string> operators;     // of torch: each call is an operation that is recorded
+  std::unordered_set<std::string> eager;         // functions and types, likewise: Dynamo is known to answer otherwise than eager there
+  std::unordered_set<std::string> optimizers;    // functions of torch/optim, by file and name, whose calls are seen as any other code's
   std::unordered_map<std::string, std::string> told;  // written in Python, with their modules: are told in every run that it is compiled
 };
 void set_native_functions(NativeFunctions functions);
@@ -50,6 +51,7 @@ class Watch {
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
+  void on_own_call(PyFrameObject* frame, PyCodeObject* code);
   void tell_compiling(PyFrameObject* frame, PyCodeObject* code);
   bool is_called_by_user(PyFrameObject* frame);
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);

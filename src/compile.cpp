@@ -200,6 +200,15 @@ std::optional<Joint> joint_of(const Trace& trace, const Program& program, const 
   return joint;
 }
 
+// By output of the graph.
+std::vector<bool> deciding(const Program& program) {
+  if (!program.decides_first) return {};
+  std::vector<bool> out(program.graph->outputs().size());
+  for (size_t i = program.results.size() - program.reads; i < program.results.size(); ++i)
+    out[static_cast<size_t>(program.results[i].index)] = true;
+  return out;
+}
+
 int position_in(const std::vector<size_t>& slots, size_t slot) {
   return static_cast<int>(std::find(slots.begin(), slots.end(), slot) - slots.begin());
 }
@@ -245,8 +254,10 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
 
   for (int m : out.program.mutated_inputs) constant[static_cast<size_t>(m)] = false;
   std::optional<Joint> joint = joint_of(trace, out.program, gradients, options.memory_budget);
+  PassContext context = compiler.context(std::move(constant), std::move(joint));
+  context.decides = deciding(out.program);
   out.module = Module(std::move(out.program.graph));
-  run_passes(passes(), out.module, compiler.context(std::move(constant), std::move(joint)), options.disabled_passes, &out.seconds, observe);
+  run_passes(passes(), out.module, context, options.disabled_passes, &out.seconds, observe);
   name_slots(out, trace, gradients);
   compiler.first_number = trace.inputs.size() - gradients.tangents - trace.numbers.size();
   compiler.numbers = trace.numbers.size();

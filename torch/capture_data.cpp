@@ -249,6 +249,7 @@ TensorId Capture::tensor_of(HostFloats::Id id) {
                        : op == Op::mul ? "aten::mul.Tensor"
                        : op == Op::div ? "aten::div.Tensor"
                        : op == Op::neg ? "aten::neg"
+                       : op == Op::pow ? "aten::pow.Tensor_Tensor"
                        : op == Op::min ? "aten::minimum"
                                        : "aten::maximum";
   return deferred_[id] = add_computed(schema, std::move(args), type);

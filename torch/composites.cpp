@@ -242,6 +242,51 @@ void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
   op.callBoxed(stack);
 }
 
+// ---- lists of tensors ----
+
+// Operations on lists with a number for each position, and what they do there, also in place. Torch's kernels ask each number for its value,
+// which one that stands for another does not have.
+struct OfLists {
+  const char *name, *element, *in_place;
+};
+constexpr OfLists kOfLists[] = {
+    {"add", "add.Scalar", "add_.Scalar"},       {"sub", "sub.Scalar", "sub_.Scalar"},        {"mul", "mul.Scalar", "mul_.Scalar"},
+    {"div", "div.Scalar", "div_.Scalar"},       {"pow", "pow.Tensor_Scalar", "pow_.Scalar"}, {"lerp", "lerp.Scalar", "lerp_.Scalar"},
+    {"addcmul", "addcmul.", "addcmul_."},       {"addcdiv", "addcdiv.", "addcdiv_."},        {"clamp_min", "clamp_min.", "clamp_min_."},
+    {"clamp_max", "clamp_max.", "clamp_max_."}, {"maximum", "clamp_min.", "clamp_min_."},    {"minimum", "clamp_max.", "clamp_max_."}};
+
+c10::OperatorHandle find_element(const std::string& list_operation) {
+  const bool in_place = list_operation.ends_with('_');
+  const std::string name = list_operation.substr(0, list_operation.size() - (in_place ? 1 : 0));
+  const auto& row = *std::ranges::find_if(kOfLists, [&](const OfLists& r) { return name == cat("aten::_foreach_", r.name); });
+  const std::string element = in_place ? row.in_place : row.element;
+  const size_t dot = element.find('.');
+  return c10::Dispatcher::singleton().findSchemaOrThrow(cat("aten::", element.substr(0, dot)).c_str(), element.substr(dot + 1).c_str());
+}
+
+void on_each(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  const auto given = c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - op.schema().arguments().size());
+  const auto numbers = given.back().toListRef();
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const c10::IValue& v : given.slice(0, given.size() - 1)) lists.push_back(v.toTensorVector());
+  // Its error is eager's to raise.
+  if (std::ranges::any_of(lists, [&](const auto& list) { return list.size() != numbers.size(); })) return op.callBoxed(stack);
+  const c10::OperatorHandle element = find_element(op.operator_name().name);
+  const auto& parameters = element.schema().arguments();
+  c10::List<at::Tensor> results;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    torch::jit::Stack call;
+    for (const auto& list : lists) call.emplace_back(list[i]);
+    call.push_back(numbers[i]);
+    while (call.size() < parameters.size()) call.push_back(*parameters[call.size()].default_value());
+    element.callBoxed(&call);
+    results.push_back(call.back().toTensor());
+  }
+  torch::jit::drop(*stack, given.size());
+  if (!op.schema().returns().empty()) stack->emplace_back(std::move(results));
+}
+
 // ---- elements that are read unseen ----
 
 // Torch fills a tensor with what a list holds, and makes an index of one, where the capture's key is left out: elements that are tensors
@@ -294,6 +339,9 @@ std::vector<torch::Library> registered() {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&resample>());
   m.impl("native_group_norm_backward", torch::CppFunction::makeFromBoxedFunction<&group_norm_gradient>());
   m.impl("_local_scalar_dense", &element);
+  for (const OfLists& r : kOfLists)
+    for (const char* end : {".ScalarList", "_.ScalarList"})
+      m.impl(cat("_foreach_", r.name, end).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_each>());
   for (const RawReader& r : kRawReaders) m.impl(r.name, torch::CppFunction::makeFromBoxedFunction<&raw_reader>());
   for (const char* name : kRecurrentLayers) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
   return all;

@@ -354,16 +354,18 @@ std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const 
   return out;
 }
 
-// Takes the values read on the host off the results' end.
-bool CompiledProgram::took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const {
-  size_t first = results.size() - program_.reads;
-  std::vector<Scalar> now;
-  while (now.size() < program_.reads && (now.empty() || now.back() == read_values_[now.size() - 1])) {
-    c10::Scalar s = results[first + now.size()].item();
-    now.push_back(s.isBoolean() ? Scalar(s.toBool()) : Scalar(s.toLong()));
-  }
-  results.resize(first);
-  if (now == read_values_) return true;
+static Scalar value_of(const at::Tensor& t) {
+  if (t.is_cpu() && t.scalar_type() == at::kBool) return Scalar(*t.const_data_ptr<bool>());
+  const c10::Scalar s = t.item();
+  return s.isBoolean() ? Scalar(s.toBool()) : Scalar(s.toLong());
+}
+
+bool CompiledProgram::took_this_way(const std::function<const at::Tensor&(size_t)>& of_read, std::vector<Scalar>& observed) const {
+  size_t alike = 0;
+  while (alike < program_.reads && value_of(of_read(alike)) == read_values_[alike]) ++alike;
+  if (alike == program_.reads) return true;
+  std::vector<Scalar> now(read_values_.begin(), read_values_.begin() + static_cast<std::ptrdiff_t>(alike));
+  now.push_back(value_of(of_read(alike)));
   if (now.size() > observed.size()) observed = std::move(now);
   return false;
 }
@@ -391,9 +393,36 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const 
     return random.put_back(), std::nullopt;
   }
   std::vector<at::Tensor> out = results(inputs, made, symbols);
-  if (!took_this_way(out, observed)) return random.put_back(), std::nullopt;
+  const size_t first = out.size() - program_.reads;
+  if (!took_this_way([&](size_t i) -> const at::Tensor& { return out[first + i]; }, observed)) return random.put_back(), std::nullopt;
+  out.resize(first);
   commit(inputs, made);
   if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes, found);
+  return out;
+}
+
+// The same where the values come first: behind them a run is like any other.
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(RunInputs& inputs, SymbolValues& symbols,
+                                                                    std::vector<Scalar>& observed) const {
+  const RandomStates random = random_states(draws_ && can_fail_);
+  const size_t first = program_.results.size() - program_.reads;
+  std::vector<at::Tensor> made;
+  bool decided = false;
+  auto decide = [&](const std::vector<at::Tensor>& so_far) {
+    auto of_read = [&](size_t i) -> const at::Tensor& {
+      return so_far[static_cast<size_t>(program_.results[first + i].index) - all_inputs_];
+    };
+    return decided = took_this_way(of_read, observed);
+  };
+  try {
+    if (!stages_->run(inputs, sizes_, symbols.sizes, made, decide)) return std::nullopt;
+  } catch (const std::exception& e) {
+    if (!decided) return std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
+    random.put_back();
+    throw FailedRun(e.what());
+  }
+  std::vector<at::Tensor> out = results(inputs, made, symbols);
+  out.resize(first);
   return out;
 }
 
@@ -435,7 +464,9 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.speculative ? run_speculatively(call, inputs, symbols, observed) : run_directly(call, inputs, symbols);
+  auto out = program_.decides_first ? run_decided(inputs, symbols, observed)
+             : program_.speculative ? run_speculatively(call, inputs, symbols, observed)
+                                    : run_directly(call, inputs, symbols);
   if (!out) return std::nullopt;
   for (auto [i, steps] : version_steps_)
     for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();

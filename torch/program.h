@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,6 +99,7 @@ class CompiledProgram {
  private:
   std::optional<std::vector<at::Tensor>> run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                            std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run_decided(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
   RandomStates random_states(bool kept) const;
   void commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const;
@@ -106,7 +108,8 @@ class CompiledProgram {
   void add_devices(const Trace& trace);
   bool is_set_the_same(std::string* why) const;
   bool has_the_same_gradients(at::TensorList inputs, std::string* why) const;
-  bool took_this_way(std::vector<at::Tensor>& results, std::vector<Scalar>& observed) const;
+  // `of_read`: the tensor with each value that the program read on the host.
+  bool took_this_way(const std::function<const at::Tensor&(size_t)>& of_read, std::vector<Scalar>& observed) const;
 
   void add_reads(const Trace& trace);
   void add_guards(const Trace& trace, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs,

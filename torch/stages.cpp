@@ -134,7 +134,8 @@ bool Stages::find_sizes(const Call& call, const RunInputs& values, const SizeGua
   return true;
 }
 
-bool Stages::run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const {
+bool Stages::run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made,
+                 const Decide& decide) const {
   made.resize(made_);
   if (values_ > inputs_) values.resize(values_);
   std::vector<bool> known;
@@ -148,6 +149,7 @@ bool Stages::run(RunInputs& values, const SizeGuards& guards, std::vector<int64_
       p.runner->run(values, symbols, weights ? &weights->packs : nullptr, made);
     }
     for (size_t slot : p.gives) values.set(slot, made[slot - inputs_]);
+    if (decide && &p == &parts_.front() && !decide(made)) return false;
   }
   return true;
 }

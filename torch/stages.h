@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +24,10 @@ class Stages {
   ~Stages();
 
   // `values` has those of the program's inputs, `made` gets those of the slots behind them, and `symbols` the sizes. False if these are
-  // none that the program was compiled for.
-  bool run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const;
+  // none that the program was compiled for. `decide`, if given, is asked behind the first stage whether the others shall run; else false.
+  using Decide = std::function<bool(const std::vector<at::Tensor>& made)>;
+  bool run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made,
+           const Decide& decide = {}) const;
 
   // Whether some sizes are known only once it runs.
   bool finds_sizes() const { return !calls_.empty(); }

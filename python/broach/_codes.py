@@ -11,10 +11,10 @@ import weakref
 from typing import Callable, TypeVar
 
 # Attributes of tensors whose change is invisible to the recording of operations.
-STORED = frozenset({"data", "grad", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
+STORED = frozenset({"data", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
 READ = frozenset({
-    "grad", "grad_dtype", "grad_fn", "_version", "_base", "output_nr", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
+    "grad_dtype", "grad_fn", "_version", "_base", "output_nr", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
     "__cuda_array_interface__", "__array_interface__",
 })  # fmt: skip
 # What takes an attribute's name as a text.
@@ -80,7 +80,7 @@ def invisible_in_torch(code: types.CodeType) -> str:
         return ""
     if code.co_name == "register_hook" and code.co_filename.endswith("/torch/_tensor.py"):  # which the watch judges by its tensor
         return ""
-    return _works_invisibly(code, frozenset({"grad"}))
+    return _works_invisibly(code, frozenset())
 
 
 # Of what torch keeps on the context of a custom Function, nothing changes by being read.

@@ -121,6 +121,8 @@ class Explanation:
         self.verified = native["verified"] if native else 0
         # Where the program keeps what it computes; written back after each compiled call.
         self.places: list[str] = native["places"] if native else []
+        # Of so many tensors it reads or writes the gradient.
+        self.gradients: int = native["gradients"] if native else 0
         # For each version: the Python state that it holds for.
         self.state: list[list[str]] = native["state"] if native else []
         # The longest first; only while BROACH_PROFILE=1, since measuring each step costs time.
@@ -195,6 +197,7 @@ class Explanation:
         out += [("not captured natively" if self.front != "native" else "not captured", why) for why in unsaid]
         out += [("verified", f"{self.verified} calls against eager")] if self.verified else []
         out += [("written back", where) for where in self.places]
+        out += [("gradients", f"of {self.gradients} tensors, read or written in each call")] if self.gradients else []
         out += [("state", f"{sum(map(len, self.state))} objects watched")] if self.state else []
         out += [("graph break", why) for why in self.graph_breaks]
         return out

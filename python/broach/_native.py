@@ -33,7 +33,7 @@ def _describe_libraries() -> None:
     modules = {*sys.stdlib_module_names, "builtins", "numpy", "torchgen", "_pytest", "pluggy"}
     modules.discard("__main__")
     _C.set_library(os.path.dirname(__file__) + os.sep, os.path.dirname(torch.__file__) + os.sep, sorted(folders), modules)
-    _C.set_native_functions(set(_pure.PURE), set(_pure.ANSWERS), set(_pure.impure()), set(_pure.OF_LIBRARIES), set(_pure.operators()), set(_pure.EAGER), _pure.TOLD)
+    _C.set_native_functions(set(_pure.PURE), set(_pure.ANSWERS), set(_pure.impure()), set(_pure.OF_LIBRARIES), set(_pure.operators()), set(_pure.EAGER), set(_pure.OPTIMIZERS), _pure.TOLD)
     _C.set_native_types(set(_pure.VALUES), set(_pure.STATELESS), set(_pure.MAKERS))
     _C.set_unwatched(_pure.UNWATCHED)
 

@@ -182,6 +182,22 @@ IMPURE = frozenset(
 # of random numbers, and shows itself in identities and in what a debugger sees.
 EAGER = frozenset("builtins.hash builtins.id functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
 
+# Functions of torch.optim, by file: they do nothing but call operations, read gradients, and keep tensors in dicts of the optimizer's.
+# Optimizers in one kernel of torch's (`fused=True`), with sparse gradients or a closure that is called again are left to eager.
+_STEPS = {
+    "optimizer": "_use_grad _get_value _stack_if_compiling maybe_fallback _default_to_fused_or_foreach _view_as_real _get_scalar_dtype"
+    " _get_capturable_supported_devices _to_scalar _accelerator_graph_capture_health_check _cuda_graph_capture_health_check"
+    " _optimizer_step_code wrapper _group_tensors_by_device_and_dtype zero_grad",
+    "radam": "step _init_group radam _single_tensor_radam _multi_tensor_radam _compute_rect _compute_adaptive_lr",
+    "lr_scheduler": "wrapper",  # around an optimizer's step, which it notes
+    "adamw": "adamw",
+    "_muon": "step _init_group muon _single_tensor_muon _adjust_lr _zeropower_via_newtonschulz",
+} | {
+    name: f"step _init_group {name} _single_tensor_{name} _multi_tensor_{name}"
+    for name in "sgd adam rmsprop adagrad adamax nadam adadelta rprop".split()
+}  # fmt: skip
+OPTIMIZERS = frozenset(f"{file}.{name}" for file, names in _STEPS.items() for name in f"{names} <listcomp> <genexpr> <lambda>".split())
+
 # Functions, by the modules that they stand in, that ask whether they are compiled and are told so in every captured run: their callers were
 # read, which leave out warnings and checks of elements, and compute masks and positions in the way that reads none on the host.
 TOLD = {"is_torchdynamo_compiling": "transformers.utils.import_utils"}
@@ -263,6 +279,6 @@ UNWATCHED = {
     "re._parser": {"_cache"},
     "torch.compiler": {"_is_compiling_flag"},
     "torch.utils.hooks.RemovableHandle": {"hooks_dict_ref", "extra_dict_ref"},  # which show in the dicts
-    "torch.Tensor": {"tolist"},  # replaced while numbers are symbols
+    "torch.Tensor": {"tolist", "grad"},  # replaced in captured runs
     "sys": {"modules"},
 }

@@ -89,9 +89,20 @@ HostFloats::Id HostFloats::compute(Op op, Id a, Id b) {
   double value = 0;
   bool deferred = is_deferred(a) || (b >= 0 && is_deferred(b));
   if (deferred && op == Op::div) ask(b, Relation::ne, constant(0));
-  check(!deferred || op != Op::pow, "a power of an element of a tensor is computed on the host");
+  if (deferred && op == Op::pow) return power(a, b);
   check(broach::compute(op, hint(a), b < 0 ? 0 : hint(b), value), "the program divides a number by zero, or its power is none");
   return add({op, a, b, value, 0, {}, deferred});
+}
+
+// Of what is known only as it runs: of a positive base, and none that overflows, which is an error of Python's.
+HostFloats::Id HostFloats::power(Id a, Id b) {
+  check(is_constant(a) ? hint(a) > 0 : ask(constant(0), Relation::lt, a), "a power of an element of a tensor that may be none is computed");
+  const Id result = add({Op::pow, a, b, std::pow(hint(a), hint(b)), 0, {}, true});
+  const bool is_root = is_constant(b) && hint(b) >= 0 && hint(b) <= 1;
+  // Of a fraction it cannot where the exponent is no negative one, which all powers with that exponent share.
+  const bool shrinks = is_constant(a) && hint(a) <= 1 && hint(b) >= 0 && ask(constant(0), Relation::le, b);
+  check(is_root || shrinks || ask(result, Relation::le, constant(kMost)), "a power of an element of a tensor overflows");
+  return result;
 }
 
 std::span<const HostFloats::Function> HostFloats::functions() { return kFunctions; }

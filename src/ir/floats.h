@@ -91,7 +91,9 @@ class HostFloats {
   };
   using Guard = Decision;  // b < 0: the value of a is its hint's, bit for bit
   const Node& node(Id id) const { return nodes_[static_cast<size_t>(id)]; }
+  bool is_constant(Id id) const { return node(id).op == Op::constant; }
   Id add(Node n);
+  Id power(Id a, Id b);
   std::string text(const Guard& g) const;
 
   std::vector<Node> nodes_;

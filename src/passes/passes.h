@@ -32,6 +32,7 @@ struct PassContext {
   const Capabilities* capabilities = &all_capabilities();
   std::optional<Joint> joint = {};  // of a program that computes gradients too
   Parts parts = {};                 // in which a stage runs; empty: as one
+  std::vector<bool> decides = {};   // by output of the program: it says which way the program goes, before anything is written
 };
 
 struct Pass {

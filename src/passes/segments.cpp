@@ -16,8 +16,8 @@ class Splitter {
   Splitter(Module& module, const Stage& whole, std::vector<size_t> level)
       : m_(module), whole_(whole), g_(*whole.graph), level_(std::move(level)), on_demand_(computed_anew(g_)) {}
 
-  std::vector<Stage> run() {
-    size_t last = 0;
+  std::vector<Stage> run(size_t least) {
+    size_t last = least - 1;
     for (const Node& n : g_.nodes()) last = std::max(last, available(n));
     pieces_.resize(last + 1);
     for (const Node& n : g_.nodes()) assign(n);
@@ -33,9 +33,15 @@ class Splitter {
  private:
   using Key = std::pair<const Node*, uint32_t>;
 
+  struct Given {
+    Value value;
+    size_t slot;
+    int into = -1;  // input of the whole that it is written into
+  };
+
   struct Piece {
     std::vector<const Node*> nodes;
-    std::vector<std::pair<Value, size_t>> outputs;  // values with their slots
+    std::vector<Given> outputs;
     std::vector<Value> inputs;
     std::set<Key> is_input;
     std::vector<const Node*> calls;  // made behind the segment, in this order; each binds symbols
@@ -56,7 +62,7 @@ class Splitter {
     if (auto it = slots.find({&n, v.index}); it != slots.end()) return it->second;
     size_t slot = m_.new_slot(v.type(), finds_sizes(n) ? n.call().result_strides[v.index] : contiguous_strides(v.shape()));
     slots[{&n, v.index}] = slot;
-    if (!finds_sizes(n)) pieces_[on_demand(n) ? k : level_[n.id]].outputs.emplace_back(v, slot);
+    if (!finds_sizes(n)) pieces_[on_demand(n) ? k : level_[n.id]].outputs.push_back({v, slot});
     return slot;
   }
 
@@ -89,6 +95,12 @@ class Splitter {
     const Value& v = g_.outputs()[i];
     const Node& n = *v.node;
     const Shape& strides = g_.requests()[i].strides;
+    if (const int into = g_.requests()[i].into_input; into >= 0) {
+      const size_t last = pieces_.size() - 1;
+      demand(v, last);
+      demand(g_.inputs()[static_cast<size_t>(into)], last);
+      return pieces_[last].outputs.push_back({v, whole_.gives[i], into});
+    }
     size_t k = available(n);
     bool ours = n.op != Op::input && !on_demand(n) && taken_.insert({&n, v.index}).second;
     if (ours && finds_sizes(n)) ours = n.call().result_strides[v.index] == strides;
@@ -102,7 +114,7 @@ class Splitter {
     } else {
       demand(v, k);
     }
-    pieces_[k].outputs.emplace_back(v, whole_.gives[i]);
+    pieces_[k].outputs.push_back({v, whole_.gives[i]});
   }
 
   // ---- the stages' graphs ----
@@ -118,13 +130,15 @@ class Splitter {
     e.emit(n);
   }
 
-  void finish(Emission& e, Stage& s, const std::vector<std::pair<Value, size_t>>& given) {
+  void finish(Emission& e, Stage& s, const std::vector<Given>& given) {
     std::vector<Value> outputs;
     std::vector<OutputRequest> requests;
-    for (auto& [v, slot] : given) {
+    for (const auto& [v, slot, into] : given) {
       if (!e.has(v)) emit(e, *v.node);
       outputs.push_back(e.of(v));
-      requests.push_back({m_.slots[slot].strides, -1});
+      if (into < 0) requests.push_back({m_.slots[slot].strides, -1});
+      else
+        requests.push_back({{}, static_cast<int>(std::ranges::find(s.takes, whole_.takes[static_cast<size_t>(into)]) - s.takes.begin())});
       s.gives.push_back(slot);
     }
     m_.set_graph(s, e.b.finish(std::move(outputs), std::move(requests)));
@@ -145,7 +159,7 @@ class Splitter {
     for (const Value& v : n.inputs)
       if (!e.has(v)) take(e, s, v, k);
     e.emit(n);
-    std::vector<std::pair<Value, size_t>> given;
+    std::vector<Given> given;
     for (uint32_t i = 0; i < n.results.size(); ++i)
       if (auto slot = stored_.find({&n, i}); slot != stored_.end()) given.push_back({{&n, i}, slot->second});
     finish(e, s, given);
@@ -186,6 +200,8 @@ std::vector<bool> computed_anew(const Graph& g) {
   return out;
 }
 
-std::vector<Stage> segments(Module& m, const Stage& whole, std::vector<size_t> level) { return Splitter(m, whole, std::move(level)).run(); }
+std::vector<Stage> segments(Module& m, const Stage& whole, std::vector<size_t> level, size_t least) {
+  return Splitter(m, whole, std::move(level)).run(least);
+}
 
 }  // namespace broach

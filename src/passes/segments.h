@@ -15,7 +15,7 @@ bool finds_sizes(const Node& n);
 std::vector<bool> computed_anew(const Graph& graph);
 
 // `level`, by node: the segment that computes it, none before one of its operands. A call that finds out sizes comes behind its segment, as
-// a stage of its own. Outputs are given by the first segment that can.
-std::vector<Stage> segments(Module& m, const Stage& whole, std::vector<size_t> level);
+// a stage of its own. Outputs are given by the first segment that can, and written into inputs by the last. `least`: so many segments.
+std::vector<Stage> segments(Module& m, const Stage& whole, std::vector<size_t> level, size_t least = 1);
 
 }  // namespace broach

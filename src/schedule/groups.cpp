@@ -103,6 +103,26 @@ bool is_much_less(const Node& n, const Node* than) {
   return elements && more && *more >= kMuch * *elements;
 }
 
+// Whether n, or `view` of the same elements, is repeated for many.
+bool repeats(const Node& n, const Node& view, const std::vector<std::vector<const Node*>>& users) {
+  return std::ranges::any_of(users[view.id], [&](const Node* u) {
+    return (u->op == Op::expand && is_much_less(n, u)) || (u->op == Op::reshape && repeats(n, *u, users));
+  });
+}
+
+// Whether it is made by functions in double precision, which are calls that no compiler takes out of a loop.
+bool takes_calls(const Node& n) {
+  std::vector<const Node*> work{&n};
+  for (size_t visited = 0; !work.empty() && visited < kMostBelow; ++visited) {
+    const Node* m = work.back();
+    work.pop_back();
+    if (is_costly(m->op) && m->results[0].dtype == DType::f64) return true;
+    for (const Value& v : m->inputs)
+      if (is_elementwise(v.node->op)) work.push_back(v.node);
+  }
+  return false;
+}
+
 const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }
 
 // The first and the last of the nodes that it stores.
@@ -159,6 +179,7 @@ class Grouper {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
     if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
     if (kernels.size() > 1 && is_as_rounded_[n.id]) return true;
+    if (is_elementwise(n.op) && repeats(n, n, users_) && takes_calls(n)) return true;
     if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n, users_[n.id]) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });

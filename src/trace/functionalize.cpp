@@ -209,18 +209,38 @@ class Functionalizer {
     }
     program_.speculative =
         program_.reads > 0 || std::any_of(t_.ops.begin(), t_.ops.end(), [](const TraceOp& op) { return !op.binds.empty(); });
+    program_.decides_first = may_decide_first(outputs);
+    const bool commits = program_.speculative && !program_.decides_first;
     for (size_t i = 0; i < t_.inputs.size(); ++i) {
       TensorId id = t_.inputs[i];
       StorageState& s = memory_.storage(id);
       if (s.root != id || s.version == 0) continue;
       program_.mutated_inputs.push_back(static_cast<int>(i));
-      if (program_.speculative) program_.commits.push_back({static_cast<int>(i), static_cast<int>(outputs.size())});
-      requests_.push_back(program_.speculative ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
+      if (commits) program_.commits.push_back({static_cast<int>(i), static_cast<int>(outputs.size())});
+      requests_.push_back(commits ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
       outputs.push_back(memory_.value(id));
     }
     keep_what_may_fail(outputs);
     program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs), std::move(requests_)));
     return std::move(program_);
+  }
+
+  // Whether the values that the program read are outputs, and what they are computed of has no effects, nor finds out sizes. Gradients are
+  // computed beside the whole.
+  bool may_decide_first(const std::vector<Value>& outputs) const {
+    auto binds = [](const TraceOp& op) { return !op.binds.empty(); };
+    if (program_.reads == 0 || tangents_ > 0 || std::ranges::any_of(t_.ops, binds)) return false;
+    std::vector<bool> is_read(b_.graph().nodes().size());
+    for (auto r = program_.results.end() - static_cast<std::ptrdiff_t>(program_.reads); r != program_.results.end(); ++r) {
+      if (r->kind != ResultSpec::Kind::fresh) return false;
+      is_read[outputs[static_cast<size_t>(r->index)].node->id] = true;
+    }
+    for (const Node& n : std::views::reverse(b_.graph().nodes())) {
+      if (!is_read[n.id]) continue;
+      if (n.has_effect()) return false;
+      for (const Value& v : n.inputs) is_read[v.node->id] = true;
+    }
+    return true;
   }
 
   // An index outside is an error though nobody reads what it selects: that becomes one more output, which is no result. Not where the index

@@ -41,9 +41,10 @@ struct Program {
   std::vector<int> mutated_inputs;
   // Where the program read values that it computed, the last `reads` results are these, in order. Nothing may be seen of a run
   // with other values, or with sizes that depend on data and do not fit, so the new elements of inputs are then graph outputs too,
-  // to be copied by whoever runs the program.
+  // to be copied by whoever runs the program. `decides_first`: the values are computed by a stage of their own, behind which inputs are
+  // written in place.
   size_t reads = 0;
-  bool speculative = false;
+  bool speculative = false, decides_first = false;
   struct Commit {
     int input, output;
   };

@@ -37,8 +37,9 @@ PassContext context_of(const testing::TextCase& c, const Graph& g) {
   PassContext context{bits(c.constant, g.inputs().size())};
   context.parts.gives = numbers(c.parts);
   context.parts.reads = c.reads.empty() ? std::vector<size_t>(g.inputs().size(), ~size_t{0}) : numbers(c.reads);
-  if (c.gradients.empty()) return context;
   const size_t outputs = g.outputs().size();
+  if (!c.decides.empty()) context.decides = bits(c.decides, outputs);
+  if (c.gradients.empty()) return context;
   context.joint = Joint{1, bits(c.gradients, outputs), std::vector<bool>(g.inputs().size()), std::vector<bool>(outputs), 1.0};
   return context;
 }

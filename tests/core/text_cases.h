@@ -5,6 +5,7 @@
 //     gradients: 1             (outputs that are computed later, with the last input; may be missing)
 //     parts: 0 1               (by output: the part of the graph that gives it; may be missing)
 //     reads: 0 1               (by input: the last part that may read it; if missing, each may)
+//     decides: 0               (outputs that say which way the program goes)
 //     <what is given>
 //     becomes:                 (or "stays", and nothing behind it)
 //     <what must come of it>
@@ -21,7 +22,7 @@
 namespace broach::testing {
 
 struct TextCase {
-  std::string title, constant, gradients, parts, reads, before, after;
+  std::string title, constant, gradients, parts, reads, decides, before, after;
 };
 
 inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
@@ -30,7 +31,7 @@ inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
   bool behind = false;
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with("case: ")) {
-      out.push_back({line.substr(6), "", "", "", "", "", ""});
+      out.push_back({line.substr(6), "", "", "", "", "", "", ""});
       behind = false;
     } else if (line.starts_with("constant: ")) {
       out.back().constant = line.substr(10);
@@ -40,6 +41,8 @@ inline std::vector<TextCase> read_cases(const std::filesystem::path& path) {
       out.back().parts = line.substr(7);
     } else if (line.starts_with("reads: ")) {
       out.back().reads = line.substr(7);
+    } else if (line.starts_with("decides: ")) {
+      out.back().decides = line.substr(9);
     } else if (line == "becomes:" || line == "stays") {
       behind = true;
       if (line == "stays") out.back().after = out.back().before;
@@ -58,6 +61,7 @@ inline void write_cases(const std::filesystem::path& path, const std::vector<Tex
     if (!c.gradients.empty()) file << "gradients: " << c.gradients << "\n";
     if (!c.parts.empty()) file << "parts: " << c.parts << "\n";
     if (!c.reads.empty()) file << "reads: " << c.reads << "\n";
+    if (!c.decides.empty()) file << "decides: " << c.decides << "\n";
     file << c.before << (c.after == c.before ? "stays\n" : "becomes:\n" + c.after);
   }
 }

@@ -1,0 +1,37 @@
+"""`Tensor.grad` while a program is captured: functions of Python's, whose calls the watch sees (`Watch::on_own_call`)."""
+
+from __future__ import annotations
+
+import torch
+
+_own = torch._C.TensorBase.grad  # type: ignore[attr-defined]
+
+
+def read_gradient(self: torch.Tensor) -> torch.Tensor | None:
+    return _own.__get__(self)
+
+
+def write_gradient(self: torch.Tensor, *value: object) -> None:
+    if value:
+        _own.__set__(self, *value)
+    else:
+        _own.__delete__(self)
+
+
+_seen = property(read_gradient, write_gradient, write_gradient, _own.__doc__)
+_captures = 0
+
+
+def enter() -> None:
+    """Until `leave`. Other threads notice nothing."""
+    global _captures
+    _captures += 1
+    if _captures == 1:
+        torch.Tensor.grad = _seen  # type: ignore[assignment]
+
+
+def leave() -> None:
+    global _captures
+    _captures -= 1
+    if not _captures:
+        del torch.Tensor.grad
