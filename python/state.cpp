@@ -142,6 +142,15 @@ bool State::meets_gradient(PyObject* tensor) {
   return true;
 }
 
+void State::meet_new_gradients() {
+  for (const auto& [impl, held] : tensors_) {
+    if (!held.gradient || !held.tensor.is_leaf()) continue;
+    const at::Tensor now = gradient_of(held.tensor);
+    if (now.is_same(*held.gradient) && (!now.defined() || version_of(now) == held.version_of_gradient)) continue;
+    meets_gradient(Ref::steal(THPVariable_Wrap(held.tensor)).get());
+  }
+}
+
 bool State::is_left_out(PyObject* owner, PyObject* key) const {
   return std::any_of(left_out_.begin(), left_out_.end(), [&](const StatePlace& p) {
     return p.kind == StatePlace::Kind::item && p.owner.get() == owner && same_value(p.key.get(), key);
@@ -183,6 +192,7 @@ void State::note_gradients() {
   for (auto& [impl, held] : tensors_) {
     held.requires_grad = held.tensor.requires_grad();
     held.gradient = gradient_of(held.tensor);
+    held.version_of_gradient = held.gradient->defined() ? version_of(*held.gradient) : 0;
   }
 }
 

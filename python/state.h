@@ -52,6 +52,8 @@ class State {
   const std::vector<Doubt>& doubts() const { return doubts_; }
   // The program reads or writes the gradient of a tensor. False where that is no leaf that the state holds.
   bool meets_gradient(PyObject* tensor);
+  // The same of those that got another one since the run began.
+  void meet_new_gradients();
   // The gradients that were met and are none of the places left out.
   const std::vector<StatePlace>& gradients() const { return gradients_; }
   void watch(PyObject* root, const std::string& name);
@@ -239,6 +241,7 @@ class State {
     int64_t version;
     bool requires_grad;                  // when it was found, or a later run began
     std::optional<at::Tensor> gradient;  // the same, until the run is over
+    int64_t version_of_gradient = 0;     // the same
   };
   static at::Tensor gradient_of(const at::Tensor& t) { return t.is_leaf() ? t.grad() : at::Tensor(); }
   std::unordered_map<const c10::TensorImpl*, Held> tensors_;

@@ -143,6 +143,7 @@ class WatchedRun {
     if (!state_.problems().empty()) return subject_.note_problems(state_);
     if (const std::optional<Verdict> found = doubts_->verdict()) return *found;
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
+    state_.meet_new_gradients();
     if (!state_.gradients().empty()) return subject_.note_gradients(state_.gradients());
     if (auto changed = state_.changes(); !changed.empty()) {
       if (Function::is_capturing_symbols()) state_.settle_numbers(changed);

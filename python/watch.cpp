@@ -330,6 +330,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (function == "register_hook" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) on_register_hook(frame);
   if (function == "register_post_accumulate_grad_hook" && text_of(code->co_filename).ends_with("/torch/_tensor.py"))
     effect(frame, {"registers a hook for an accumulated gradient", Fallback::eager});
+  if (function == "_engine_run_backward" && text_of(code->co_filename).ends_with("/torch/autograd/graph.py")) on_backward(frame);
   if (!torch_codes_.insert(code).second) return;
   if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
     torch_codes_.erase(code);  // whoever asks next
@@ -356,6 +357,19 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   // Which no result depends on, so that they are not watched.
   if (name.ends_with("/torch/nn/modules/module.py") && function.find("register") < 2 && function.find("state_dict") != function.npos)
     effect(frame, {cat("calls ", function), Fallback::eager});
+}
+
+// What it begins at are tensors, or edges of autograd's graph, which stay eager's.
+void Watch::on_backward(PyFrameObject* frame) {
+  Capture* c = Capture::current();
+  const Ref given = local(frame, "t_outputs");
+  const Ref list = given ? Ref::steal(PySequence_Tuple(given.get())) : Ref();
+  if (!list) return PyErr_Clear();
+  std::vector<at::Tensor> outputs;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(list.get()); ++i)
+    if (PyObject* o = PyTuple_GET_ITEM(list.get(), i); is_tensor(o)) outputs.push_back(THPVariable_Unpack(o));
+    else return;
+  if (c && !c->is_abandoned() && !program_) c->will_run_backward(outputs);
 }
 
 // A tensor of the program's own is gone with the call, and its hook with it: what that does is part of the gradients.

@@ -58,6 +58,7 @@ class Watch {
   bool watch_processes(std::string_view function, std::string_view file);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
   void on_register_hook(PyFrameObject* frame);
+  void on_backward(PyFrameObject* frame);
   void watch_logger(PyFrameObject* frame);
   void watch_arguments(PyFrameObject* frame, PyCodeObject* code);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);

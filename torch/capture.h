@@ -101,7 +101,7 @@ class Capture {
   // empty if there is none. To be asked after `finish`, when the front has let go of all it made for the run.
   std::string kept(const std::vector<at::Tensor>& outputs) const;
   // The same for gradients alone: what autograd saves of results with a history is kept in any case.
-  std::string kept_gradient() const;
+  std::string kept_gradient(const std::vector<at::Tensor>& outputs) const;
   // An argument to which there are more references than before, and not for what is returned: kept, or in use by another thread.
   std::string held_argument(const std::vector<at::Tensor>& outputs, const std::vector<bool>& is_weight) const;
   // A tensor that it was given or holds and that has other memory now than when the program met it, by set_data(); else nothing.
@@ -141,6 +141,13 @@ class Capture {
   bool differentiates() const { return differentiates_; }
   // Whether autograd ran an operation for a gradient that the program asked for.
   bool has_run_backward() const { return has_run_backward_; }
+  // The program is about to have the engine run from these, for gradients of its own. What that does is recorded as its operations, which
+  // are all where it runs torch's formulas alone, and gives gradients to tensors that the front knows; else the verdict says why not.
+  void will_run_backward(const std::vector<at::Tensor>& outputs);
+  // Whether it only has.
+  bool runs_formulas_alone() const { return runs_formulas_alone_; }
+  // A tensor that it was given or holds needs gradients now and did not, or is made of others, as those may be that it writes.
+  bool gives_histories() const;
 
   // What was recorded; meaningless if the verdict is not good.
   const Trace& trace() const { return trace_; }
@@ -336,7 +343,7 @@ class Capture {
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false, is_taken_back_ = false;
-  bool differentiates_ = false, has_run_backward_ = false, draws_ = false;
+  bool differentiates_ = false, has_run_backward_ = false, runs_formulas_alone_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::shared_ptr<const void> token_ = std::make_shared<char>();
   std::vector<SymbolId> plainly_read_;

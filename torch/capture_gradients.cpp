@@ -24,6 +24,7 @@
 #include "capture.h"
 #include "input_history.h"
 #include "keys.h"
+#include "leaf_gradients.h"
 #include "nodes.h"
 #include "support/error.h"
 #include "symbolic.h"
@@ -469,6 +470,43 @@ std::string Capture::why_no_result(const at::Tensor& t) const {
   if (!t.requires_grad() && (t.is_floating_point() || t.is_complex()))
     return "a checkpoint with use_reentrant=True gives a tensor that does not depend on what needs gradients";
   return "";
+}
+
+static std::string why_no_formula(ag::Node& n, const std::unordered_set<const c10::TensorImpl*>& known) {
+  if (has_hooks(n)) return cat(n.name(), " has a hook");
+  const auto* leaf = dynamic_cast<const ag::AccumulateGrad*>(&n);
+  if (!leaf) return is_formula(n) ? "" : cat("gradients by ", n.name(), ", whose code is not torch's own");
+  return known.contains(leaf->variable.unsafeGetTensorImpl()) ? "" : "it gives some to a tensor that it makes";
+}
+
+void Capture::will_run_backward(const std::vector<at::Tensor>& outputs) {
+  std::lock_guard lock(mutex_);
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const auto* list : {&given_, &lifted_})
+    for (const at::Tensor& t : *list) known.insert(t.unsafeGetTensorImpl());
+  std::unordered_set<const ag::Node*> met;
+  std::vector<ag::Node*> stack;
+  auto meet = [&](const ag::Edge& e) {
+    if (e.function && met.insert(e.function.get()).second) stack.push_back(e.function.get());
+  };
+  for (const at::Tensor& t : outputs)
+    if (t.defined() && t.requires_grad()) meet(ag::impl::gradient_edge(t));
+  while (!stack.empty()) {
+    ag::Node& n = *stack.back();
+    stack.pop_back();
+    if (const std::string why = why_no_formula(n, known); !why.empty())
+      return fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
+    for (const ag::Edge& e : n.next_edges()) meet(e);
+  }
+  runs_formulas_alone_ = true;
+}
+
+bool Capture::gives_histories() const {
+  for (size_t i = 0; i < facts_.size(); ++i) {
+    const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
+    if (t.defined() && (t.requires_grad() != needed_gradients_[i] || (t.requires_grad() && !t.is_leaf()))) return true;
+  }
+  return false;
 }
 
 void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode* code) {

@@ -43,9 +43,9 @@ bool Capture::gives_history(const std::vector<at::Tensor>& outputs) const {
 }
 
 // A new gradient lies in memory that the capture has seen an operation fill; that which was there before is another tensor to it.
-std::string Capture::kept_gradient() const {
+std::string Capture::kept_gradient(const std::vector<at::Tensor>& outputs) const {
   Known known;
-  for (const auto* list : {&given_, &lifted_})
+  for (const auto* list : {&given_, &lifted_, &outputs})
     for (const at::Tensor& t : *list) add_with_base(t, known);
   for (const auto* list : {&given_, &lifted_})
     for (const at::Tensor& t : *list) {

@@ -370,7 +370,7 @@ Verdict Function::judge(const CallInputs& call, const Modes& modes, const Record
     return {Outcome::needs_gradients, {cat("gradients are needed: ", kOfHooked), Fallback::eager}};
   if (modes.grad && !recorded.has_history && trains(capture)) return {Outcome::needs_gradients, kNeedsGradients};
   if (Verdict size = judge_size(capture.trace()); !size.is_good()) return size;
-  if (std::string gradient = capture.kept_gradient(); !gradient.empty())
+  if (std::string gradient = capture.kept_gradient(recorded.results.tensors); !gradient.empty())
     return {Outcome::needs_gradients, {cat("gradients are needed: the program keeps ", gradient), Fallback::eager}};
   if (!rules_.unwatched_state) return {};
   if (std::string exchanged = capture.exchanged(); !exchanged.empty())
