@@ -523,6 +523,10 @@ void Version::note_writes(const ResultForm& made, const Given& given, Turns::Met
 void Version::differentiate(const Function::Results& results, PyObject* result, const Given& given) {
   auto needs = [](const at::Tensor& t) { return t.defined() && t.requires_grad(); };
   if (std::none_of(results.tensors.begin(), results.tensors.end(), needs)) return;
+  {
+    py::gil_scoped_release release;
+    if (Capture::current()->has_released(results.tensors)) return;
+  }
   std::vector<PyObject*> reached{result};
   reached.insert(reached.end(), given.containers.begin(), given.containers.end());
   PythonGradients code(*state, form.places(), std::move(reached));

@@ -146,6 +146,8 @@ class Capture {
   void will_run_backward(const std::vector<at::Tensor>& outputs);
   // Whether it only has.
   bool runs_formulas_alone() const { return runs_formulas_alone_; }
+  // Whether a backward from any of these results would be the second one, which is eager's error. To be called from within `run`.
+  bool has_released(const std::vector<at::Tensor>& results);
   // A tensor that it was given or holds needs gradients now and did not, or is made of others, as those may be that it writes.
   bool gives_histories() const;
 

@@ -6,6 +6,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -499,6 +500,37 @@ void Capture::will_run_backward(const std::vector<at::Tensor>& outputs) {
     for (const ag::Edge& e : n.next_edges()) meet(e);
   }
   runs_formulas_alone_ = true;
+}
+
+// Whether eager's engine finds that the graph behind a tensor was gone through. It says so before it has done anything; if not, it runs.
+static bool is_released(const at::Tensor& t) {
+  ag::edge_list leaves;
+  std::unordered_set<const ag::Node*> met;
+  std::vector<ag::Edge> stack{ag::impl::gradient_edge(t)};
+  const ag::edge_list root = stack;
+  while (!stack.empty()) {
+    const ag::Edge e = stack.back();
+    stack.pop_back();
+    if (!e.function || !met.insert(e.function.get()).second) continue;
+    if (e.function->next_edges().empty()) leaves.push_back(e);
+    else stack.insert(stack.end(), e.function->next_edges().begin(), e.function->next_edges().end());
+  }
+  c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
+  try {
+    ag::Engine::get_default_engine().execute(root, {at::ones_like(t.detach())}, /*keep_graph=*/true, /*create_graph=*/false,
+                                             /*accumulate_grad=*/false, leaves);
+  } catch (const std::exception& e) {
+    return std::string_view(e.what()).find(ag::ERR_BACKWARD_TWICE) != std::string_view::npos;
+  }
+  return false;
+}
+
+bool Capture::has_released(const std::vector<at::Tensor>& results) {
+  if (!has_run_backward_ || !runs_formulas_alone_ || differentiable_.is_released) return differentiable_.is_released;
+  auto is_fine = [](const at::Tensor& t) {
+    return !t.defined() || !t.requires_grad() || t.is_leaf() || (!real_tensor(t) && !t.is_view() && is_released(t));
+  };
+  return differentiable_.is_released = std::ranges::all_of(results, is_fine);
 }
 
 bool Capture::gives_histories() const {

@@ -24,6 +24,7 @@ struct Differentiable {
   std::vector<std::vector<bool>> reaches;          // by tangent and gradient
   std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
   std::vector<bool> has_history;                   // by result of the program
+  bool is_released = false;                        // the history: the program has run its own backward through it
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }
 };

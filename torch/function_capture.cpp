@@ -280,6 +280,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
       if (sizes) capture.must_not_give_gradients();
       // What stands for a tensor has its own, also where only a part of the program runs under enable_grad.
       out.has_history = (at::GradMode::is_enabled() || sizes) && need_gradients(out.results.tensors);
+      out.has_history = out.has_history && !capture.has_released(out.results.tensors);
       if (out.has_history && at::GradMode::is_enabled()) capture.differentiate(out.results.tensors);
     });
     // The error that was to end the program was caught there.

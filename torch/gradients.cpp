@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -371,6 +372,8 @@ at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides,
 }
 
 }  // namespace
+
+void give_released_history(const at::Tensor& t) { ag::set_history(t, new_node<ag::Error>(std::string(ag::ERR_BACKWARD_TWICE))); }
 
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols) {

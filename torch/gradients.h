@@ -25,6 +25,9 @@
 
 namespace broach {
 
+// Gives a result the history of one that a backward has gone through: another one is eager's error.
+void give_released_history(const at::Tensor& t);
+
 // The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
 using MemoryOf = c10::function_ref<const at::Tensor&(const ResultSpec&)>;
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,

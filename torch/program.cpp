@@ -108,6 +108,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     if (backward_ && i < given_) required_grad_[i] = true;
   add_devices(trace);
   has_history_ = differentiable.has_history;
+  is_released_ = differentiable.is_released;
   stats_.seconds = std::move(compiled->seconds);
   add_reads(trace);
   draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
@@ -351,6 +352,8 @@ std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const 
       has_history_, symbols.sizes);
   for (size_t i = 0; i < has_history_.size(); ++i)
     if (!has_history_[i] && program_.results[i].kind == ResultSpec::Kind::view_of_input && out[i].requires_grad()) out[i] = out[i].detach();
+  for (size_t i = 0; is_released_ && i < has_history_.size(); ++i)
+    if (has_history_[i] && out[i].defined() && !out[i].requires_grad()) give_released_history(out[i]);
   return out;
 }
 

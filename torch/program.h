@@ -161,6 +161,7 @@ class CompiledProgram {
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
+  bool is_released_ = false;         // the history of its results
   std::vector<bool> has_history_;    // by result: of those that are windows of inputs
   std::vector<bool> required_grad_;  // by input that the caller gives: must again if the program has gradients, else may
   std::shared_ptr<const Backward> backward_;

@@ -1,0 +1,222 @@
+"""Whole training steps in one compiled function: forward, a backward within, what is done to gradients, and the optimizer's step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compared import stats
+from whole_steps import MODELS, OPTIMIZERS, STEPS, Pair, backward_alone, close, loss_of, usual, zero_grad_last
+
+
+@pytest.fixture(autouse=True)
+def _with_gradients(_no_grad):
+    with torch.enable_grad():
+        yield
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("step", STEPS)
+def test_steps_as_eager(step, optimizer):
+    pair = Pair(STEPS[step], optimizer=OPTIMIZERS[optimizer], options={"capture": "native"})
+    for i in range(8):
+        pair.run(i)
+    seen = stats(pair.compiled)
+    assert seen["front"] == "native" and seen["eager_calls"] == 0 and seen["captures"] <= 6, seen["reasons"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models(model):
+    pair = Pair(usual, MODELS[model])
+    for i in range(8):
+        pair.run(i)
+
+
+def test_batches_of_other_sizes():
+    pair = Pair(usual)
+    for i, rows in enumerate([8, 8, 8, 5, 5, 8, 11, 3, 8, 64, 1]):
+        pair.run(i, rows)
+
+
+def test_a_loss_whose_history_is_used_up():
+    pair = Pair(usual)
+    for i in range(6):
+        loss = pair.run(i)
+        assert loss.requires_grad and loss.grad_fn is not None
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        assert not loss.detach().requires_grad
+
+
+def test_a_graph_that_is_retained_goes_on():
+    def step(m, o, x, y):
+        o.zero_grad()
+        loss = loss_of(m, x, y)
+        loss.backward(retain_graph=True)
+        return loss
+
+    pair = Pair(step)
+    for i in range(5):
+        torch.manual_seed(i)
+        x, y = torch.randn(8, 16), torch.randn(8, 4)
+        want, got = pair.programs[0](x, y), pair.compiled(x, y)
+        want.backward(), got.backward()
+        pair.compare(want, got)
+
+
+@pytest.mark.parametrize("hook", ["leaf", "accumulated", "module", "result"])
+def test_hooks_run_in_each_step(hook):
+    calls = []
+
+    def step(m, o, x, y):
+        out = m(x)
+        if hook == "result":
+            out.register_hook(lambda g: calls.append("result") or g * 2)
+        o.zero_grad()
+        loss = F.mse_loss(out, y)
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    pair = Pair(step)
+    for m in pair.models:
+        if hook == "leaf":
+            m[0].weight.register_hook(lambda g: calls.append("leaf") or g * 2)
+        if hook == "accumulated":
+            m[0].weight.register_post_accumulate_grad_hook(lambda p: calls.append("accumulated"))
+        if hook == "module":
+            m[0].register_full_backward_hook(lambda *_: calls.append("module") and None)
+    for i in range(6):
+        pair.run(i)
+        assert len(calls) == 2 * (i + 1)
+
+
+def test_a_hook_that_comes_later():
+    pair, calls = Pair(usual), []
+    for i in range(10):
+        if i == 5:
+            for m in pair.models:
+                m[0].weight.register_hook(lambda g: calls.append(1) or g * 3)
+        pair.run(i)
+    assert len(calls) == 10
+
+
+def test_what_changes_between_steps():
+    pair = Pair(usual)
+    for i in range(16):
+        for m, o in zip(pair.models, pair.optimizers):
+            if i == 4:
+                m[0].bias.requires_grad_(False)
+            if i == 7:
+                m[0].bias.requires_grad_()
+            if i == 9:
+                m[3].weight.data = m[3].weight.data * 2
+            if i == 11:
+                o.param_groups[0]["lr"] = 0.01
+            if i == 13:
+                m.eval()
+            if i == 14:
+                with torch.no_grad():
+                    m[0].weight.zero_()
+        pair.run(i)
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        _Doubled.calls += 1
+        return g * 2
+
+
+def test_functions_of_the_program():
+    def step(m, o, x, y):
+        o.zero_grad()
+        loss = F.mse_loss(_Doubled.apply(m(x)), y)
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    _Doubled.calls = 0
+    pair = Pair(step)
+    for i in range(5):
+        pair.run(i)
+    assert _Doubled.calls == 10
+
+
+def test_gradients_that_something_else_holds():
+    pair, kept = Pair(backward_alone), []
+    for i in range(6):
+        pair.run(i)
+        kept.append([p.grad for m in pair.models for p in m.parameters()])
+    for grads in kept:  # accumulated in place: one tensor
+        assert all(g is last for g, last in zip(grads, kept[-1]))
+    pair, kept = Pair(usual), []
+    for i in range(6):
+        pair.run(i)
+        kept.append([[p.grad for p in m.parameters()] for m in pair.models])
+    for a, b in kept:
+        for g, h in zip(a, b):
+            close(g, h, "an older gradient")
+
+
+def test_views_of_gradients():
+    """As a sharded optimizer has them: all in one flat tensor."""
+    pair = Pair(zero_grad_last)
+    flat = []
+    for m in pair.models:
+        flat.append(torch.zeros(sum(p.numel() for p in m.parameters())))
+        at = 0
+        for p in m.parameters():
+            p.grad = flat[-1][at : at + p.numel()].view_as(p)
+            at += p.numel()
+    for i in range(6):
+        pair.run(i)
+        close(flat[0], flat[1], "flat")
+
+
+def test_inputs_that_need_gradients():
+    def step(m, o, x, y):
+        x = x.clone().requires_grad_()
+        loss = loss_of(m, x, y)
+        loss.backward()
+        o.step()
+        o.zero_grad()
+        return x.grad
+
+    pair = Pair(step)
+    for i in range(5):
+        pair.run(i)
+
+
+def test_scaled_autocast():
+    def step(m, o, x, y):
+        o.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.mse_loss(m(x).float(), y)
+        loss.backward()
+        o.step()
+        return loss.detach()
+
+    pair = Pair(step)
+    for i in range(6):
+        torch.manual_seed(i)
+        x, y = torch.randn(8, 16), torch.randn(8, 4)
+        torch.testing.assert_close(pair.programs[0](x, y), pair.compiled(x, y), rtol=2e-2, atol=2e-2)  # bf16 rounds 2**-8
+
+
+def test_two_models_take_turns():
+    def step(m, o, x, y):
+        fake = m(x)
+        o.zero_grad()
+        F.mse_loss(fake.detach(), y)
+        (fake.mean() - m(y.repeat(1, 4)).mean()).backward()
+        o.step()
+        return fake.detach()
+
+    pair = Pair(step)
+    for i in range(6):
+        pair.run(i)
