@@ -70,6 +70,7 @@ Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions
   Schedule s;
   s.steps = order_steps(d, memory, make_steps(d, memory));
   s.output_buffers = output_buffers(d, memory);
+  if (options.fuse) store_through(s.steps, memory.buffers);
   if (options.fuse) join_kernels(s.steps, memory.buffers, s.output_buffers, options);
   carry_bits(s.steps);
   share_kernels(s.steps);

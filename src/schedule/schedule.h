@@ -140,6 +140,9 @@ bool can_fail(const Schedule& schedule);
 // Of a graph in which the passes have said what contractions compute besides, and where values lie.
 Schedule make_schedule(std::shared_ptr<const Graph> graph, const ScheduleOptions& options);
 
+// What is stored and then copied into an input is stored there at once, where that makes no difference.
+void store_through(std::vector<Step>& steps, const std::vector<Buffer>& buffers);
+
 // Kernels over the same axes become one where none needs the other: those of at most so many points, and elementwise ones that read the same.
 // Sums of columns become sums of rows where the target has them. `outputs`: buffers of the program's results.
 void join_kernels(std::vector<Step>& steps, std::vector<Buffer>& buffers, const std::vector<int>& outputs, const ScheduleOptions& options);
