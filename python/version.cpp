@@ -238,8 +238,10 @@ bool Subject::has_room(size_t more) const {
 }
 
 Verdict Subject::note_gradients(const std::vector<StatePlace>& met) {
+  const std::string why = cat("reads or writes ", met.front().path);
+  if (Function::is_capturing_symbols()) unsupported(why);  // what stands for its results is nobody's
   places.insert(places.end(), met.begin(), met.end());
-  return {Outcome::learnt, cat("reads or writes ", met.front().path)};
+  return {Outcome::learnt, why};
 }
 
 Verdict Subject::note_problems(const State& state) {

@@ -385,8 +385,9 @@ void State::watch_annotations(PyObject* names, int parent) {
 // Its elements are the trace's business; attributes that Python code gave it are state.
 void State::visit_tensor(PyObject* o, int parent, const std::string& label) {
   const at::Tensor& t = THPVariable_Unpack(o);
-  tensors_.emplace(t.unsafeGetTensorImpl(),
-                   Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad(), gradient_of(t)});
+  const at::Tensor gradient = gradient_of(t);
+  tensors_.emplace(t.unsafeGetTensorImpl(), Held{t, (parent >= 0 ? path(parent) : "") + label, version_of(t), t.requires_grad(), gradient,
+                                                 gradient.defined() ? version_of(gradient) : 0});
   int id = add(Kind::instance, o, parent, label);
   known_.emplace(o, id);
   Node& n = nodes_.back();

@@ -368,7 +368,7 @@ void Watch::on_backward(PyFrameObject* frame) {
   std::vector<at::Tensor> outputs;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(list.get()); ++i)
     if (PyObject* o = PyTuple_GET_ITEM(list.get(), i); is_tensor(o)) outputs.push_back(THPVariable_Unpack(o));
-    else return;
+    else return effect(frame, {"runs a backward from an edge of autograd's graph", Fallback::eager});
   if (c && !c->is_abandoned() && !program_) c->will_run_backward(outputs);
 }
 
