@@ -122,6 +122,16 @@ def _penalty(m, o, x, y):
     return loss.detach()
 
 
+def _closure(m, o, x, y):
+    def loss():
+        o.zero_grad()
+        out = loss_of(m, x, y)
+        out.backward()
+        return out
+
+    return o.step(loss)
+
+
 def backward_alone(m, o, x, y):
     loss = loss_of(m, x, y)
     loss.backward()
@@ -132,7 +142,7 @@ STEPS = {
     f.__name__.strip("_"): f
     for f in (
         usual, _number, _detached, zero_grad_last, _accumulated, _clipped,
-        _noisy_gradients, _asked_for, _by_hand, _penalty, backward_alone,
+        _noisy_gradients, _asked_for, _by_hand, _penalty, _closure, backward_alone,
     )
 }  # fmt: skip
 OPTIMIZERS = {"momentum": lambda p: O.SGD(p, 0.05, momentum=0.9), "adamw": lambda p: O.AdamW(p, 1e-2)}

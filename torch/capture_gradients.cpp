@@ -473,6 +473,22 @@ std::string Capture::why_no_result(const at::Tensor& t) const {
   return "";
 }
 
+// To each node of the graph behind these tensors, one.
+static ag::edge_list edges_behind(const std::vector<at::Tensor>& tensors) {
+  ag::edge_list out;
+  std::unordered_set<const ag::Node*> met;
+  auto meet = [&](const ag::Edge& e) {
+    if (e.function && met.insert(e.function.get()).second) out.push_back(e);
+  };
+  for (const at::Tensor& t : tensors)
+    if (t.defined() && t.requires_grad()) meet(ag::impl::gradient_edge(t));
+  for (size_t i = 0; i < out.size(); ++i) {
+    const auto node = out[i].function;  // which `out` may move
+    for (const ag::Edge& e : node->next_edges()) meet(e);
+  }
+  return out;
+}
+
 static std::string why_no_formula(ag::Node& n, const std::unordered_set<const c10::TensorImpl*>& known) {
   if (has_hooks(n)) return cat(n.name(), " has a hook");
   const auto* leaf = dynamic_cast<const ag::AccumulateGrad*>(&n);
@@ -485,39 +501,21 @@ void Capture::will_run_backward(const std::vector<at::Tensor>& outputs) {
   std::unordered_set<const c10::TensorImpl*> known;
   for (const auto* list : {&given_, &lifted_})
     for (const at::Tensor& t : *list) known.insert(t.unsafeGetTensorImpl());
-  std::unordered_set<const ag::Node*> met;
-  std::vector<ag::Node*> stack;
-  auto meet = [&](const ag::Edge& e) {
-    if (e.function && met.insert(e.function.get()).second) stack.push_back(e.function.get());
-  };
-  for (const at::Tensor& t : outputs)
-    if (t.defined() && t.requires_grad()) meet(ag::impl::gradient_edge(t));
-  while (!stack.empty()) {
-    ag::Node& n = *stack.back();
-    stack.pop_back();
-    if (const std::string why = why_no_formula(n, known); !why.empty())
+  for (const ag::Edge& e : edges_behind(outputs))
+    if (const std::string why = why_no_formula(*e.function, known); !why.empty())
       return fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
-    for (const ag::Edge& e : n.next_edges()) meet(e);
-  }
   runs_formulas_alone_ = true;
 }
 
 // Whether eager's engine finds that the graph behind a tensor was gone through. It says so before it has done anything; if not, it runs.
 static bool is_released(const at::Tensor& t) {
   ag::edge_list leaves;
-  std::unordered_set<const ag::Node*> met;
-  std::vector<ag::Edge> stack{ag::impl::gradient_edge(t)};
-  const ag::edge_list root = stack;
-  while (!stack.empty()) {
-    const ag::Edge e = stack.back();
-    stack.pop_back();
-    if (!e.function || !met.insert(e.function.get()).second) continue;
+  for (const ag::Edge& e : edges_behind({t}))
     if (e.function->next_edges().empty()) leaves.push_back(e);
-    else stack.insert(stack.end(), e.function->next_edges().begin(), e.function->next_edges().end());
-  }
   c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
   try {
-    ag::Engine::get_default_engine().execute(root, {at::ones_like(t.detach())}, /*keep_graph=*/true, /*create_graph=*/false,
+    ag::Engine::get_default_engine().execute({ag::impl::gradient_edge(t)}, {at::ones_like(t.detach())}, /*keep_graph=*/true,
+                                             /*create_graph=*/false,
                                              /*accumulate_grad=*/false, leaves);
   } catch (const std::exception& e) {
     return std::string_view(e.what()).find(ag::ERR_BACKWARD_TWICE) != std::string_view::npos;
@@ -534,11 +532,8 @@ bool Capture::has_released(const std::vector<at::Tensor>& results) {
 }
 
 bool Capture::gives_histories() const {
-  for (size_t i = 0; i < facts_.size(); ++i) {
-    const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-    if (t.defined() && (t.requires_grad() != needed_gradients_[i] || (t.requires_grad() && !t.is_leaf()))) return true;
-  }
-  return false;
+  auto has_one = [](const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); };
+  return changes_gradients() || std::ranges::any_of(given_, has_one) || std::ranges::any_of(lifted_, has_one);
 }
 
 void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode* code) {

@@ -183,7 +183,7 @@ IMPURE = frozenset(
 EAGER = frozenset("builtins.hash builtins.id functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
 
 # Functions of torch.optim, by file: they do nothing but call operations, read gradients, and keep tensors in dicts of the optimizer's.
-# Optimizers in one kernel of torch's (`fused=True`), with sparse gradients or a closure that is called again are left to eager.
+# Optimizers in one kernel of torch's (`fused=True`), and those that are not listed, are left to eager.
 _STEPS = {
     "optimizer": "_use_grad _get_value _stack_if_compiling maybe_fallback _default_to_fused_or_foreach _view_as_real _get_scalar_dtype"
     " _get_capturable_supported_devices _to_scalar _accelerator_graph_capture_health_check _cuda_graph_capture_health_check"
