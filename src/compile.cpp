@@ -100,6 +100,7 @@ struct StageCompiler {
   const PipelineOptions& options;
   std::shared_ptr<const Capabilities> capabilities;
   size_t first_number = 0, numbers = 0;  // inputs that are numbers of the host's
+  size_t first_made = SIZE_MAX;          // slots behind it an earlier stage has made: an element on the host is as good as a number
 
   PassContext context(std::vector<bool> constant, std::optional<Joint> joint) const {
     return {std::move(constant), options.freeze, options.settings.strict, options.fuse, capabilities.get(), std::move(joint)};
@@ -108,7 +109,7 @@ struct StageCompiler {
   std::shared_ptr<const Executable> compile(const Stage& stage, std::vector<std::pair<std::string, double>>& seconds) const {
     std::vector<int> given;
     for (size_t i = 0; i < stage.takes.size(); ++i)
-      if (stage.takes[i] - first_number < numbers) given.push_back(static_cast<int>(i));
+      if (stage.takes[i] - first_number < numbers || stage.takes[i] >= first_made) given.push_back(static_cast<int>(i));
     Stopwatch watch(seconds);
     Schedule schedule = make_schedule(
         stage.graph, {options.settings.strict, options.fuse, std::move(given), capabilities->launch_points, capabilities->row_adder});
@@ -261,6 +262,7 @@ CompiledTrace compile_trace(const Trace& trace, std::vector<bool> constant, cons
   name_slots(out, trace, gradients);
   compiler.first_number = trace.inputs.size() - gradients.tangents - trace.numbers.size();
   compiler.numbers = trace.numbers.size();
+  compiler.first_made = out.module.inputs;
   for (const Stage& s : out.module.stages) out.executables.push_back(s.is_compiled() ? compiler.compile(s, out.seconds) : nullptr);
   return out;
 }

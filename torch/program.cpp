@@ -363,12 +363,12 @@ static Scalar value_of(const at::Tensor& t) {
   return s.isBoolean() ? Scalar(s.toBool()) : Scalar(s.toLong());
 }
 
-bool CompiledProgram::took_this_way(const std::function<const at::Tensor&(size_t)>& of_read, std::vector<Scalar>& observed) const {
+bool CompiledProgram::took_this_way(const std::function<Scalar(size_t)>& of_read, std::vector<Scalar>& observed) const {
   size_t alike = 0;
-  while (alike < program_.reads && value_of(of_read(alike)) == read_values_[alike]) ++alike;
+  while (alike < program_.reads && of_read(alike) == read_values_[alike]) ++alike;
   if (alike == program_.reads) return true;
   std::vector<Scalar> now(read_values_.begin(), read_values_.begin() + static_cast<std::ptrdiff_t>(alike));
-  now.push_back(value_of(of_read(alike)));
+  now.push_back(of_read(alike));
   if (now.size() > observed.size()) observed = std::move(now);
   return false;
 }
@@ -397,7 +397,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const 
   }
   std::vector<at::Tensor> out = results(inputs, made, symbols);
   const size_t first = out.size() - program_.reads;
-  if (!took_this_way([&](size_t i) -> const at::Tensor& { return out[first + i]; }, observed)) return random.put_back(), std::nullopt;
+  if (!took_this_way([&](size_t i) { return value_of(out[first + i]); }, observed)) return random.put_back(), std::nullopt;
   out.resize(first);
   commit(inputs, made);
   if (backward_) backward_->connect(call, out, inputs, made, symbols.sizes, found);
@@ -411,9 +411,11 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(RunInputs& i
   const size_t first = program_.results.size() - program_.reads;
   std::vector<at::Tensor> made;
   bool decided = false;
-  auto decide = [&](const std::vector<at::Tensor>& so_far) {
-    auto of_read = [&](size_t i) -> const at::Tensor& {
-      return so_far[static_cast<size_t>(program_.results[first + i].index) - all_inputs_];
+  auto decide = [&](const std::vector<at::Tensor>& so_far, std::span<const int64_t> elements) {
+    auto of_read = [&](size_t i) {
+      const size_t at = static_cast<size_t>(program_.results[first + i].index) - all_inputs_;
+      if (so_far[at].defined()) return value_of(so_far[at]);
+      return std::holds_alternative<bool>(read_values_[i]) ? Scalar(elements[at] != 0) : Scalar(elements[at]);
     };
     return decided = took_this_way(of_read, observed);
   };

@@ -108,8 +108,8 @@ class CompiledProgram {
   void add_devices(const Trace& trace);
   bool is_set_the_same(std::string* why) const;
   bool has_the_same_gradients(at::TensorList inputs, std::string* why) const;
-  // `of_read`: the tensor with each value that the program read on the host.
-  bool took_this_way(const std::function<const at::Tensor&(size_t)>& of_read, std::vector<Scalar>& observed) const;
+  // `of_read`: each value that the program read on the host.
+  bool took_this_way(const std::function<Scalar(size_t)>& of_read, std::vector<Scalar>& observed) const;
 
   void add_reads(const Trace& trace);
   void add_guards(const Trace& trace, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs,

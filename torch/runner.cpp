@@ -132,6 +132,8 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   is_steady_ = steady && device_ && executable_->is_recorded();
+  is_element_.resize(gives_.size());
+  for (size_t i = 0; i < blocks.size(); ++i) is_element_[i] = blocks[i] == kElement;
   order_.resize(gives_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
   if (is_steady_) {
@@ -158,14 +160,17 @@ bool Runner::reads_unpacked(size_t taken, const WeightPacks& packs) const {
   const auto input = static_cast<int>(at - takes_.begin());
   const int buffer = input_buffers_[static_cast<size_t>(input)];
   int64_t reads = 0, packed = 0;
-  for (const Step& s : executable_->schedule().steps) reads += std::count(s.reads.begin(), s.reads.end(), buffer);
+  for (const Step& s : executable_->schedule().steps) {
+    reads += std::count(s.reads.begin(), s.reads.end(), buffer);
+    if (const auto* kernel = std::get_if<KernelStep>(&s.work)) reads += std::ranges::count(kernel->numbers, input, &KernelNumber::input);
+  }
   for (const auto& p : executable_->packables()) packed += p.input == input && packs[static_cast<size_t>(p.contraction)].data;
   const auto& outputs = executable_->schedule().output_buffers;
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
 void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
-                 std::span<at::Tensor> spent) const {
+                 std::span<at::Tensor> spent, std::span<int64_t> elements) const {
   const Schedule& schedule = executable_->schedule();
   const c10::OptionalDeviceGuard on(device_);
   std::optional<SteadyMemory> memory;
@@ -200,7 +205,8 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   }
   for (size_t i : order_) {
     auto b = static_cast<size_t>(schedule.output_buffers[i]);
-    if (frame.by_step || schedule.buffers[b].kind != Buffer::Kind::output) continue;
+    if (is_element_[i]) frame.data[b] = &elements[gives_[i]];
+    if (frame.by_step || is_element_[i] || schedule.buffers[b].kind != Buffer::Kind::output) continue;
     at::Tensor& output = made[gives_[i]];
     const bool is_within = !blocks.empty() && together_.places[i];
     output = is_within ? output_within(i, blocks) : new_output(i, frame.symbols, use.has_value());

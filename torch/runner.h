@@ -16,6 +16,11 @@
 namespace broach {
 
 using WeightPacks = std::vector<PackedWeight>;  // by contraction
+
+// By output, which of a runner's may lie in one piece of memory: those of one block. Else one of these.
+constexpr int kByItself = -1;
+constexpr int kElement = -2;  // one element on the host, of which nobody needs a tensor
+
 // The address of the first element; null for an undefined tensor. Makes no copy of memory that is shared until it is written.
 inline const void* address_of(const c10::TensorImpl& t, int64_t itemsize) {
   auto memory = static_cast<const std::byte*>(t.unsafe_storage().unsafeGetStorageImpl()->data());
@@ -43,6 +48,11 @@ struct RunInputs {
     tensors[at] = &t;
     addresses[at] = address_of(t);
   }
+  void set(size_t at, const int64_t& element) {
+    static const at::Tensor none;
+    tensors[at] = &none;
+    addresses[at] = &element;
+  }
   void set(size_t first, const RunInputs& more) {
     std::copy(more.tensors.begin(), more.tensors.end(), tensors.begin() + first);
     std::copy(more.addresses.begin(), more.addresses.end(), addresses.begin() + first);
@@ -53,8 +63,7 @@ class Runner {
  public:
   // Takes these of the values that it is given, by input of its graph; its outputs go to these places among what is made. `written`:
   // values that it writes to in place. `steady`: it is run again and again, with gradients, and what it makes shall come to lie where it
-  // did (step_allocator; on a GPU, SteadyMemory). `blocks`, by output: outputs of one block may lie in one piece of memory, -1 in none of
-  // them. Empty: there are none.
+  // did (step_allocator; on a GPU, SteadyMemory). `blocks`, by output: see kByItself. Empty: there are none.
   Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
          const std::vector<int>& written = {}, bool steady = false, const std::vector<int>& blocks = {});
 
@@ -62,8 +71,9 @@ class Runner {
   // weight of which only the packed copy is kept).
   // `spent`, by value: tensors whose memory nobody else may want. Each is let go, where that can be, as soon as it has been read for the
   // last time; and outputs get memory only then when they are written.
+  // `elements`, by place among what is made: where outputs that are mere elements go, whose tensors stay undefined.
   void run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
-           std::span<at::Tensor> spent = {}) const;
+           std::span<at::Tensor> spent = {}, std::span<int64_t> elements = {}) const;
   const Executable& executable() const { return *executable_; }
   const std::vector<size_t>& takes() const { return takes_; }
   size_t outputs() const { return gives_.size(); }
@@ -93,6 +103,7 @@ class Runner {
   Together together_;
   std::vector<size_t> takes_, gives_;
   std::vector<size_t> order_;                                     // in which outputs get memory
+  std::vector<bool> is_element_;                                  // by output
   std::vector<int> input_buffers_;                                // by graph input; -1 if nothing touches it
   std::vector<std::pair<uint32_t, uint32_t>> touched_, written_;  // values and their buffers
 };

@@ -55,8 +55,8 @@ class Stages::Call {
   std::vector<std::pair<uint32_t, size_t>> gives_;  // results, and where among what is made
 };
 
-// By slot: -1 if it is a result of the program's, what such a one is a window of or what an input is given. Of the others, which stages
-// alone hold, those of one block are let go together: its number is the part of the gradients that reads them last.
+// By slot: by itself if it is a result of the program's, what such a one is a window of or what an input is given. Of the others, which
+// stages alone hold, those of one block are let go together: its number is the part of the gradients that reads them last.
 static std::vector<int> blocks_of(const Module& module, const Program& program, int gradient_parts) {
   std::vector<int> out(module.slots.size(), 0);
   if (const Parts parts = parts_for_memory(module, gradient_parts); !parts.gives.empty()) {
@@ -65,9 +65,44 @@ static std::vector<int> blocks_of(const Module& module, const Program& program, 
     for (size_t i = 0; i < readers.size(); ++i) out[last.takes[i]] = static_cast<int>(readers[i]);
   }
   for (const ResultSpec& r : program.results)
-    if (r.index >= 0) out[static_cast<size_t>(r.index)] = -1;
-  for (const Program::Commit& c : program.commits) out[static_cast<size_t>(c.output)] = -1;
+    if (r.index >= 0) out[static_cast<size_t>(r.index)] = kByItself;
+  for (const Program::Commit& c : program.commits) out[static_cast<size_t>(c.output)] = kByItself;
   return out;
+}
+
+// Whether a step reads it; kernels may be given it as a number.
+static bool is_touched(const Schedule& schedule, size_t input) {
+  auto is_its = [&](int b) {
+    const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
+    return buffer.kind == Buffer::Kind::input && buffer.index == static_cast<int>(input);
+  };
+  return std::ranges::any_of(schedule.output_buffers, is_its) ||
+         std::ranges::any_of(schedule.steps, [&](const Step& s) { return std::ranges::any_of(s.reads, is_its); });
+}
+
+// Marks what the first stage of a program that decides first computes on the host and only the run itself reads, or kernels are given.
+static void mark_elements(const CompiledTrace& compiled, const Program& program, std::vector<int>& blocks) {
+  const Module& m = compiled.module;
+  std::vector<bool> is_needed(m.slots.size());
+  for (size_t slot = 0; slot < m.slots.size(); ++slot) is_needed[slot] = blocks[slot] == kByItself;
+  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(program.reads);
+  for (auto r = first; r != program.results.end(); ++r) is_needed[static_cast<size_t>(r->index)] = false;
+  for (auto r = program.results.begin(); r != first; ++r)
+    if (r->index >= 0) is_needed[static_cast<size_t>(r->index)] = true;
+  size_t decides = 0;
+  while (m.stages[decides].runs == Stage::Runs::once) ++decides;
+  if (!compiled.executables[decides]) return;
+  for (size_t k = decides + 1; k < m.stages.size(); ++k)
+    for (size_t i = 0; i < m.stages[k].takes.size(); ++i)
+      if (!compiled.executables[k] || is_touched(compiled.executables[k]->schedule(), i)) is_needed[m.stages[k].takes[i]] = true;
+  const Schedule& schedule = compiled.executables[decides]->schedule();
+  for (size_t i = 0; i < schedule.output_buffers.size(); ++i) {
+    const Buffer& b = schedule.buffers[static_cast<size_t>(schedule.output_buffers[i])];
+    const DType type = b.type.dtype;
+    const bool is_element = b.kind == Buffer::Kind::output && b.type.device.kind == DeviceKind::cpu && b.type.shape.empty() &&
+                            (type == DType::b1 || type == DType::i64 || type == DType::f64);
+    if (const size_t slot = m.stages[decides].gives[i]; is_element && !is_needed[slot]) blocks[slot] = kElement;
+  }
 }
 
 Stages::Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
@@ -76,7 +111,8 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
   const Module& m = compiled.module;
   std::vector<bool> stays = constant, is_taken(m.slots.size());
   stays.resize(m.slots.size(), false);
-  const std::vector<int> blocks = blocks_of(m, program, options.gradient_parts);
+  std::vector<int> blocks = blocks_of(m, program, options.gradient_parts);
+  if (program.decides_first) mark_elements(compiled, program, blocks);
   for (size_t k = 0; k < m.stages.size(); ++k) {
     const Stage& s = m.stages[k];
     if (s.runs == Stage::Runs::for_gradients) break;
@@ -102,6 +138,8 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
     }
   }
   for (Part& p : parts_) std::erase_if(p.gives, [&](size_t slot) { return !is_taken[slot]; });
+  if (std::ranges::find(blocks, kElement) == blocks.end()) return;
+  for (size_t i = 0; i < made_; ++i) is_element_.push_back(blocks[inputs_ + i] == kElement);
 }
 
 // What is computed once belongs to the first one that runs in every call.
@@ -139,6 +177,7 @@ bool Stages::run(RunInputs& values, const SizeGuards& guards, std::vector<int64_
   made.resize(made_);
   if (values_ > inputs_) values.resize(values_);
   std::vector<bool> known;
+  std::vector<int64_t> elements(is_element_.size());
   std::shared_ptr<const Weights::State> frozen;  // holds what later stages take of it
   for (const Part& p : parts_) {
     if (p.call) {
@@ -146,10 +185,12 @@ bool Stages::run(RunInputs& values, const SizeGuards& guards, std::vector<int64_
     } else {
       std::shared_ptr<const Weights::State> weights = p.weights ? p.weights->current(values, symbols) : nullptr;
       if (weights && !weights->frozen.empty()) values.set(first_frozen_, (frozen = weights)->frozen_values);
-      p.runner->run(values, symbols, weights ? &weights->packs : nullptr, made);
+      p.runner->run(values, symbols, weights ? &weights->packs : nullptr, made, {}, elements);
     }
-    for (size_t slot : p.gives) values.set(slot, made[slot - inputs_]);
-    if (decide && &p == &parts_.front() && !decide(made)) return false;
+    for (size_t slot : p.gives)
+      if (!is_element_.empty() && is_element_[slot - inputs_]) values.set(slot, elements[slot - inputs_]);
+      else values.set(slot, made[slot - inputs_]);
+    if (decide && &p == &parts_.front() && !decide(made, elements)) return false;
   }
   return true;
 }

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,8 @@ class Stages {
 
   // `values` has those of the program's inputs, `made` gets those of the slots behind them, and `symbols` the sizes. False if these are
   // none that the program was compiled for. `decide`, if given, is asked behind the first stage whether the others shall run; else false.
-  using Decide = std::function<bool(const std::vector<at::Tensor>& made)>;
+  // Of what a program that decides first goes by, elements on the host (of b1 or i64) are no tensors but among `elements`.
+  using Decide = std::function<bool(const std::vector<at::Tensor>& made, std::span<const int64_t> elements)>;
   bool run(RunInputs& values, const SizeGuards& guards, std::vector<int64_t>& symbols, std::vector<at::Tensor>& made,
            const Decide& decide = {}) const;
 
@@ -50,6 +52,7 @@ class Stages {
                   std::vector<int64_t>& symbols, std::vector<at::Tensor>& made) const;
 
   size_t inputs_, values_, made_ = 0;  // slots: of the program's inputs, of what stages take, behind the inputs
+  std::vector<bool> is_element_;       // by slot behind the inputs; empty: none is
   std::vector<Part> parts_;
   std::shared_ptr<const Runner> once_;
   size_t first_frozen_ = 0;

@@ -93,9 +93,12 @@ void pass_numbers(Step& whole, KernelStep& step, const std::function<int(int)>& 
 
 void pass_numbers(Schedule& schedule, const std::vector<int>& inputs) {
   if (inputs.empty()) return;
+  std::set<int> written;
+  for (const Step& s : schedule.steps) written.insert(s.writes.begin(), s.writes.end());
   auto number_in = [&](int buffer) {
     const Buffer& b = schedule.buffers[static_cast<size_t>(buffer)];
     const bool is_number = b.kind == Buffer::Kind::input && b.type.dtype == DType::f64 && b.type.shape.empty() &&
+                           b.type.device.kind == DeviceKind::cpu && b.version == 0 && !written.contains(buffer) &&
                            std::find(inputs.begin(), inputs.end(), b.index) != inputs.end();
     return is_number ? b.index : -1;
   };
