@@ -358,8 +358,25 @@ class Joiner {
     return std::ranges::any_of(some, [&](int other) { return memory_of(other) == memory_of(b); });
   }
 
+  // Whether the second writes of this buffer, at each point, the one element that the first reads there.
+  bool overwrites_what_is_read(const Step& first, const Step& second, int buffer) const {
+    const auto *a = std::get_if<KernelStep>(&first.work), *b = std::get_if<KernelStep>(&second.work);
+    if (!a || !b || a->kernel->axes != b->kernel->axes || !is_elementwise(*a->kernel) || !is_elementwise(*b->kernel)) return false;
+    const Access* written = nullptr;
+    for (const KernelStore& s : b->kernel->stores) {
+      if (memory_of(buffer_of(*b, s.access)) != memory_of(buffer)) continue;
+      if (written || s.adds || buffer_of(*b, s.access) != buffer || !s.access.dynamic.empty()) return false;
+      written = &s.access;
+    }
+    return written && std::ranges::all_of(a->kernel->exprs, [&](const KernelExpr& e) {
+             if (e.access.buffer < 0 || memory_of(buffer_of(*a, e.access)) != memory_of(buffer)) return true;
+             return e.kind == KernelExpr::Kind::load && buffer_of(*a, e.access) == buffer && e.access.dynamic.empty() &&
+                    start_of(*a, e.access) + e.access.index == start_of(*b, *written) + written->index;
+           });
+  }
+
   // Whether nothing from behind the first up to the second touches what it writes, or writes what it reads, but for what the second
-  // reads of it.
+  // reads of it, or writes where the first has read.
   bool may_sink(size_t first, const Step& second) const {
     auto is_later = [&](const std::map<int, size_t>& last, int b) {
       const auto at = last.find(memory_of(b));
@@ -367,7 +384,9 @@ class Joiner {
     };
     const Step& a = steps_[first];
     return std::ranges::none_of(a.writes, [&](int b) { return is_later(read_, b) || is_later(written_, b) || meets(second.writes, b); }) &&
-           std::ranges::none_of(a.reads, [&](int b) { return is_later(written_, b) || meets(second.writes, b); });
+           std::ranges::none_of(a.reads, [&](int b) {
+             return is_later(written_, b) || (meets(second.writes, b) && !overwrites_what_is_read(a, second, b));
+           });
   }
 
   std::vector<Step>& steps_;

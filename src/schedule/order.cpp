@@ -81,6 +81,12 @@ std::vector<Step> order_steps(const Decisions& d, const Buffers& memory, std::ve
   std::vector<int> unit_of(d.graph.nodes().size(), -1), wanted;
   for (size_t i = 0; i < units.size(); ++i)
     for (const Node* n : units[i].values) unit_of[n->id] = static_cast<int>(i);
+  // What becomes an input's new value is copied there behind all else that the program does, and stands where it is computed.
+  for (size_t i = unit_of.size(); i-- > 0;) {
+    const Node& n = d.graph.nodes()[i];
+    if (n.op != Op::copy || unit_of[i] < 0 || d.written_into(n) < 0) continue;
+    if (int& computed = unit_of[n.inputs[0].node->id]; computed < 0) computed = unit_of[i];
+  }
   for (int unit : unit_of)
     if (unit >= 0) wanted.push_back(unit);
   auto order = order_of(wanted, dependencies(memory, units));

@@ -56,7 +56,56 @@ void check_results(const Graph& g) {
   for (size_t i = 0; i < out.size(); ++i) CHECK(testing::first_difference(out[i], want[i], 1e-5, 1e-6) == "");
 }
 
+int kernels_of(const Graph& g) {
+  const Schedule s = testing::scheduled(g);
+  return static_cast<int>(std::ranges::count_if(s.steps, [](const Step& step) { return std::holds_alternative<KernelStep>(step.work); }));
+}
+
+// Momentum: b = .9 b + g; w -= .1 b.
+Graph momentum(int64_t elements, const std::string& read = "%1", const std::string& more = "") {
+  const std::string t = " : f32[" + std::to_string(elements) + "]\n";
+  return Graph::parse("%0 = input(index=0)" + t + "%1 = input(index=1)" + t + "%2 = input(index=2)" + t + "%3 = input(index=3) : i64[]\n" +
+                      "%4 = scalar(value=0.9, dtype=f32) : f32[]\n%5 = reshape(%4, shape=[1]) : f32[1]\n" + "%6 = expand(%5, shape=[" +
+                      std::to_string(elements) + "])" + t + more + "%8 = mul(" + read + ", %6)" + t + "%9 = add(%8, %0)" + t +
+                      "%10 = sub(%2, %9)" + t + "%11 = mul(%1, %6)" + t + "%12 = add(%11, %0)" + t + "return %12 into 1, %10 into 2\n");
+}
+
 }  // namespace
+
+TEST_CASE("joined kernels: one may write, at each point, what the other reads there") {
+  CHECK(kernels_of(momentum(8192)) == 1);
+  check_results(momentum(8192));
+  // Not where it reads another element.
+  const std::string flipped = "%7 = slice(%1, shape=[8192], starts=[8191], steps=[-1]) : f32[8192]\n";
+  CHECK(kernels_of(momentum(8192, "%7", flipped)) > 1);
+  check_results(momentum(8192, "%7", flipped));
+}
+
+// Of many like these, each is one kernel: what both of its parts read is still near.
+TEST_CASE("order: what an input becomes is computed where it can be, and not behind all else") {
+  constexpr int kMany = 40;
+  std::string text, outputs;
+  for (int i = 0; i < 4 * kMany; ++i) text += cat("%", i, " = input(index=", i, ") : f32[", i % 4 == 3 ? "" : "8192", "]\n");
+  int next = 4 * kMany;
+  for (int i = 0; i < kMany; ++i) {
+    const int g = 4 * i, m = g + 1, w = g + 2, count = g + 3, first = next;
+    auto emit = [&](const std::string& what, const std::string& shape) { text += cat("%", next++, " = ", what, " : ", shape, "\n"); };
+    const auto at = [&](int k) { return cat("%", first + k); };
+    emit(cat("cast(%", count, ", dtype=f64)"), "f64[]");
+    emit(cat("exp(", at(0), ")"), "f64[]");
+    emit(cat("cast(", at(1), ", dtype=f32)"), "f32[]");
+    emit(cat("reshape(", at(2), ", shape=[1])"), "f32[1]");
+    emit(cat("expand(", at(3), ", shape=[8192])"), "f32[8192]");
+    emit(cat("mul(%", g, ", %", g, ")"), "f32[8192]");
+    emit(cat("exp(%", m, ")"), "f32[8192]");
+    emit(cat("add(", at(5), ", ", at(6), ")"), "f32[8192]");
+    emit(cat("sqrt(", at(7), ")"), "f32[8192]");
+    emit(cat("mul(", at(8), ", ", at(4), ")"), "f32[8192]");
+    emit(cat("sub(%", w, ", ", at(9), ")"), "f32[8192]");
+    outputs += cat(outputs.empty() ? "" : ", ", at(10), " into ", w, ", ", at(7), " into ", m);
+  }
+  CHECK(kernels_of(Graph::parse(text + "return " + outputs + "\n")) == 2 * kMany);
+}
 
 TEST_CASE("store_through: a moment that its own step reads is stored where it lies") {
   const Graph g = moments();
