@@ -110,19 +110,25 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   return true;
 }
 
+// Whether these are numbers of one type, or tuples of such.
+bool are_numbers_alike(PyObject* a, PyObject* b) {
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (!PyTuple_CheckExact(a)) return PyFloat_CheckExact(a) || PyLong_CheckExact(a);
+  bool alike = PyTuple_GET_SIZE(a) == PyTuple_GET_SIZE(b);
+  for (Py_ssize_t i = 0; alike && i < PyTuple_GET_SIZE(a); ++i) alike = are_numbers_alike(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
+  return alike;
+}
+
 // Where a version would fit but for numbers of the state that the caller has changed (a learning rate, a step count), they are
 // given to the versions to come like arguments.
 void find_changed_numbers(Callable::Data& d, const Arguments& a) {
-  auto is_number = [](const Ref& r) { return r && (PyFloat_CheckExact(r.get()) || PyLong_CheckExact(r.get())); };
   for (const auto& v : d.versions) {
     Leaves leaves;
     if (!v->state || !v->form.match(a, leaves)) continue;
     std::vector<StatePlace> found;
     std::vector<State::Change> changes = v->state->changes();
     for (const State::Change& change : changes) {
-      auto place = is_number(change.before) && is_number(change.now) && Py_TYPE(change.before.get()) == Py_TYPE(change.now.get())
-                       ? v->state->place_of(change)
-                       : std::nullopt;
+      auto place = are_numbers_alike(change.before.get(), change.now.get()) ? v->state->place_of(change) : std::nullopt;
       if (place && place->kind != StatePlace::Kind::whole) found.push_back(std::move(*place));
     }
     auto& places = d.subject.places;
@@ -178,7 +184,8 @@ PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   d.busy = false;
   if (!result) return nullptr;
   const bool captured = p.ran == Pending::Ran::captured || !d.guarded;
-  if (!captured && v->function.stats().eager_reasons.empty()) return result.release();
+  const bool in_vain = p.runs > 1;  // recorded, undone and run eagerly: the next attempt is made with what this one found
+  if (!captured && !in_vain && v->function.stats().eager_reasons.empty()) return result.release();
   // Where gradients are needed by an argument nothing was captured, and nothing is to be checked next time but the arguments.
   if (!captured) v->state->stamp();
   if (d.versions.size() >= kMostVersions && d.guarded) d.versions.pop_back();

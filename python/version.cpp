@@ -121,6 +121,7 @@ class WatchedRun {
     if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
     checkpoints_.emplace("broach._checkpoint");
     gradients_.emplace("broach._gradients");
+    optimizers_.emplace("broach._optimizers");
     if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
     doubts_.emplace(state);
     watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never);
@@ -132,6 +133,7 @@ class WatchedRun {
     watch_.reset();
     doubts_->stop();
     numbers_.reset();
+    optimizers_.reset();
     gradients_.reset();
     checkpoints_.reset();
     compiling_.reset();
@@ -197,7 +199,7 @@ class WatchedRun {
   uint64_t ambient_;
   Ref random_;
   std::optional<Compiling> compiling_;
-  std::optional<StandIns> checkpoints_, gradients_, numbers_;
+  std::optional<StandIns> checkpoints_, gradients_, optimizers_, numbers_;
   std::optional<DoubtsInRun> doubts_;
   std::optional<Watch> watch_;
   std::vector<Reason> effects_;
@@ -291,9 +293,17 @@ void Version::watch(const Subject& subject) {
   watch_torch(*state);
 }
 
+// A tuple of numbers is what these are.
+static bool is_of_numbers(PyObject* container) {
+  if (!PyTuple_CheckExact(container)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(container); ++i)
+    if (PyObject* o = PyTuple_GET_ITEM(container, i); !PyFloat_CheckExact(o) && !PyLong_CheckExact(o)) return false;
+  return true;
+}
+
 // What the state has of its own, but for a list that is a place by itself: it is the same one in any call.
 bool Version::is_of_state(PyObject* container) const {
-  return state->knows(container) && std::ranges::none_of(form.places(), [&](const StatePlace& place) {
+  return state->knows(container) && !is_of_numbers(container) && std::ranges::none_of(form.places(), [&](const StatePlace& place) {
            return place.kind == StatePlace::Kind::whole && place.owner.get() == container;
          });
 }

@@ -12,7 +12,8 @@
 namespace broach {
 
 bool trains(const Capture& capture) {
-  if (capture.has_run_backward() && capture.runs_formulas_alone() && !capture.gives_histories()) return false;
+  const bool is_known = !capture.has_run_backward() || capture.runs_formulas_alone();
+  if (is_known && !capture.gives_histories()) return false;
   const bool may = capture.has_run_backward() || capture.writes_inputs();  // a tensor that is written may get a history
   return may && capture.differentiates() && (need_gradients(capture.lifted()) || need_gradients(capture.given()));
 }

@@ -182,18 +182,21 @@ IMPURE = frozenset(
 # of random numbers, and shows itself in identities and in what a debugger sees.
 EAGER = frozenset("builtins.hash builtins.id functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
 
-# Functions of torch.optim, by file: they do nothing but call operations, read gradients, and keep tensors in dicts of the optimizer's.
-# Optimizers in one kernel of torch's (`fused=True`), and those that are not listed, are left to eager.
+# Functions of torch.optim, by file: they do nothing but call operations, read gradients, keep tensors in dicts of the optimizer's, and
+# count and compute numbers. Optimizers that are not listed are left to eager.
 _STEPS = {
     "optimizer": "_use_grad _get_value _stack_if_compiling maybe_fallback _default_to_fused_or_foreach _view_as_real _get_scalar_dtype"
     " _get_capturable_supported_devices _to_scalar _accelerator_graph_capture_health_check _cuda_graph_capture_health_check"
-    " _optimizer_step_code wrapper _group_tensors_by_device_and_dtype zero_grad",
+    " _optimizer_step_code wrapper _group_tensors_by_device_and_dtype zero_grad _device_dtype_check_for_fused",
     "radam": "step _init_group radam _single_tensor_radam _multi_tensor_radam _compute_rect _compute_adaptive_lr",
-    "lr_scheduler": "wrapper",  # around an optimizer's step, which it notes
+    "lr_scheduler": "wrapper step _update_lr get_lr _get_closed_form_lr get_last_lr _param_groups_val_list _update_param_group_val __init__"
+    " __enter__ __exit__ _warn_get_lr_called_within_step _copy scale_fn _triangular_scale_fn _triangular2_scale_fn _exp_range_scale_fn"
+    " _anneal_func _annealing_cos _annealing_linear _is_better in_cooldown _reduce_lr",  # a wrapper is around an optimizer's step
+    "swa_utils": "update_parameters forward ema_update swa_update get_swa_avg_fn get_swa_multi_avg_fn",
     "adamw": "adamw",
     "_muon": "step _init_group muon _single_tensor_muon _adjust_lr _zeropower_via_newtonschulz",
 } | {
-    name: f"step _init_group {name} _single_tensor_{name} _multi_tensor_{name}"
+    name: f"step _init_group {name} _single_tensor_{name} _multi_tensor_{name} _fused_{name}"
     for name in "sgd adam rmsprop adagrad adamax nadam adadelta rprop".split()
 }  # fmt: skip
 OPTIMIZERS = frozenset(f"{file}.{name}" for file, names in _STEPS.items() for name in f"{names} <listcomp> <genexpr> <lambda>".split())

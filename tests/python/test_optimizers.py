@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import broach
 import pytest
@@ -43,6 +44,14 @@ OPTIMIZERS = {
     "radam": lambda p: O.RAdam(p),
     "adadelta": lambda p: O.Adadelta(p),
     "rprop": lambda p: O.Rprop(p),
+    "sgd fused": lambda p: O.SGD(p, 0.1, momentum=0.9, dampening=0.2, weight_decay=0.01, fused=True),
+    "nesterov fused": lambda p: O.SGD(p, 0.01, momentum=0.9, nesterov=True, maximize=True, fused=True),
+    "plain sgd fused": lambda p: O.SGD(p, 0.1, fused=True),
+    "adam fused": lambda p: O.Adam(p, 1e-3, weight_decay=0.1, fused=True),
+    "amsgrad fused": lambda p: O.Adam(p, 1e-3, amsgrad=True, maximize=True, fused=True),
+    "adamw fused": lambda p: O.AdamW(p, 1e-3, fused=True),
+    "fused with a tensor for its rate": lambda p: O.AdamW(p, lr=torch.tensor(1e-3), amsgrad=True, fused=True),
+    "adagrad fused": lambda p: O.Adagrad(p, lr_decay=0.1, weight_decay=0.01, fused=True),
 }
 X, Y = torch.linspace(-2, 2, 128).sin().reshape(8, 16), torch.linspace(-1, 1, 32).cos().reshape(8, 4)
 
@@ -86,10 +95,11 @@ def test_step_as_eager(name, set_to_none):
     assert seen["front"] == "native" and seen["eager_calls"] == 0 and seen["captures"] <= 6
 
 
-@pytest.mark.parametrize("name", ["nesterov", "adam", "adam foreach"])
-def test_schedulers(name):
+@pytest.mark.parametrize("name", ["nesterov", "adam", "adam foreach", "adamw fused"])
+@pytest.mark.parametrize("scheduler", [lambda o: O.lr_scheduler.CosineAnnealingLR(o, 20), lambda o: O.lr_scheduler.OneCycleLR(o, 0.1, 20)])
+def test_schedulers(name, scheduler):
     t = Training(OPTIMIZERS[name], lambda optimizer: None)
-    schedulers = [O.lr_scheduler.CosineAnnealingLR(o, 20) for o in t.optimizers]
+    schedulers = [scheduler(o) for o in t.optimizers]
     t.step = broach.compile(t.optimizers[1].step, options={"capture": "native"})  # which the scheduler has wrapped
     for _ in range(10):
         t.backward()
@@ -97,6 +107,138 @@ def test_schedulers(name):
         for s in schedulers:
             s.step()
     assert stats(t.step)["captures"] <= 6
+
+
+S = O.lr_scheduler
+SCHEDULERS = {
+    "step": lambda o: S.StepLR(o, 4, 0.5),
+    "several steps": lambda o: S.MultiStepLR(o, [3, 9], 0.1),
+    "constant": lambda o: S.ConstantLR(o, 0.5, 5),
+    "linear": lambda o: S.LinearLR(o, 0.2, total_iters=6),
+    "exponential": lambda o: S.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: S.PolynomialLR(o, 12, 2.0),
+    "cosine": lambda o: S.CosineAnnealingLR(o, 6),
+    "restarts": lambda o: S.CosineAnnealingWarmRestarts(o, 4, 2),
+    "one cycle": lambda o: S.OneCycleLR(o, 0.2, 20),
+    "cyclic": lambda o: S.CyclicLR(o, 0.01, 0.1, 3, cycle_momentum="momentum" in o.defaults),
+    "a function": lambda o: S.LambdaLR(o, lambda n: 1 / (1 + n)),
+    "a factor": lambda o: S.MultiplicativeLR(o, lambda n: 0.95),
+    "one behind the other": lambda o: S.SequentialLR(o, [S.LinearLR(o, 0.2, total_iters=4), S.ExponentialLR(o, 0.9)], [4]),
+    "two at once": lambda o: S.ChainedScheduler([S.LinearLR(o, 0.2, total_iters=4), S.ExponentialLR(o, 0.9)]),
+}
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_schedulers_within(name, scheduler):
+    t = Training(OPTIMIZERS[name], lambda optimizer: None)
+    schedulers = [SCHEDULERS[scheduler](o) for o in t.optimizers]
+
+    def step(k):
+        t.optimizers[k].step()
+        schedulers[k].step()
+
+    compiled = broach.compile(lambda: step(1), options={"capture": "native"})
+    for _ in range(16):
+        t.backward()
+        step(0)
+        compiled()
+        t.compare()
+        a, b = (vars(s) for s in schedulers)
+        assert schedulers[0].get_last_lr() == pytest.approx(schedulers[1].get_last_lr())
+        numbers = [k for k in a if isinstance(a[k], (int, float))]
+        assert {k: type(a[k]) for k in numbers} == {k: type(b[k]) for k in numbers}
+        assert [a[k] for k in numbers] == pytest.approx([b[k] for k in numbers])
+    assert stats(compiled)["front"] == "native" and stats(compiled)["eager_calls"] == 0
+
+
+def test_a_scheduler_that_reads_the_loss():
+    t = Training(OPTIMIZERS["nesterov"], lambda optimizer: None)
+    schedulers = [S.ReduceLROnPlateau(o, patience=1) for o in t.optimizers]
+    compiled = broach.compile(lambda loss: schedulers[1].step(loss))
+    for i in range(12):
+        loss = torch.tensor(1.0 / (i + 1) if i < 4 else 0.5)
+        schedulers[0].step(loss)
+        compiled(loss)
+        assert schedulers[0].get_last_lr() == schedulers[1].get_last_lr() and schedulers[0].best == schedulers[1].best
+
+
+@pytest.mark.parametrize("average", [O.swa_utils.get_ema_multi_avg_fn(0.9), O.swa_utils.get_swa_multi_avg_fn(), None])
+def test_averaged_models(average):
+    t = Training(OPTIMIZERS["nesterov"], lambda optimizer: None)
+    averaged = [O.swa_utils.AveragedModel(m, multi_avg_fn=average) for m in t.models]
+    compiled = broach.compile(lambda: averaged[1].update_parameters(t.models[1]), options={"capture": "native"})
+    for _ in range(8):
+        t.backward()
+        for o in t.optimizers:
+            o.step()
+        averaged[0].update_parameters(t.models[0])
+        compiled()
+        for a, b in zip(*(m.state_dict().values() for m in averaged)):
+            torch.testing.assert_close(a, b)
+    assert stats(compiled)["front"] == "native" and stats(compiled)["compiled_calls"] > 2
+
+
+FUSED = {
+    "_fused_adam_": (6, {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": True, "maximize": False}),
+    "_fused_adamw_": (6, {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8, "amsgrad": True, "maximize": True}),
+    "_fused_sgd_": (3, {"momentum": 0.9, "weight_decay": 0.1, "dampening": 0.1, "nesterov": False, "maximize": True, "is_first_step": False}),
+    "_fused_adagrad_": (4, {"lr_decay": 0.1, "weight_decay": 0.1, "eps": 1e-8, "maximize": False}),
+}
+
+
+def check_fused(name, scale, found, device="cpu", dtype=torch.float32, lay=lambda t: t):
+    """The operation itself, as a scaler of gradients calls it: with a scale, and skipped where a gradient was infinite."""
+    lists, how = FUSED[name]
+
+    def make(seed):
+        gen = torch.Generator().manual_seed(seed)
+        given = [[lay(torch.rand(n, 5, generator=gen) + 0.5).to(device, dtype) for n in (3, 70)] for _ in range(lists)]
+        if name != "_fused_sgd_":
+            given[-1] = [torch.tensor(3.0, device=device) for _ in range(2)]
+        return given
+
+    def program(given, scale, found):
+        with torch.no_grad():
+            getattr(torch, name)(*given, lr=0.01, grad_scale=scale, found_inf=found, **how)
+
+    compiled = broach.compile(program)
+    for seed in range(4):
+        want, got = make(seed), make(seed)
+        extra = [None if v is None else torch.tensor(v, device=device) for v in (scale, found)]
+        program(want, *extra)
+        compiled(got, *extra)
+        for place, (a, b) in enumerate(zip(want, got)):
+            tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {}
+            torch.testing.assert_close(a, b, msg=lambda m, place=place: f"list {place}: {m}", **tolerance)
+    return compiled
+
+
+@pytest.mark.parametrize("found", [None, 0.0, 1.0])
+@pytest.mark.parametrize("scale", [None, 4.0])
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_operations(name, scale, found):
+    check_fused(name, scale, found)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_operations_on_other_types_and_layouts(name):
+    check_fused(name, None, None, dtype=torch.float64)
+    check_fused(name, None, None, lay=lambda t: t.t().contiguous().t())
+
+
+def test_fused_operations_of_other_threads_stay_torchs():
+    own = torch._fused_sgd_
+    seen = []
+
+    def program(x):
+        thread = threading.Thread(target=lambda: seen.append(torch._fused_sgd_.__name__))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    broach.compile(program)(X)
+    assert seen == ["_fused_sgd_"] and torch._fused_sgd_ is own
 
 
 def test_zero_grad_and_clipping_within():
@@ -166,7 +308,7 @@ def test_hooks_of_the_optimizer_run():
     assert calls == [0, 1] * 5
 
 
-@pytest.mark.parametrize("make", [lambda p: O.Adam(p, fused=True), lambda p: O.ASGD(p), lambda p: O.LBFGS(p)])
+@pytest.mark.parametrize("make", [lambda p: O.ASGD(p), lambda p: O.LBFGS(p)])
 def test_left_to_eager(make):
     models = [_model(), _model()]
     optimizers = [make(m.parameters()) for m in models]

@@ -32,6 +32,22 @@ def test_models(model):
         pair.run(i)
 
 
+def test_checkpoints_whose_optimizer_reads_its_count():
+    from torch.utils.checkpoint import checkpoint
+
+    def step(m, o, x, y):
+        o.zero_grad()
+        loss = F.mse_loss(checkpoint(m, x, use_reentrant=False), y)
+        loss.backward()
+        o.step()
+        return loss
+
+    pair = Pair(step, optimizer=OPTIMIZERS["adamw"], options={"capture": "native"})
+    for i in range(8):
+        pair.run(i)
+    assert stats(pair.compiled)["captures"] <= 5 and stats(pair.compiled)["compiled_calls"] > 2
+
+
 def test_batches_of_other_sizes():
     pair = Pair(usual)
     for i, rows in enumerate([8, 8, 8, 5, 5, 8, 11, 3, 8, 64, 1]):
