@@ -28,6 +28,7 @@ import suite_models
 import suite_overhead
 import suite_peers
 import suite_settle
+import suite_steps
 import suite_threads
 import suite_training
 
@@ -35,6 +36,7 @@ SUITES = {
     "models": suite_models,
     "peers": suite_peers,
     "training": suite_training,
+    "steps": suite_steps,
     "threads": suite_threads,
     "settle": suite_settle,
     "overhead": suite_overhead,

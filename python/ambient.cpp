@@ -11,6 +11,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <torch/csrc/autograd/anomaly_mode.h>
+
 #include "capture.h"
 #include "devices.h"
 
@@ -63,7 +65,7 @@ uint64_t ambient_settings() {
 bool must_run_plainly() {
   return Capture::current() || c10::impl::TorchDispatchModeTLS::any_modes_set() || at::impl::PythonTorchFunctionTLS::stack_len() > 0 ||
          c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
-         at::tracer::impl::is_dispatch_enabled();
+         at::tracer::impl::is_dispatch_enabled() || torch::autograd::AnomalyMode::is_enabled();  // which is about eager's own nodes
 }
 
 }  // namespace broach

@@ -10,7 +10,8 @@ namespace broach {
 uint64_t ambient_settings();
 
 // Whether a call happens inside something that interprets operations itself (a transform of torch.func, a dispatch or function
-// mode, torch.jit's tracer, another capture): then the program runs as it is, and its operations are seen one by one.
+// mode, torch.jit's tracer, another capture, detection of anomalies): then the program runs as it is, and its operations are seen one by
+// one.
 bool must_run_plainly();
 
 }  // namespace broach

@@ -159,6 +159,7 @@ void Capture::run(const std::function<void()>& program) {
 }
 
 void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers) {
+  differentiable_.runs_backward = has_run_backward_;
   for (at::Tensor& t : outputs) {
     differentiable_.has_history.push_back(t.defined() && t.requires_grad());
     trace_.outputs.push_back(id_of_output(t));

@@ -25,6 +25,7 @@ struct Differentiable {
   std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
   std::vector<bool> has_history;                   // by result of the program
   bool is_released = false;                        // the history: the program has run its own backward through it
+  bool runs_backward = false;                      // the program does, as a training step
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }
 };

@@ -121,7 +121,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
       written_in_place.push_back(m);
   const Symbols& symbols = *compiled_->module.stages.front().graph->symbols();
   sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), symbols);
-  stages_ = std::make_unique<const Stages>(*compiled_, program_, constant, written_in_place, options);
+  stages_ = std::make_unique<const Stages>(*compiled_, program_, constant, written_in_place, options, differentiable.runs_backward);
   finds_sizes_ = stages_->finds_sizes();
   can_fail_ = stages_->can_fail();
   add_stats();

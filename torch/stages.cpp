@@ -106,7 +106,7 @@ static void mark_elements(const CompiledTrace& compiled, const Program& program,
 }
 
 Stages::Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
-               const PipelineOptions& options)
+               const PipelineOptions& options, bool is_step)
     : inputs_(compiled.module.inputs), values_(inputs_) {
   const Module& m = compiled.module;
   std::vector<bool> stays = constant, is_taken(m.slots.size());
@@ -133,8 +133,8 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
     } else {
       std::vector<int> own;
       for (size_t slot : s.gives) own.push_back(blocks[slot]);
-      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, compiled.tangents > 0, own),
-          stays, options);
+      const bool steady = compiled.tangents > 0 || is_step;
+      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, steady, own), stays, options);
     }
   }
   for (Part& p : parts_) std::erase_if(p.gives, [&](size_t slot) { return !is_taken[slot]; });

@@ -19,9 +19,9 @@ namespace broach {
 class Stages {
  public:
   // `program`: how results are made of the slots. `constant`, by input: stays the same from call to call. `written`: inputs that are
-  // written in place.
+  // written in place. `is_step`: a whole step of training, which is run again and again.
   Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
-         const PipelineOptions& options);
+         const PipelineOptions& options, bool is_step);
   ~Stages();
 
   // `values` has those of the program's inputs, `made` gets those of the slots behind them, and `symbols` the sizes. False if these are

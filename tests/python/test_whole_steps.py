@@ -48,6 +48,24 @@ def test_checkpoints_whose_optimizer_reads_its_count():
     assert stats(pair.compiled)["captures"] <= 5 and stats(pair.compiled)["compiled_calls"] > 2
 
 
+def test_anomalies_are_found_in_a_step_that_is_compiled():
+    def step(m, o, x, y):
+        o.zero_grad()
+        loss = loss_of(m, x, y).sqrt()
+        loss.backward()
+        o.step()
+        return loss
+
+    pair = Pair(step)
+    for i in range(5):
+        pair.run(i)
+    assert stats(pair.compiled)["compiled_calls"] > 0
+    before = [p.detach().clone() for p in pair.models[1].parameters()]
+    with torch.autograd.set_detect_anomaly(True), pytest.warns(UserWarning), pytest.raises(RuntimeError, match="SqrtBackward0"):
+        pair.compiled(torch.full((8, 16), torch.nan), torch.zeros(8, 4))
+    assert all(torch.equal(p, kept) for p, kept in zip(pair.models[1].parameters(), before))
+
+
 def test_batches_of_other_sizes():
     pair = Pair(usual)
     for i, rows in enumerate([8, 8, 8, 5, 5, 8, 11, 3, 8, 64, 1]):
