@@ -84,11 +84,9 @@ static bool is_touched(const Schedule& schedule, size_t input) {
 static void mark_elements(const CompiledTrace& compiled, const Program& program, std::vector<int>& blocks) {
   const Module& m = compiled.module;
   std::vector<bool> is_needed(m.slots.size());
-  for (size_t slot = 0; slot < m.slots.size(); ++slot) is_needed[slot] = blocks[slot] == kByItself;
-  const auto first = program.results.end() - static_cast<std::ptrdiff_t>(program.reads);
-  for (auto r = first; r != program.results.end(); ++r) is_needed[static_cast<size_t>(r->index)] = false;
-  for (auto r = program.results.begin(); r != first; ++r)
-    if (r->index >= 0) is_needed[static_cast<size_t>(r->index)] = true;
+  for (const ResultSpec& r : std::span(program.results).first(program.results.size() - program.reads))
+    if (r.index >= 0) is_needed[static_cast<size_t>(r.index)] = true;
+  for (const Program::Commit& c : program.commits) is_needed[static_cast<size_t>(c.output)] = true;
   size_t decides = 0;
   while (m.stages[decides].runs == Stage::Runs::once) ++decides;
   if (!compiled.executables[decides]) return;
