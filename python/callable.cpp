@@ -110,15 +110,6 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   return true;
 }
 
-// Whether these are numbers of one type, or tuples of such.
-bool are_numbers_alike(PyObject* a, PyObject* b) {
-  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (!PyTuple_CheckExact(a)) return PyFloat_CheckExact(a) || PyLong_CheckExact(a);
-  bool alike = PyTuple_GET_SIZE(a) == PyTuple_GET_SIZE(b);
-  for (Py_ssize_t i = 0; alike && i < PyTuple_GET_SIZE(a); ++i) alike = are_numbers_alike(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
-  return alike;
-}
-
 // Where a version would fit but for numbers of the state that the caller has changed (a learning rate, a step count), they are
 // given to the versions to come like arguments.
 void find_changed_numbers(Callable::Data& d, const Arguments& a) {

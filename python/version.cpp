@@ -293,17 +293,19 @@ void Version::watch(const Subject& subject) {
   watch_torch(*state);
 }
 
-// A tuple of numbers is what these are.
-static bool is_of_numbers(PyObject* container) {
-  if (!PyTuple_CheckExact(container)) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(container); ++i)
-    if (PyObject* o = PyTuple_GET_ITEM(container, i); !PyFloat_CheckExact(o) && !PyLong_CheckExact(o)) return false;
-  return true;
+bool are_numbers_alike(PyObject* a, PyObject* b) {
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (!PyTuple_CheckExact(a)) return PyFloat_CheckExact(a) || PyLong_CheckExact(a);
+  bool alike = PyTuple_GET_SIZE(a) == PyTuple_GET_SIZE(b);
+  for (Py_ssize_t i = 0; alike && i < PyTuple_GET_SIZE(a); ++i) alike = are_numbers_alike(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
+  return alike;
 }
 
-// What the state has of its own, but for a list that is a place by itself: it is the same one in any call.
+// What the state has of its own, but for a tuple of numbers, which is what these are, and for a list that is a place by itself: it is the
+// same one in any call.
 bool Version::is_of_state(PyObject* container) const {
-  return state->knows(container) && !is_of_numbers(container) && std::ranges::none_of(form.places(), [&](const StatePlace& place) {
+  return state->knows(container) && !are_numbers_alike(container, container) &&
+         std::ranges::none_of(form.places(), [&](const StatePlace& place) {
            return place.kind == StatePlace::Kind::whole && place.owner.get() == container;
          });
 }

@@ -16,6 +16,9 @@
 
 namespace broach {
 
+// Whether these are numbers of one type, or tuples of such.
+bool are_numbers_alike(PyObject* a, PyObject* b);
+
 constexpr size_t kMostPlaces = 32;  // that a program writes computed values to
 
 // The program of a callable, and what its captures have found out.

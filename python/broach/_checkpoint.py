@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.utils.checkpoint as checkpoints
 
+from ._captures import counted
 from ._native import _C
 
 
@@ -124,25 +125,18 @@ def _number_of_settings() -> int:
 
 
 _MORE_SETTINGS = _number_of_settings()
-_captures = 0
 
-
-def enter() -> None:
-    """Checkpoints of captured programs run once, until `leave`. Other threads notice nothing."""
-    global _captures
-    _captures += 1
-    if _captures > 1:
-        return
+def _begin() -> None:
+    """Checkpoints of captured programs run once. Other threads notice nothing."""
     for name, stand_in in _REPLACED.items():
         if getattr(checkpoints, name, None) is _ORIGINAL[name]:
             setattr(checkpoints, name, stand_in)
 
 
-def leave() -> None:
-    global _captures
-    _captures -= 1
-    if _captures:
-        return
+def _end() -> None:
     for name, stand_in in _REPLACED.items():
         if getattr(checkpoints, name, None) is stand_in:
             setattr(checkpoints, name, _ORIGINAL[name])
+
+
+enter, leave = counted(_begin, _end)

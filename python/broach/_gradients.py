@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ._captures import counted
+
 _own = torch._C.TensorBase.grad  # type: ignore[attr-defined]
 
 
@@ -19,19 +21,15 @@ def write_gradient(self: torch.Tensor, *value: object) -> None:
 
 
 _seen = property(read_gradient, write_gradient, write_gradient, _own.__doc__)
-_captures = 0
 
 
-def enter() -> None:
-    """Until `leave`. Other threads notice nothing."""
-    global _captures
-    _captures += 1
-    if _captures == 1:
-        torch.Tensor.grad = _seen  # type: ignore[assignment]
+def _begin() -> None:
+    """Other threads notice nothing."""
+    torch.Tensor.grad = _seen  # type: ignore[assignment]
 
 
-def leave() -> None:
-    global _captures
-    _captures -= 1
-    if not _captures:
-        del torch.Tensor.grad
+def _end() -> None:
+    del torch.Tensor.grad
+
+
+enter, leave = counted(_begin, _end)

@@ -18,6 +18,7 @@ from typing import Any, Callable
 
 import torch
 
+from ._captures import counted
 from ._native import _C
 
 
@@ -237,7 +238,6 @@ _REPLACED = {
 }
 _CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
 _KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
-_captures = 0
 
 
 def _give(classes: dict[type, dict[str, Any]]) -> None:
@@ -251,27 +251,22 @@ def _give(classes: dict[type, dict[str, Any]]) -> None:
                 setattr(own, name, value)
 
 
-def enter() -> None:
-    """What a program may ask of a number knows those that stand for others, until `leave`. Other threads notice nothing."""
-    global _captures
-    _captures += 1
-    if _captures > 1:
-        return
+def _begin() -> None:
+    """What a program may ask of a number knows those that stand for others. Other threads notice nothing."""
     _give(_CLASSES)
     torch.Tensor.tolist = _list_of  # type: ignore[method-assign, assignment]
     for name, f in _REPLACED.items():
         setattr(math, name, f)
 
 
-def leave() -> None:
-    global _captures
-    _captures -= 1
-    if _captures:
-        return
+def _end() -> None:
     _give(_KEPT)
     del torch.Tensor.tolist
     for name, f in _MATH.items():
         setattr(math, name, f)
+
+
+enter, leave = counted(_begin, _end)
 
 
 def settle(owner: object, key: object, now: object) -> None:

@@ -7,11 +7,13 @@ rounded once, where it is stored.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any, Callable
 
 import torch
 from torch import Tensor
 
+from ._captures import counted
 from ._native import _C
 
 Update = Callable[..., "list[tuple[Tensor, Tensor]]"]  # what is stored, and where
@@ -28,18 +30,20 @@ def _fits(together: list[Tensor], steps: list[Tensor]) -> bool:
     return alike and p.dtype in types and all(t.device == p.device and t.numel() == 1 for t in steps)
 
 
-def _is_wide(t: Tensor) -> bool:
-    return t.element_size() >= 4
+def _wide(t: Tensor) -> Tensor:
+    return t if t.element_size() >= 4 else t.float()
 
 
 def _taken_apart(original: Callable, lists: int, steps: int, update: Update) -> Callable:
     """`lists`: of the arguments, how many are lists of tensors, of which the last `steps` are counts."""
+    known = {name for name, p in inspect.signature(update).parameters.items() if p.kind is p.KEYWORD_ONLY} | {"maximize"}
 
     @functools.wraps(original)
     def function(*given: Any, lr: Any, grad_scale: Tensor | None = None, found_inf: Tensor | None = None, **how: Any) -> None:
         whole = functools.partial(original, *given, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **how)
-        if not _C.is_capturing() or len(given) != lists or torch.is_grad_enabled():
+        if not _C.is_capturing() or len(given) != lists or how.keys() != known or torch.is_grad_enabled():
             return whole()
+        maximize = how.pop("maximize")
         count = len(given[0])
         used = [tensors for tensors in given if tensors]
         if any(len(tensors) != count for tensors in used) or not given[0] or not given[1]:
@@ -50,24 +54,20 @@ def _taken_apart(original: Callable, lists: int, steps: int, update: Update) -> 
         rate = lr.double() if isinstance(lr, Tensor) else lr
         for i in range(count):
             at = [tensors[i] if tensors else None for tensors in given]
-            gradient = at[1] if _is_wide(at[1]) else at[1].float()
+            gradient = _wide(at[1])
             stored = []
             if grad_scale is not None:
                 gradient = gradient / grad_scale
                 stored.append((at[1], gradient))
-            stored += update(at, -gradient if how["maximize"] else gradient, rate, **how)
+            stored += update(at, -gradient if maximize else gradient, rate, **how)
             for place, value in stored:
                 place.copy_(value if found_inf is None else torch.where(found_inf == 1, place, value))
 
     return function
 
 
-def _wide(t: Tensor) -> Tensor:
-    return t if _is_wide(t) else t.float()
-
-
 def _adam(decoupled: bool) -> Update:
-    def update(at: list[Tensor], g: Tensor, lr: Any, *, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool, **_: Any) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+    def update(at: list[Tensor], g: Tensor, lr: Any, *, beta1: float, beta2: float, weight_decay: float, eps: float, amsgrad: bool) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
         place, _, first, second, most, step = at
         p, count = _wide(place), step.double()
         if not step.is_cuda:
@@ -88,7 +88,7 @@ def _adam(decoupled: bool) -> Update:
     return update
 
 
-def _sgd(at: list[Tensor], g: Tensor, lr: Any, *, momentum: float, weight_decay: float, dampening: float, nesterov: bool, is_first_step: bool, **_: Any) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+def _sgd(at: list[Tensor], g: Tensor, lr: Any, *, momentum: float, weight_decay: float, dampening: float, nesterov: bool, is_first_step: bool) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
     place, _, kept = at
     p = _wide(place)
     if weight_decay != 0:
@@ -101,7 +101,7 @@ def _sgd(at: list[Tensor], g: Tensor, lr: Any, *, momentum: float, weight_decay:
     return [*stored, (place, p - g * lr)]
 
 
-def _adagrad(at: list[Tensor], g: Tensor, lr: Any, *, lr_decay: float, weight_decay: float, eps: float, **_: Any) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
+def _adagrad(at: list[Tensor], g: Tensor, lr: Any, *, lr_decay: float, weight_decay: float, eps: float) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
     place, _, total, step = at
     p, rate = _wide(place), lr / (1 + (step.double() - 1) * lr_decay)
     if weight_decay != 0:
@@ -110,14 +110,13 @@ def _adagrad(at: list[Tensor], g: Tensor, lr: Any, *, lr_decay: float, weight_de
     return [(total, s), (place, p - rate * g / (s.sqrt() + eps))]
 
 
-_ORIGINAL = {name: getattr(torch, name) for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")}
 _REPLACED = {
     "_fused_adam_": _taken_apart(torch._fused_adam_, 6, 1, _adam(decoupled=False)),
     "_fused_adamw_": _taken_apart(torch._fused_adamw_, 6, 1, _adam(decoupled=True)),
     "_fused_sgd_": _taken_apart(torch._fused_sgd_, 3, 0, _sgd),
     "_fused_adagrad_": _taken_apart(torch._fused_adagrad_, 4, 1, _adagrad),
 }
-_captures = 0
+_ORIGINAL = {name: getattr(torch, name) for name in _REPLACED}
 
 
 def _set(functions: dict[str, Callable]) -> None:
@@ -125,16 +124,5 @@ def _set(functions: dict[str, Callable]) -> None:
         setattr(torch, name, function)
 
 
-def enter() -> None:
-    """Until `leave`. Other threads notice nothing."""
-    global _captures
-    _captures += 1
-    if _captures == 1:
-        _set(_REPLACED)
-
-
-def leave() -> None:
-    global _captures
-    _captures -= 1
-    if not _captures:
-        _set(_ORIGINAL)
+# Other threads notice nothing.
+enter, leave = counted(functools.partial(_set, _REPLACED), functools.partial(_set, _ORIGINAL))

@@ -304,8 +304,7 @@ class Joiner {
     };
     return std::ranges::any_of(a.kernel->exprs, [&](const KernelExpr& x) {
       return is_full(a, x) && std::ranges::any_of(b.kernel->exprs, [&](const KernelExpr& y) {
-               return is_full(b, y) && buffer_of(a, x.access) == buffer_of(b, y.access) &&
-                      start_of(a, x.access) + x.access.index == start_of(b, y.access) + y.access.index;
+               return is_full(b, y) && is_one_element(a, x.access, b, y.access);
              });
     });
   }
@@ -341,10 +340,7 @@ class Joiner {
     for (const KernelStore& s : a.kernel->stores) {
       if (memory_of(buffer_of(a, s.access)) != memory_of(buffer)) continue;
       ++stores;
-      const bool same = buffer_of(a, s.access) == buffer && s.access.dynamic.empty() && load.access.dynamic.empty() &&
-                        start_of(a, s.access) + s.access.index == start_of(b, load.access) + load.access.index &&
-                        a.kernel->exprs[static_cast<size_t>(s.expr)].dtype == load.dtype;
-      if (same) out = s.expr;
+      if (is_one_element(a, s.access, b, load.access) && a.kernel->exprs[static_cast<size_t>(s.expr)].dtype == load.dtype) out = s.expr;
     }
     return stores == 1 ? out : -1;
   }
@@ -352,6 +348,12 @@ class Joiner {
   static int buffer_of(const KernelStep& k, const Access& access) { return k.buffers[static_cast<size_t>(access.buffer)]; }
   static SymInt start_of(const KernelStep& k, const Access& access) {
     return k.starts.empty() ? 0 : k.starts[static_cast<size_t>(access.buffer)];
+  }
+
+  // Whether these are, at each point, the same element of the same buffer.
+  static bool is_one_element(const KernelStep& a, const Access& x, const KernelStep& b, const Access& y) {
+    return buffer_of(a, x) == buffer_of(b, y) && x.dynamic.empty() && y.dynamic.empty() &&
+           start_of(a, x) + x.index == start_of(b, y) + y.index;
   }
 
   bool meets(const std::vector<int>& some, int b) const {
@@ -365,13 +367,12 @@ class Joiner {
     const Access* written = nullptr;
     for (const KernelStore& s : b->kernel->stores) {
       if (memory_of(buffer_of(*b, s.access)) != memory_of(buffer)) continue;
-      if (written || s.adds || buffer_of(*b, s.access) != buffer || !s.access.dynamic.empty()) return false;
+      if (written || s.adds) return false;
       written = &s.access;
     }
     return written && std::ranges::all_of(a->kernel->exprs, [&](const KernelExpr& e) {
              if (e.access.buffer < 0 || memory_of(buffer_of(*a, e.access)) != memory_of(buffer)) return true;
-             return e.kind == KernelExpr::Kind::load && buffer_of(*a, e.access) == buffer && e.access.dynamic.empty() &&
-                    start_of(*a, e.access) + e.access.index == start_of(*b, *written) + written->index;
+             return e.kind == KernelExpr::Kind::load && is_one_element(*a, e.access, *b, *written);
            });
   }
 
