@@ -54,10 +54,17 @@ bool is_enum_member(PyObject* o) {
   return is_instance(o, enumeration);
 }
 
+// What a program keeps beside its tensors and steps from call to call: one of each lives as long as the program, and what it holds is the
+// program's state, wherever the program finds it.
+bool is_kept_state(PyObject* o) {
+  static PyObject* const types[] = {imported("torch.nn", "Module"), imported("torch.optim", "Optimizer"),
+                                    imported("torch.optim.lr_scheduler", "LRScheduler"), imported("torch.amp", "GradScaler")};
+  return std::any_of(std::begin(types), std::end(types), [&](PyObject* type) { return is_instance(o, type); });
+}
+
 bool by_identity(PyObject* o) {
-  static PyObject* module = imported("torch.nn", "Module");
   static PyObject* partial = imported("functools", "partial");
-  return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_instance(o, module) || is_enum_member(o) ||
+  return PyFunction_Check(o) || PyMethod_Check(o) || PyModule_Check(o) || PyType_Check(o) || is_kept_state(o) || is_enum_member(o) ||
          is_instance(o, partial);
 }
 
@@ -100,6 +107,15 @@ bool same_attributes(PyObject* before, PyObject* now) {
 }
 
 bool has_instance_dict(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && cpython::dict_place(o); }
+
+// What fills a defaultdict lies where a class's slots do.
+bool is_defaultdict(PyTypeObject* layout) { return std::string_view(layout->tp_name) == "collections.defaultdict"; }
+
+// A defaultdict may have no factory, which reads as None.
+PyObject* in_slot(PyObject* o, Py_ssize_t offset) {
+  PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
+  return v || !PyDict_Check(o) ? v : Py_None;
+}
 
 // The items of a dict in the order in which a program meets them.
 class Items {
@@ -219,7 +235,7 @@ bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   }
   if (PyDict_Check(o)) {
     PyTypeObject* layout = native_base(Py_TYPE(o));
-    if (layout != &PyDict_Type && layout != &PyODict_Type) return fail(o);  // defaultdict, Counter: with state of their own
+    if (layout != &PyDict_Type && layout != &PyODict_Type && !is_defaultdict(layout)) return fail(o);  // with state of their own
     if (Py_TYPE(o) == &PyODict_Type && attributes_of(o)) return refuse({"an OrderedDict with attributes", Fallback::eager});
     return add_keyed(o, Kind::dict, rules, leaves);
   }
@@ -304,12 +320,12 @@ bool Form::add_keyed(PyObject* o, Kind kind, const Rules& rules, Leaves& leaves)
   p.items = items;
   p.attributes = attributes;
   p.value = Ref::steal(PyList_AsTuple(keys.get()));
-  if (kind == Kind::object) p.slots = cpython::slots_of(Py_TYPE(o));
+  if (kind == Kind::object || is_defaultdict(native_base(Py_TYPE(o)))) p.slots = cpython::slots_of(Py_TYPE(o));
   auto slots = p.slots;
   for (const Ref& v : values)
     if (!add(v.get(), rules, leaves)) return false;
   for (Py_ssize_t offset : slots) {
-    PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
+    PyObject* v = in_slot(o, offset);
     if (!v) return fail(o);
     if (!add(v, rules, leaves)) return false;
   }
@@ -399,7 +415,7 @@ bool Form::match_keyed(const Part& p, size_t& at, PyObject* o, Leaves& leaves) c
   PyObject** place = PyType_HasFeature(p.type, Py_TPFLAGS_HEAPTYPE) ? cpython::dict_place(o) : nullptr;
   if (place && !agree(*place, p.attributes)) return false;
   for (Py_ssize_t offset : p.slots) {
-    PyObject* v = *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset);
+    PyObject* v = in_slot(o, offset);
     if (!v || !match(at, v, leaves)) return false;
   }
   return true;

@@ -466,7 +466,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (!answers_for(v.name, function)) return effect(frame, called());
   if (v.kind == Kind::pure || (whose != Owner::user && known().of_libraries.contains(v.name))) return;
   if (v.kind == Kind::answer) return state_.watch_answer(function, whose == Owner::torch);
-  if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_elements(THPVariable_Unpack(cpython::self_of(function))))
+  if (v.name == "Tensor.tolist" && Capture::current() && Capture::current()->read_list(THPVariable_Unpack(cpython::self_of(function))))
     return;
   // torch's own Python code is trusted with what is not listed as impure; nobody else's is.
   if (whose == Owner::torch && v.kind == Kind::unknown) return;

@@ -17,7 +17,9 @@ PyObject* instance_dict(PyObject* o) {
 
 PyObject*& slot_at(PyObject* o, Py_ssize_t offset) { return *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(o) + offset); }
 
-bool is_object(PyObject* o) { return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) && !PyTuple_Check(o); }
+bool may_have_slots(PyObject* o) {
+  return PyType_HasFeature(Py_TYPE(o), Py_TPFLAGS_HEAPTYPE) ? !PyTuple_Check(o) : PyDict_Check(o) && !PyDict_CheckExact(o);
+}
 
 }  // namespace
 
@@ -27,7 +29,7 @@ Shallow::Shallow(PyObject* o) : object(o), type(Ref::borrow(reinterpret_cast<PyO
   if (PyDict_Check(o)) read_elements(o, order);
   if (PySet_Check(o)) items = Ref::steal(PyFrozenSet_New(o));
   if (PyObject* dict = instance_dict(o)) attributes = Ref::steal(PyDict_Copy(dict));
-  if (is_object(o))
+  if (may_have_slots(o))
     for (Py_ssize_t offset : cpython::slots_of(Py_TYPE(o))) slots.push_back(Ref::borrow(slot_at(o, offset)));
 }
 

@@ -162,6 +162,8 @@ class Capture {
 
   // The program is about to read every element on the host, past the dispatcher. False if the recording does not bear it.
   bool read_elements(const at::Tensor& t);
+  // The same of a list that the program makes of them, of which a run on stand-ins makes one of numbers.
+  bool read_list(const at::Tensor& t);
   // The same of an operation that is about to be taken apart; the recording ends there if it does not bear it.
   void must_read_elements(const at::Tensor& t, const std::string& operation);
   // The program asks a tensor for something that no operation shows. False if the recording does not bear it.

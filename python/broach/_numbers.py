@@ -227,6 +227,47 @@ def _list_of(t: torch.Tensor) -> Any:
     return t.item() if t.dim() == 0 else [_list_of(row) for row in t.unbind(0)]
 
 
+def _numbers_in(data: Any, shape: list[int], depth: int = 0) -> list[Any] | None:
+    """What nested lists and tuples hold, in order, and their shape. None where they hold something else than numbers, or are no tensor."""
+    if type(data) not in (list, tuple, torch.Size):
+        return [data] if depth == len(shape) and isinstance(data, (bool, int, float)) else None
+    if depth == len(shape):
+        shape.append(len(data))
+    if shape[depth] != len(data) or not 0 < len(data) <= _LONGEST_LIST:
+        return None
+    found: list[Any] = []
+    for item in data:
+        part = _numbers_in(item, shape, depth + 1)
+        if part is None:
+            return None
+        found += part
+    return found
+
+
+def _dtype_of(numbers: list[Any]) -> torch.dtype:
+    if any(isinstance(n, float) for n in numbers):
+        return torch.get_default_dtype()
+    return torch.bool if all(isinstance(n, bool) for n in numbers) else torch.int64
+
+
+def _function_of_data(original: Callable) -> Callable:
+    """A function that makes a tensor of numbers, of which some may stand for others."""
+
+    @functools.wraps(original)
+    def function(*data: Any, **how: Any) -> torch.Tensor:
+        shape: list[int] = []
+        numbers = _numbers_in(data[0], shape) if _C.is_capturing_symbols() and len(data) == 1 and how.keys() <= {"dtype", "device"} else None
+        if numbers is None or len(numbers) > _LONGEST_LIST or not any(type(n) in (Int, Float, torch.SymInt, torch.SymFloat) for n in numbers):
+            return original(*data, **how)
+        dtype, device = how.get("dtype") or _dtype_of(numbers), how.get("device")
+        if dtype.is_complex or dtype.is_floating_point < any(isinstance(n, float) for n in numbers) or dtype == torch.bool:
+            return original(*data, **how)
+        elements = [torch.full((), n, dtype=dtype, device=device) for n in numbers]
+        return torch.stack(elements).view(shape) if shape else elements[0]
+
+    return function
+
+
 _QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "isnan": lambda x: bool(x != x),
     "isinf": lambda x: bool(x == math.inf) or bool(x == -math.inf),
@@ -236,6 +277,8 @@ _MATH = {name: getattr(math, name) for name in (*_C.functions_of_numbers(), *_QU
 _REPLACED = {
     name: _question(_QUESTIONS[name], f) if name in _QUESTIONS else _function_of_numbers(f) for name, f in _MATH.items()
 }
+_OF_DATA = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
+_REPLACED_OF_DATA = {name: _function_of_data(f) for name, f in _OF_DATA.items()}
 _CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
 _KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
 
@@ -257,6 +300,8 @@ def _begin() -> None:
     torch.Tensor.tolist = _list_of  # type: ignore[method-assign, assignment]
     for name, f in _REPLACED.items():
         setattr(math, name, f)
+    for name, f in _REPLACED_OF_DATA.items():
+        setattr(torch, name, f)
 
 
 def _end() -> None:
@@ -264,6 +309,8 @@ def _end() -> None:
     del torch.Tensor.tolist
     for name, f in _MATH.items():
         setattr(math, name, f)
+    for name, f in _OF_DATA.items():
+        setattr(torch, name, f)
 
 
 enter, leave = counted(_begin, _end)
