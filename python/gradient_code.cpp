@@ -79,27 +79,33 @@ PythonGradients::PythonGradients(const State& state, const std::vector<StatePlac
   for (const StatePlace& place : places_) own_->leave_out(place);
 }
 
-std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t results) {
-  py::gil_scoped_acquire gil;
+std::string why_no_python(ag::Node& node, bool is_formula, std::vector<Ref>& hooks) {
   bool known = true;
-  auto look = [&](auto& hooks) {
-    for (auto& hook : hooks) {
+  auto look = [&](auto& of_kind) {
+    for (auto& hook : of_kind) {
       PyObject* dict = hook ? dict_of(*hook) : nullptr;
       known = known && dict;
       if (!dict) continue;
       std::vector<Ref> of_node = values_of(dict);
-      hooks_.insert(hooks_.end(), of_node.begin(), of_node.end());
+      hooks.insert(hooks.end(), of_node.begin(), of_node.end());
     }
   };
   look(node.tensor_pre_hooks());
   look(node.pre_hooks());
   look(node.post_hooks());
   if (!known) return cat(node.name(), " has a hook that is not Python's");
+  if (!is_formula && (type_name(node) != kPyNode || node.is_aot_backward()))
+    return cat("gradients by ", node.name(), ", whose code is not torch's own");
+  return "";
+}
+
+std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t results) {
+  py::gil_scoped_acquire gil;
+  if (std::string why = why_no_python(node, is_formula, hooks_); !why.empty()) return why;
   for (const StatePlace& place : places_)
     if (place.kind == StatePlace::Kind::whole)
       return cat(node.name(), " runs code of a program that keeps a list from call to call: ", place.path);
   if (is_formula) return "";
-  if (type_name(node) != kPyNode || node.is_aot_backward()) return cat("gradients by ", node.name(), ", whose code is not torch's own");
   py::object function = py::reinterpret_steal<py::object>(ag::functionToPyObject(node.getptr()));
   if (!reinterpret_cast<THPFunction*>(function.ptr())->materialize_grads && results > 1)
     return cat(node.name(), " goes by which of its results have a gradient");

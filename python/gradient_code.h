@@ -13,6 +13,9 @@
 
 namespace broach {
 
+// Why what a node runs besides a formula of torch's is no Python code; empty if it is. `hooks` are given the functions of its hooks.
+std::string why_no_python(torch::autograd::Node& node, bool is_formula, std::vector<Ref>& hooks);
+
 class PythonGradients : public GradientCode {
  public:
   // `state`: what the program reads. `reached`: what it was given and has given. `places`: where it keeps values from call to call.

@@ -12,6 +12,7 @@
 #include "ambient.h"
 #include "capture.h"
 #include "gradient_code.h"
+#include "instances.h"
 #include "rerun.h"
 #include "support/error.h"
 #include "watch.h"
@@ -613,6 +614,12 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
     const StatePlace& place = form.places()[i];
     if (same_value(given.kept[i].get(), place.value())) continue;
     made->places.push_back(i);
+    if (place.kind == StatePlace::Kind::gradient && is_tensor(given.kept[i].get())) {
+      auto is_it = [&](const at::Tensor& t) { return t.is_same(THPVariable_Unpack(given.kept[i].get())); };
+      const auto input = std::ranges::find_if(inputs, is_it);
+      if (input != inputs.end())
+        out.replaced.push_back({static_cast<size_t>(input - inputs.begin()), THPVariable_Unpack(place.owner.get())});
+    }
     if (!made->form.add(place.value(), rules, leaves))
       p.take_back_or_reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
   }
@@ -688,7 +695,7 @@ PyObject* Version::run(Pending& p) {
   HANDLE_TH_ERRORS
   try {
     py::gil_scoped_release release;
-    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_}, state ? modes : Function::Modes::now());
+    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_, &p.leaves.tensors}, state ? modes : Function::Modes::now());
   } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());

@@ -7,6 +7,7 @@
 
 #include "capture.h"
 #include "cpython.h"
+#include "gradient_code.h"
 #include "function.h"
 #include "instances.h"
 #include "keys.h"
@@ -369,7 +370,12 @@ void Watch::on_backward(PyFrameObject* frame) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(list.get()); ++i)
     if (PyObject* o = PyTuple_GET_ITEM(list.get(), i); is_tensor(o)) outputs.push_back(THPVariable_Unpack(o));
     else return effect(frame, {"runs a backward from an edge of autograd's graph", Fallback::eager});
-  if (c && !c->is_abandoned() && !program_) c->will_run_backward(outputs);
+  if (!c || c->is_abandoned() || program_) return;
+  c->will_run_backward(outputs, [this](torch::autograd::Node& node, bool is_formula) {
+    std::vector<Ref> hooks;
+    if (!engine_) engine_.emplace();
+    return why_no_python(node, is_formula, hooks);
+  });
 }
 
 // A tensor of the program's own is gone with the call, and its hook with it: what that does is part of the gradients.

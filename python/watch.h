@@ -2,6 +2,7 @@
 // and whether anything happens that running a trace would not repeat.
 #pragma once
 
+#include "engine_on_this_thread.h"
 #include "reference.h"
 #include "state.h"
 #include "while_capturing.h"
@@ -90,6 +91,7 @@ class Watch {
   std::optional<Compiling> compiling_;  // meanwhile
   const State* program_;                // of gradients; null: the program itself is watched
   const bool ends_on_effects_;          // as a run on stand-ins does, too
+  std::optional<EngineOnThisThread> engine_;  // since it runs code of the program's own
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;
   Ref before_argument_;

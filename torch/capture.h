@@ -38,6 +38,9 @@ class GradientCode {
   virtual std::shared_ptr<const ReadByCode> read() const = 0;
 };
 
+// Why what a node of autograd's runs besides a formula of torch's cannot be recorded; empty if it can.
+using CodeObstacle = std::function<std::string(torch::autograd::Node& node, bool is_formula)>;
+
 // What no operation shows of an input, and the program may have gone by.
 struct InputFacts {
   c10::DispatchKeySet keys;  // among others, whether it is an inference tensor
@@ -143,9 +146,10 @@ class Capture {
   bool has_run_backward() const { return has_run_backward_; }
   // The program is about to have the engine run from these, for gradients of its own. What that does is recorded as its operations, which
   // are all where it runs torch's formulas alone, and gives gradients to tensors that the front knows; else the verdict says why not.
-  void will_run_backward(const std::vector<at::Tensor>& outputs);
-  // Whether it only has.
-  bool runs_formulas_alone() const { return runs_formulas_alone_; }
+  // Code of the program's own that the engine runs is the program's own on this thread: `code` says why that of a node cannot be recorded.
+  void will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code);
+  // Whether all that the engine runs is so known.
+  bool runs_known_backwards() const { return runs_known_backwards_; }
   // Whether a backward from any of these results would be the second one, which is eager's error. To be called from within `run`.
   bool has_released(const std::vector<at::Tensor>& results);
   // A tensor that it was given or holds needs gradients now and did not, or is made of others, as those may be that it writes.
@@ -277,6 +281,7 @@ class Capture {
   int32_t storage_of(const at::Tensor& t) const;
   at::Tensor add_tangent(const at::Tensor& result);
   std::string why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const;
+  std::string why_no_code(torch::autograd::Node& node, const CodeObstacle& code);
   std::string record_gradients(const std::vector<at::Tensor>& results, GradientCode* code);
   std::string run_engine(const std::function<void()>& engine, GradientCode* code);
   void protect(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written);
@@ -347,7 +352,7 @@ class Capture {
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false, is_taken_back_ = false;
-  bool differentiates_ = false, has_run_backward_ = false, runs_formulas_alone_ = false, draws_ = false;
+  bool differentiates_ = false, has_run_backward_ = false, runs_known_backwards_ = false, runs_code_in_backward_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::shared_ptr<const void> token_ = std::make_shared<char>();
   std::vector<SymbolId> plainly_read_;

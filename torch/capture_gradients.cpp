@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones_like.h>
-#include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/engine.h>
@@ -23,6 +22,7 @@
 #include <unordered_set>
 
 #include "capture.h"
+#include "engine_on_this_thread.h"
 #include "input_history.h"
 #include "keys.h"
 #include "leaf_gradients.h"
@@ -269,19 +269,6 @@ std::string why_not_with_code(const Walk& walk, const std::vector<Reached>& reac
   return "";
 }
 
-class EngineOnThisThread {
- public:
-  EngineOnThisThread() : before_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
-    c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-  }
-  ~EngineOnThisThread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(before_); }
-  EngineOnThisThread(const EngineOnThisThread&) = delete;
-  EngineOnThisThread& operator=(const EngineOnThisThread&) = delete;
-
- private:
-  bool before_;
-};
-
 }  // namespace
 
 std::string Capture::run_engine(const std::function<void()>& engine, GradientCode* code) {
@@ -489,22 +476,30 @@ static ag::edge_list edges_behind(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
-static std::string why_no_formula(ag::Node& n, const std::unordered_set<const c10::TensorImpl*>& known) {
+static std::string why_no_leaf(ag::AccumulateGrad& n, const std::unordered_set<const c10::TensorImpl*>& known) {
   if (has_hooks(n)) return cat(n.name(), " has a hook");
-  const auto* leaf = dynamic_cast<const ag::AccumulateGrad*>(&n);
-  if (!leaf) return is_formula(n) ? "" : cat("gradients by ", n.name(), ", whose code is not torch's own");
-  return known.contains(leaf->variable.unsafeGetTensorImpl()) ? "" : "it gives some to a tensor that it makes";
+  return known.contains(n.variable.unsafeGetTensorImpl()) ? "" : "it gives some to a tensor that it makes";
 }
 
-void Capture::will_run_backward(const std::vector<at::Tensor>& outputs) {
+std::string Capture::why_no_code(ag::Node& n, const CodeObstacle& code) {
+  if (is_formula(n) && !has_hooks(n)) return "";
+  if (!n.retains_grad_hooks().empty()) return cat("a tensor whose gradient ", n.name(), " computes keeps it");
+  if (gives_histories()) return cat(n.name(), " runs code, and a tensor that the program reads has a history");
+  runs_code_in_backward_ = true;
+  return code(n, is_formula(n));
+}
+
+void Capture::will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code) {
   std::lock_guard lock(mutex_);
   std::unordered_set<const c10::TensorImpl*> known;
   for (const auto* list : {&given_, &lifted_})
     for (const at::Tensor& t : *list) known.insert(t.unsafeGetTensorImpl());
-  for (const ag::Edge& e : edges_behind(outputs))
-    if (const std::string why = why_no_formula(*e.function, known); !why.empty())
-      return fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
-  runs_formulas_alone_ = true;
+  for (const ag::Edge& e : edges_behind(outputs)) {
+    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(e.function.get());
+    const std::string why = leaf ? why_no_leaf(*leaf, known) : why_no_code(*e.function, code);
+    if (!why.empty()) return fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
+  }
+  runs_known_backwards_ = true;
 }
 
 // Whether eager's engine finds that the graph behind a tensor was gone through. It says so before it has done anything; if not, it runs.
@@ -524,7 +519,7 @@ static bool is_released(const at::Tensor& t) {
 }
 
 bool Capture::has_released(const std::vector<at::Tensor>& results) {
-  if (!has_run_backward_ || !runs_formulas_alone_ || differentiable_.is_released) return differentiable_.is_released;
+  if (!has_run_backward_ || !runs_known_backwards_ || runs_code_in_backward_ || differentiable_.is_released) return differentiable_.is_released;
   auto is_fine = [](const at::Tensor& t) {
     return !t.defined() || !t.requires_grad() || t.is_leaf() || (!real_tensor(t) && !t.is_view() && is_released(t));
   };

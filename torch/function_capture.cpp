@@ -390,7 +390,8 @@ Verdict Function::compile(const Modes& modes, Recorded& recorded) const {
   try {
     recorded.program = std::make_shared<const CompiledProgram>(capture.trace(), recorded.ints, recorded.floats, capture.lifted(),
                                                                capture.facts(), constant_inputs_, options_under(options_, modes),
-                                                               capture.differentiable(), capture.traced_gradients());
+                                                               capture.differentiable(), capture.traced_gradients(),
+                                                               recorded.results.replaced);
     return {};
   } catch (const Unsupported& e) {
     return {Outcome::unsupported, e.what()};

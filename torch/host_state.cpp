@@ -12,7 +12,7 @@
 namespace broach {
 
 bool trains(const Capture& capture) {
-  const bool is_known = !capture.has_run_backward() || capture.runs_formulas_alone();
+  const bool is_known = !capture.has_run_backward() || capture.runs_known_backwards();
   if (is_known && !capture.gives_histories()) return false;
   const bool may = capture.has_run_backward() || capture.writes_inputs();  // a tensor that is written may get a history
   return may && capture.differentiates() && (need_gradients(capture.lifted()) || need_gradients(capture.given()));

@@ -83,7 +83,8 @@ void check_devices(const CompiledTrace& compiled) {
 CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats,
                                  std::vector<at::Tensor> lifted, const std::vector<InputFacts>& facts,
                                  const std::vector<bool>& constant_inputs, const ProgramOptions& asked,
-                                 const Differentiable& differentiable, const TracedGradients& gradients)
+                                 const Differentiable& differentiable, const TracedGradients& gradients,
+                                 std::vector<ReplacedGradient> replaced)
     : lifted_(std::move(lifted)),
       given_(trace.inputs.size() - lifted_.size() - trace.numbers.size() - gradients.tangents),
       all_inputs_(trace.inputs.size()),
@@ -125,6 +126,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   finds_sizes_ = stages_->finds_sizes();
   can_fail_ = stages_->can_fail();
   add_stats();
+  for (ReplacedGradient& r : replaced)
+    if (!backward_ && r.input < given_ && is_unread(r.input)) unread_gradients_.push_back(std::move(r));
   for (const at::Tensor& t : lifted_) Watches::of_process().add_program(t, 1);  // last, for the destructor undoes it
 }
 
@@ -165,6 +168,19 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
     if (facts[i].gradient_of) gradients_of_.emplace_back(i - given_, *facts[i].gradient_of);
     if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
   }
+}
+
+// Whether neither what runs nor what is made of it, nor a guard behind the run, looks at an input.
+bool CompiledProgram::is_unread(size_t input) const {
+  auto is_it = [&](const auto& number) { return static_cast<size_t>(number) == input; };
+  const Module& m = compiled_->module;
+  for (size_t k = 0; k < m.stages.size(); ++k) {
+    const auto& takes = m.stages[k].takes;
+    for (size_t i = 0; i < takes.size(); ++i)
+      if (is_it(takes[i]) && (!compiled_->executables[k] || is_touched(compiled_->executables[k]->schedule(), i))) return false;
+  }
+  return std::ranges::none_of(program_.results, is_it, &ResultSpec::index) && std::ranges::none_of(program_.mutated_inputs, is_it) &&
+         std::ranges::none_of(version_steps_, [&](const auto& s) { return is_it(s.first); });
 }
 
 static void add_to(const ExecutableStats& more, ExecutableStats& to) {
@@ -405,7 +421,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const 
 }
 
 // The same where the values come first: behind them a run is like any other.
-std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(RunInputs& inputs, SymbolValues& symbols,
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                                     std::vector<Scalar>& observed) const {
   const RandomStates random = random_states(draws_ && can_fail_);
   const size_t first = program_.results.size() - program_.reads;
@@ -417,7 +433,9 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(RunInputs& i
       if (so_far[at].defined()) return value_of(so_far[at]);
       return std::holds_alternative<bool>(read_values_[i]) ? Scalar(elements[at] != 0) : Scalar(elements[at]);
     };
-    return decided = took_this_way(of_read, observed);
+    decided = took_this_way(of_read, observed);
+    if (decided) let_go_of_gradients(call);
+    return decided;
   };
   try {
     if (!stages_->run(inputs, sizes_, symbols.sizes, made, decide)) return std::nullopt;
@@ -431,11 +449,21 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(RunInputs& i
   return out;
 }
 
+// Eager takes a step's gradients away before it makes those of the next, so that there is memory for one of each.
+void CompiledProgram::let_go_of_gradients(const CallInputs& call) const {
+  if (!call.own) return;
+  for (const ReplacedGradient& r : unread_gradients_) {
+    at::Tensor& gradient = r.leaf.mutable_grad();
+    if (gradient.is_same((*call.own)[r.input])) gradient.reset(), (*call.own)[r.input].reset();
+  }
+}
+
 // An error of any step, also one that an operation of the program's own raises, is eager's to raise.
 std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const {
   const RandomStates random = random_states(draws_ && can_fail_);
   const auto found = backward_ ? backward_->rerun().found(inputs) : nullptr;
   std::vector<at::Tensor> made;
+  let_go_of_gradients(call);
   try {
     check(stages_->run(inputs, sizes_, symbols.sizes, made), "sizes that it finds out are others than those that it is compiled for");
   } catch (const std::exception& e) {
@@ -469,7 +497,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.decides_first ? run_decided(inputs, symbols, observed)
+  auto out = program_.decides_first ? run_decided(call, inputs, symbols, observed)
              : program_.speculative ? run_speculatively(call, inputs, symbols, observed)
                                     : run_directly(call, inputs, symbols);
   if (!out) return std::nullopt;

@@ -58,6 +58,13 @@ struct CallInputs {
   at::IntArrayRef ints = {};
   at::ArrayRef<double> floats = {};
   const std::shared_ptr<const ProgramAgain>* again = nullptr;
+  std::vector<at::Tensor>* own = nullptr;  // `tensors`, where the run may let those go that nobody reads any more
+};
+
+// A gradient among a program's inputs that it takes from its leaf, which gets another one or none.
+struct ReplacedGradient {
+  size_t input;
+  at::Tensor leaf;
 };
 
 // What is known of a call once a program accepts it.
@@ -71,10 +78,10 @@ class CompiledProgram {
   // `trace` must stand for a program without failures, `ints` and `floats` are the numbers it was given (a float that is no constant
   // is absent). `lifted` are the tensors behind the trace's own inputs, `facts` is about all of them; `constant_inputs` says which
   // inputs the caller passes unchanged call after call (parameters and buffers). `differentiable` and `gradients`: of a program whose
-  // results have a history.
+  // results have a history. `replaced`: those that it does not read are let go before the others are made.
   CompiledProgram(const Trace& trace, std::vector<SymInt> ints, std::vector<std::optional<double>> floats, std::vector<at::Tensor> lifted,
                   const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs, const ProgramOptions& options,
-                  const Differentiable& differentiable, const TracedGradients& gradients);
+                  const Differentiable& differentiable, const TracedGradients& gradients, std::vector<ReplacedGradient> replaced);
   ~CompiledProgram();
 
   // Whether these inputs are ones the program was compiled for, with the values of its symbols; `why` says what differs.
@@ -99,8 +106,10 @@ class CompiledProgram {
  private:
   std::optional<std::vector<at::Tensor>> run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                            std::vector<Scalar>& observed) const;
-  std::optional<std::vector<at::Tensor>> run_decided(RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run_decided(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
+  bool is_unread(size_t input) const;
+  void let_go_of_gradients(const CallInputs& call) const;
   RandomStates random_states(bool kept) const;
   void commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const;
   std::vector<at::Tensor> results(const RunInputs& inputs, const std::vector<at::Tensor>& made, const SymbolValues& symbols) const;
@@ -153,6 +162,7 @@ class CompiledProgram {
   std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
   std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
   std::vector<std::pair<size_t, size_t>> gradients_of_;         // lifted tensors, and the inputs whose gradients they are
+  std::vector<ReplacedGradient> unread_gradients_;              // which it replaces
   std::vector<size_t> unhooked_;                                // inputs of whose gradients the program computes some
   std::vector<int64_t> held_sizes_;                             // sizes and strides of each of the lifted ones
   SizeGuards sizes_;

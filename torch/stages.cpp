@@ -70,8 +70,7 @@ static std::vector<int> blocks_of(const Module& module, const Program& program, 
   return out;
 }
 
-// Whether a step reads it; kernels may be given it as a number.
-static bool is_touched(const Schedule& schedule, size_t input) {
+bool is_touched(const Schedule& schedule, size_t input) {
   auto is_its = [&](int b) {
     const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
     return buffer.kind == Buffer::Kind::input && buffer.index == static_cast<int>(input);

@@ -16,6 +16,9 @@
 
 namespace broach {
 
+// Whether a step reads an input; kernels may be given it as a number.
+bool is_touched(const Schedule& schedule, size_t input);
+
 class Stages {
  public:
   // `program`: how results are made of the slots. `constant`, by input: stays the same from call to call. `written`: inputs that are
