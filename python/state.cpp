@@ -11,6 +11,7 @@
 #include "support/error.h"
 #include "support/log.h"
 #include "tensors.h"
+#include "writes.h"
 
 namespace broach {
 
@@ -172,6 +173,14 @@ void State::fill(int id) {
   if (!read(nodes_[static_cast<size_t>(id)], keys, values)) add_problem(path(id) + " cannot be read");
   nodes_[static_cast<size_t>(id)].keys = std::move(keys);
   nodes_[static_cast<size_t>(id)].values = std::move(values);
+  note_order(nodes_[static_cast<size_t>(id)]);
+}
+
+// What is left out is given by value, and says nothing of the order in which a program meets it.
+void State::note_order(Node& n) const {
+  n.order.clear();
+  auto is_its = [&](const StatePlace& p) { return p.owner.get() == n.object.get(); };
+  if (n.kind == Kind::dict && std::ranges::any_of(left_out_, is_its)) read_elements(n.object.get(), n.order);
 }
 
 std::vector<at::Tensor> State::tensors() const {
@@ -327,6 +336,10 @@ bool State::same(Node& n, bool take, std::string* why) const {
   std::vector<Ref> keys, values;
   bool fine = read(n, keys, values) && keys.size() == n.keys.size() && values.size() == n.values.size();
   if (!fine && why) *why = cat(path(static_cast<int>(&n - nodes_.data())), " has other entries than before");
+  if (fine && !n.order.empty() && !keeps_order(n.object.get(), n.order)) {
+    fine = false;
+    if (why) *why = cat(path(static_cast<int>(&n - nodes_.data())), " has its keys in another order than before");
+  }
   for (size_t i = 0; fine && i < keys.size(); ++i) {
     fine = same_value(n.keys[i].get(), keys[i].get()) ||
            (PyUnicode_Check(keys[i].get()) && PyUnicode_Check(n.keys[i].get()) && PyUnicode_Compare(keys[i].get(), n.keys[i].get()) == 0);
@@ -339,6 +352,7 @@ bool State::same(Node& n, bool take, std::string* why) const {
   if (fine && take) {
     n.keys = std::move(keys);
     n.values = std::move(values);
+    note_order(n);
   }
   return fine;
 }
@@ -707,6 +721,7 @@ int State::traverse(visitproc visit, void* arg) const {
     Py_VISIT(n.object.get());
     for (const Ref& k : n.keys) Py_VISIT(k.get());
     for (const Ref& v : n.values) Py_VISIT(v.get());
+    for (const Ref& k : n.order) Py_VISIT(k.get());
   }
   for (const Ref& k : keep_) Py_VISIT(k.get());
   return 0;

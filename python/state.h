@@ -162,6 +162,7 @@ class State {
     Ref type;                            // whose class dict it is
     const std::unordered_set<std::string>* unwatched = nullptr;
     std::vector<Ref> keys, values;
+    std::vector<Ref> order;         // of a dict with places that are left out: all its keys
     std::vector<Py_ssize_t> slots;  // instance: offsets of the slots
     PyObject** place = nullptr;     // instance: where its dict is
     uint32_t first = 0, words = 0;
@@ -208,6 +209,7 @@ class State {
   bool is_doubted(PyObject* dict, PyObject* name) const;
   int add(Kind kind, PyObject* o, int parent, std::string label);
   void fill(int node);
+  void note_order(Node& n) const;
   void children(int node);
   bool read(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const;
   bool read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const;

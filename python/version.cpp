@@ -160,8 +160,12 @@ class WatchedRun {
     // What the bytecode that ran does to tensors without an operation's showing it.
     std::string invisible = in_code("invisible", Owner::user);
     if (invisible.empty()) invisible = in_code("invisible_in_torch", Owner::torch);
+    works_invisibly_ = !invisible.empty();
     return {invisible.empty() ? Outcome::compiled : Outcome::spoilt, {std::move(invisible), Fallback::eager}};
   }
+
+  // Whether that is all that the verdict is by.
+  bool works_invisibly() const { return works_invisibly_; }
 
   // A program that can tell its stand-ins from numbers may have gone another way than with these.
   void must_not_tell_numbers() const {
@@ -197,6 +201,7 @@ class WatchedRun {
 
   Subject& subject_;
   State& state_;
+  bool works_invisibly_ = false;
   uint64_t ambient_;
   Ref random_;
   std::optional<Compiling> compiling_;
@@ -583,6 +588,8 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   if (!result) return run_again(p, given, before, run.has_only_asked());
   p.verdict = run.verdict();
   p.has_effects = run.has_effects();
+  // What stands for an argument has not its hooks.
+  if (!given.own && p.verdict.outcome == Outcome::spoilt && run.works_invisibly()) p.verdict.outcome = Outcome::rejected;
   if (p.met_checkpoint) {  // whatever torch's own checkpoint has done
     p.subject->has_checkpoints = true;
     p.verdict = {Outcome::learnt, Pending::kMetCheckpoint};
@@ -695,7 +702,8 @@ PyObject* Version::run(Pending& p) {
   HANDLE_TH_ERRORS
   try {
     py::gil_scoped_release release;
-    results = function({p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_, &p.leaves.tensors}, state ? modes : Function::Modes::now());
+    results =
+        function({p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_, &p.leaves.tensors}, state ? modes : Function::Modes::now());
   } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());

@@ -5,10 +5,11 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "autocast_cache.h"
 #include "capture.h"
 #include "cpython.h"
-#include "gradient_code.h"
 #include "function.h"
+#include "gradient_code.h"
 #include "instances.h"
 #include "keys.h"
 #include "support/error.h"
@@ -460,6 +461,10 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
   if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
   if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
   if (v.name == "torch._C._increment_version" && tells_of_operation(frame)) return;
+  if (whose == Owner::user && v.name.ends_with("_autocast_cache_enabled")) {
+    WithoutAutocastCache::end_here();
+    return effect(frame, {cat("calls ", v.name), Fallback::eager});
+  }
   if (v.name == "_warnings.warn") state_.watch_globals("warnings", {"filters", "defaultaction"});
   auto called = [&] { return Reason(cat("calls ", v.name), fallback_for(v.name)); };
   // Layers of torch's take another way by it.

@@ -87,10 +87,10 @@ class Watch {
   std::vector<Reason> effects_;
   bool asked_ = false, has_told_ = false;
   const bool tells_;
-  PyFrameObject* told_ = nullptr;       // of code that is being told
-  std::optional<Compiling> compiling_;  // meanwhile
-  const State* program_;                // of gradients; null: the program itself is watched
-  const bool ends_on_effects_;          // as a run on stand-ins does, too
+  PyFrameObject* told_ = nullptr;             // of code that is being told
+  std::optional<Compiling> compiling_;        // meanwhile
+  const State* program_;                      // of gradients; null: the program itself is watched
+  const bool ends_on_effects_;                // as a run on stand-ins does, too
   std::optional<EngineOnThisThread> engine_;  // since it runs code of the program's own
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;

@@ -1,6 +1,5 @@
 #include "capture.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -15,6 +14,7 @@
 #include <iterator>
 #include <utility>
 
+#include "autocast_cache.h"
 #include "compat.h"
 #include "composites.h"
 #include "keys.h"
@@ -126,26 +126,6 @@ void Capture::add_symbols(const SymbolicSizes& sizes) {
 
 Capture::~Capture() = default;
 
-namespace {
-
-// Autocast keeps what it made of a weight until its outermost block ends. A capture that was given such a tensor would take it
-// for one of the program's own, and not see the weight change.
-class WithoutAutocastCache {
- public:
-  WithoutAutocastCache() : enabled_(at::autocast::is_autocast_cache_enabled()) {
-    if (Autocast::now().is_on()) at::autocast::clear_cache();  // for blocks that ask for a cache
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~WithoutAutocastCache() { at::autocast::set_autocast_cache_enabled(enabled_); }
-  WithoutAutocastCache(const WithoutAutocastCache&) = delete;
-  WithoutAutocastCache& operator=(const WithoutAutocastCache&) = delete;
-
- private:
-  bool enabled_;
-};
-
-}  // namespace
-
 void Capture::run(const std::function<void()>& program) {
   WithoutAutocastCache fresh;
   OperationsUnderWay operations;
@@ -162,6 +142,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   differentiable_.runs_backward = has_run_backward_;
   for (at::Tensor& t : outputs) {
     differentiable_.has_history.push_back(t.defined() && t.requires_grad());
+    differentiable_.shown.push_back(shown_as(t));
     trace_.outputs.push_back(id_of_output(t));
   }
   for (const at::Tensor& t : unplaced_)

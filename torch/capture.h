@@ -144,11 +144,9 @@ class Capture {
   bool differentiates() const { return differentiates_; }
   // Whether autograd ran an operation for a gradient that the program asked for.
   bool has_run_backward() const { return has_run_backward_; }
-  // The program is about to have the engine run from these, for gradients of its own. What that does is recorded as its operations, which
-  // are all where it runs torch's formulas alone, and gives gradients to tensors that the front knows; else the verdict says why not.
-  // Code of the program's own that the engine runs is the program's own on this thread: `code` says why that of a node cannot be recorded.
+  // The program is about to have the engine run from these. Torch's formulas are recorded as their operations, code of the program's own
+  // as any other, but where `code` says why not. The verdict says so, and where a tensor that the front does not know gets a gradient.
   void will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code);
-  // Whether all that the engine runs is so known.
   bool runs_known_backwards() const { return runs_known_backwards_; }
   // Whether a backward from any of these results would be the second one, which is eager's error. To be called from within `run`.
   bool has_released(const std::vector<at::Tensor>& results);
@@ -240,14 +238,13 @@ class Capture {
   void check_generators();
   void check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name);
   void count_versions();
-  // Writes down an argument; what stands for a real tensor or number in it is replaced by that.
   void guard_range(const c10::IValue& number, DType t);
   void guard_number(const c10::IValue& number, const TraceOp& op);
   void fix_number(HostFloats::Id id);
   void record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   std::vector<c10::IValue> add_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack, TraceOp& out,
                                          std::vector<std::pair<at::Tensor, TensorId>>& written);
-  Arg arg_of(c10::IValue& v);
+  Arg arg_of(c10::IValue& v);  // what stands for a real tensor or number in it is replaced by that
   Arg number_of(const at::Tensor& t, c10::IValue& v);
   Arg host_number(HostFloats::Id id);
   TensorId tensor_of(HostFloats::Id id);
@@ -281,7 +278,6 @@ class Capture {
   int32_t storage_of(const at::Tensor& t) const;
   at::Tensor add_tangent(const at::Tensor& result);
   std::string why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const;
-  std::string why_no_code(torch::autograd::Node& node, const CodeObstacle& code);
   std::string record_gradients(const std::vector<at::Tensor>& results, GradientCode* code);
   std::string run_engine(const std::function<void()>& engine, GradientCode* code);
   void protect(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written);

@@ -169,6 +169,12 @@ bool is_window(const at::Tensor& t, const at::Tensor& base) {
 
 bool (*is_registered_gradient)(ag::Node&) = nullptr;
 
+ShownAs shown_as(const at::Tensor& t) {
+  if (!t.defined() || t.is_inference()) return {};
+  if (!t.is_view()) return {t.requires_grad(), t.unsafeGetTensorImpl()->version_counter().unique()};
+  return {.is_one_of_several = ag::impl::get_view_autograd_meta(t)->get_creation_meta() == ag::CreationMeta::MULTI_OUTPUT_NODE};
+}
+
 bool may_draw(const std::string& schema) {
   const size_t dot = schema.find('.');
   auto op = c10::Dispatcher::singleton().findSchema({schema.substr(0, dot), dot == schema.npos ? "" : schema.substr(dot + 1)});
@@ -481,12 +487,8 @@ static std::string why_no_leaf(ag::AccumulateGrad& n, const std::unordered_set<c
   return known.contains(n.variable.unsafeGetTensorImpl()) ? "" : "it gives some to a tensor that it makes";
 }
 
-std::string Capture::why_no_code(ag::Node& n, const CodeObstacle& code) {
-  if (is_formula(n) && !has_hooks(n)) return "";
-  if (!n.retains_grad_hooks().empty()) return cat("a tensor whose gradient ", n.name(), " computes keeps it");
-  if (gives_histories()) return cat(n.name(), " runs code, and a tensor that the program reads has a history");
-  runs_code_in_backward_ = true;
-  return code(n, is_formula(n));
+static std::string why_no_code(ag::Node& n, const CodeObstacle& code) {
+  return n.retains_grad_hooks().empty() ? code(n, is_formula(n)) : cat("a tensor whose gradient ", n.name(), " computes keeps it");
 }
 
 void Capture::will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code) {
@@ -495,8 +497,13 @@ void Capture::will_run_backward(const std::vector<at::Tensor>& outputs, const Co
   for (const auto* list : {&given_, &lifted_})
     for (const at::Tensor& t : *list) known.insert(t.unsafeGetTensorImpl());
   for (const ag::Edge& e : edges_behind(outputs)) {
-    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(e.function.get());
-    const std::string why = leaf ? why_no_leaf(*leaf, known) : why_no_code(*e.function, code);
+    ag::Node& n = *e.function;
+    auto* leaf = dynamic_cast<ag::AccumulateGrad*>(&n);
+    std::string why = leaf ? why_no_leaf(*leaf, known) : "";
+    if (!leaf && (!is_formula(n) || has_hooks(n))) {
+      runs_code_in_backward_ = true;  // made by the program itself, if nothing that it reads has a history
+      why = gives_histories() ? cat(n.name(), " runs code, and a tensor that the program reads has a history") : why_no_code(n, code);
+    }
     if (!why.empty()) return fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
   }
   runs_known_backwards_ = true;
@@ -518,12 +525,35 @@ static bool is_released(const at::Tensor& t) {
   return false;
 }
 
+// The same where the graph has code of the program's own, which must not run: whether the formulas in front of it tell.
+static bool is_released_before_code(const at::Tensor& t) {
+  c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
+  const at::AutoGradMode as_engine(false);
+  ag::variable_list gradients{at::ones_like(t.detach())};
+  for (ag::Edge at = ag::impl::gradient_edge(t); at.function && is_formula(*at.function) && !has_hooks(*at.function);) {
+    if (at.function->num_inputs() != 1) return false;
+    try {
+      gradients = (*at.function)(std::move(gradients));
+    } catch (const std::exception& e) {
+      return std::string_view(e.what()).find(ag::ERR_BACKWARD_TWICE) != std::string_view::npos;
+    }
+    const ag::edge_list& next = at.function->next_edges();
+    const auto way = std::ranges::find_if(next, &ag::Edge::is_valid);
+    if (std::ranges::count_if(next, &ag::Edge::is_valid) != 1) return false;
+    gradients = {gradients[static_cast<size_t>(way - next.begin())]};
+    at = ag::Edge(*way);
+  }
+  return false;
+}
+
 bool Capture::has_released(const std::vector<at::Tensor>& results) {
-  if (!has_run_backward_ || !runs_known_backwards_ || runs_code_in_backward_ || differentiable_.is_released) return differentiable_.is_released;
-  auto is_fine = [](const at::Tensor& t) {
-    return !t.defined() || !t.requires_grad() || t.is_leaf() || (!real_tensor(t) && !t.is_view() && is_released(t));
-  };
-  return differentiable_.is_released = std::ranges::all_of(results, is_fine);
+  if (!has_run_backward_ || !runs_known_backwards_ || !differentiable_.used_up.empty()) return !differentiable_.used_up.empty();
+  auto has_history = [](const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); };
+  for (const at::Tensor& t : results)
+    if (has_history(t) && (real_tensor(t) || t.is_view() || !(runs_code_in_backward_ ? is_released_before_code(t) : is_released(t))))
+      return false;
+  for (const at::Tensor& t : results) differentiable_.used_up.push_back(has_history(t) ? t.grad_fn()->name() : "");
+  return true;
 }
 
 bool Capture::gives_histories() const {

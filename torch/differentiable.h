@@ -18,13 +18,22 @@ class ReadByCode {
   virtual std::string changed() const = 0;
 };
 
+// What a result was, for autograd, beside what it shared memory with.
+struct ShownAs {
+  bool is_view = true;             // and of its history
+  bool is_counted_apart = false;   // no view: its version counter is no other tensor's
+  bool is_one_of_several = false;  // a view that must not be written where gradients are needed
+};
+ShownAs shown_as(const at::Tensor& result);
+
 struct Differentiable {
   std::vector<size_t> results;                     // by tangent: the first position among the program's results
   std::vector<size_t> inputs;                      // by gradient: position among the inputs, the lifted ones behind those given
   std::vector<std::vector<bool>> reaches;          // by tangent and gradient
   std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
   std::vector<bool> has_history;                   // by result of the program
-  bool is_released = false;                        // the history: the program has run its own backward through it
+  std::vector<ShownAs> shown;                      // the same
+  std::vector<std::string> used_up;                // by result: the node of eager's that the program's own backward has used up, if any
   bool runs_backward = false;                      // the program does, as a training step
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }

@@ -45,7 +45,7 @@ class Function {
     std::vector<at::Tensor> tensors;
     std::vector<c10::SymInt> ints;  // numbers that follow from those that the program is given; plain in what a call gives back
     std::vector<c10::SymFloat> floats;
-    std::shared_ptr<const void> form;  // the front's own: how its results are made of these. Kept with the compiled version
+    std::shared_ptr<const void> form;        // the front's own: how its results are made of these. Kept with the compiled version
     std::vector<ReplacedGradient> replaced;  // by the program, which the front sees to
   };
   // The program itself. It must run on the tensors and numbers it is given: while sizes are captured as symbols, these

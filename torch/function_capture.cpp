@@ -12,6 +12,7 @@
 #include "function.h"
 #include "gradients.h"
 #include "input_history.h"
+#include "kept_settings.h"
 #include "products.h"
 #include "support/bug.h"
 #include "support/error.h"
@@ -273,9 +274,13 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   give_numbers(call, sizes, out, given, floats);
   const GradientsBefore gradients(call.tensors), gradients_behind(behind);
   const bool grad = at::GradMode::is_enabled();
+  const Modes modes = Modes::now();
+  const KeptSettings settings;
   try {
     capture.run([&] {
       out.results = eager_(capture.inputs(), given, floats);
+      if (rules_.unwatched_state && !(Modes::now() == modes))
+        reject_capture({Outcome::unsupported, {"the program sets a mode of its thread for its caller", Fallback::eager}});
       if (sizes && at::GradMode::is_enabled() != grad) unsupported("it enables or disables gradients for its caller");
       if (sizes) capture.must_not_give_gradients();
       // What stands for a tensor has its own, also where only a part of the program runs under enable_grad.
@@ -288,7 +293,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     if (sizes) describe_results(out);  // among them may be a number that has no value of 64 bits
   } catch (...) {
     const bool is_own = !capture.is_replaced() && with_history.empty();  // the run on the caller's tensors
-    if (sizes || !is_own) capture.roll_back(), gradients.put_back(), at::GradMode::set_enabled(grad);
+    if (sizes || !is_own) capture.roll_back(), gradients.put_back(), settings.put_back();
     if (sizes || is_own) throw;
     out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
     out.must_run_eagerly = true;
@@ -304,6 +309,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   if (auto verdict = why_taken_back(capture, with_history, gave)) {
     capture.roll_back();
     gradients.put_back();
+    settings.put_back();
     out.attempt.verdict = std::move(*verdict);
     out.must_run_eagerly = true;
     return;
@@ -388,10 +394,9 @@ Verdict Function::compile(const Modes& modes, Recorded& recorded) const {
   const Capture& capture = *recorded.capture;
   Stopwatch watch(recorded.attempt.compile_seconds);
   try {
-    recorded.program = std::make_shared<const CompiledProgram>(capture.trace(), recorded.ints, recorded.floats, capture.lifted(),
-                                                               capture.facts(), constant_inputs_, options_under(options_, modes),
-                                                               capture.differentiable(), capture.traced_gradients(),
-                                                               recorded.results.replaced);
+    recorded.program = std::make_shared<const CompiledProgram>(
+        capture.trace(), recorded.ints, recorded.floats, capture.lifted(), capture.facts(), constant_inputs_,
+        options_under(options_, modes), capture.differentiable(), capture.traced_gradients(), recorded.results.replaced);
     return {};
   } catch (const Unsupported& e) {
     return {Outcome::unsupported, e.what()};

@@ -358,10 +358,23 @@ at::Tensor window(const at::Tensor& base, const ResultSpec& r, std::span<const i
   return r.neg ? t._neg_view() : t;
 }
 
-// For autograd no view: nobody else has the base.
-at::Tensor window_of_fresh(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
+// For autograd no view.
+at::Tensor window_below(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols) {
   at::AutoDispatchBelowADInplaceOrView below;
   return window(base, r, symbols);
+}
+
+at::Tensor view(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols, const ShownAs& as) {
+  at::Tensor t = window(base, r, symbols);
+  if (as.is_one_of_several && t.is_view()) ag::impl::get_view_autograd_meta(t)->set_creation_meta(ag::CreationMeta::MULTI_OUTPUT_NODE);
+  return t;
+}
+
+// As `detach()` gives one, or `.data`.
+at::Tensor alias(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols, const ShownAs& as) {
+  at::Tensor t = window_below(base, r, symbols);
+  if (!as.is_counted_apart && !base.is_inference() && !t.is_inference()) ag::impl::set_version_counter(t, ag::impl::version_counter(base));
+  return t;
 }
 
 // The gradient of a result as the stage was compiled for it.
@@ -371,12 +384,21 @@ at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides,
   return at::empty_strided(sizes, steps, t.options()).copy_(t);
 }
 
+class UsedUp : public ag::Error {
+ public:
+  explicit UsedUp(std::string name) : Error(ag::ERR_BACKWARD_TWICE), name_(std::move(name)) {}
+  std::string name() const override { return name_; }
+
+ private:
+  const std::string name_;
+};
+
 }  // namespace
 
-void give_released_history(const at::Tensor& t) { ag::set_history(t, new_node<ag::Error>(std::string(ag::ERR_BACKWARD_TWICE))); }
+void give_used_up_history(const at::Tensor& t, const std::string& node) { ag::set_history(t, new_node<UsedUp>(node)); }
 
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
-                                   std::span<const int64_t> symbols) {
+                                   std::span<const int64_t> symbols, std::span<const ShownAs> shown) {
   const at::Tensor none;
   std::vector<at::Tensor> out;
   out.reserve(specs.size());
@@ -385,8 +407,10 @@ std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryO
     using K = ResultSpec::Kind;
     const at::Tensor& base = r.kind == K::none ? none : memory(r);
     const bool is_apart = r.kind == K::view_of_fresh && at < own_history.size() && own_history[at];
+    const ShownAs as = at < shown.size() ? shown[at] : ShownAs();
     if (r.kind == K::none || r.kind == K::input || r.kind == K::fresh || !base.defined()) out.push_back(base);
-    else out.push_back(is_apart ? window_of_fresh(base, r, symbols) : window(base, r, symbols));
+    else if (is_apart) out.push_back(window_below(base, r, symbols));
+    else out.push_back(as.is_view ? view(base, r, symbols, as) : alias(base, r, symbols, as));
   }
   return out;
 }

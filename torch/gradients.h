@@ -25,13 +25,14 @@
 
 namespace broach {
 
-// Gives a result the history of one that a backward has gone through: another one is eager's error.
-void give_released_history(const at::Tensor& t);
+// Gives a result the history of one that a backward has gone through: another one is eager's error. `node`: what its node is called.
+void give_used_up_history(const at::Tensor& t, const std::string& node);
 
 // The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
+// `shown`: as what, for autograd; views if empty.
 using MemoryOf = c10::function_ref<const at::Tensor&(const ResultSpec&)>;
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
-                                   std::span<const int64_t> symbols);
+                                   std::span<const int64_t> symbols, std::span<const ShownAs> shown = {});
 
 // The code for some gradients, where some results have none.
 struct BackwardVariant {

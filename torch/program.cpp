@@ -109,7 +109,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     if (backward_ && i < given_) required_grad_[i] = true;
   add_devices(trace);
   has_history_ = differentiable.has_history;
-  is_released_ = differentiable.is_released;
+  used_up_ = differentiable.used_up;
+  shown_ = differentiable.shown;
   stats_.seconds = std::move(compiled->seconds);
   add_reads(trace);
   draws_ = std::any_of(trace.ops.begin(), trace.ops.end(), [](const TraceOp& op) { return op.effect; });
@@ -365,11 +366,11 @@ std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const 
         const auto slot = static_cast<size_t>(r.index);
         return slot < all_inputs_ ? *inputs.tensors[slot] : made[slot - all_inputs_];
       },
-      has_history_, symbols.sizes);
+      has_history_, symbols.sizes, shown_);
   for (size_t i = 0; i < has_history_.size(); ++i)
     if (!has_history_[i] && program_.results[i].kind == ResultSpec::Kind::view_of_input && out[i].requires_grad()) out[i] = out[i].detach();
-  for (size_t i = 0; is_released_ && i < has_history_.size(); ++i)
-    if (has_history_[i] && out[i].defined() && !out[i].requires_grad()) give_released_history(out[i]);
+  for (size_t i = 0; i < used_up_.size(); ++i)
+    if (!used_up_[i].empty() && !out[i].requires_grad()) give_used_up_history(out[i], used_up_[i]);
   return out;
 }
 

@@ -106,7 +106,8 @@ class CompiledProgram {
  private:
   std::optional<std::vector<at::Tensor>> run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
                                                            std::vector<Scalar>& observed) const;
-  std::optional<std::vector<at::Tensor>> run_decided(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols, std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run_decided(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
+                                                     std::vector<Scalar>& observed) const;
   std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
   bool is_unread(size_t input) const;
   void let_go_of_gradients(const CallInputs& call) const;
@@ -171,9 +172,10 @@ class CompiledProgram {
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
-  bool is_released_ = false;         // the history of its results
-  std::vector<bool> has_history_;    // by result: of those that are windows of inputs
-  std::vector<bool> required_grad_;  // by input that the caller gives: must again if the program has gradients, else may
+  std::vector<std::string> used_up_;  // by result: the name of the node that is its history, of which nothing is left
+  std::vector<bool> has_history_;     // by result: of those that are windows of inputs
+  std::vector<ShownAs> shown_;        // by result
+  std::vector<bool> required_grad_;   // by input that the caller gives: must again if the program has gradients, else may
   std::shared_ptr<const Backward> backward_;
   std::unique_ptr<const Stages> stages_;
   bool finds_sizes_ = false;

@@ -60,8 +60,9 @@ def _taken_apart(original: Callable, lists: int, steps: int, update: Update) -> 
                 gradient = gradient / grad_scale
                 stored.append((at[1], gradient))
             stored += update(at, -gradient if maximize else gradient, rate, **how)
-            for place, value in stored:
-                place.copy_(value if found_inf is None else torch.where(found_inf == 1, place, value))
+            with torch.autograd._unsafe_preserve_version_counter(tuple(place for place, _ in stored)):  # as torch's kernels do
+                for place, value in stored:
+                    place.copy_(value if found_inf is None else torch.where(found_inf == 1, place, value))
 
     return function
 

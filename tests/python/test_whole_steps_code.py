@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compared import stats
+from step_code import FUNCTIONS, Square, step_through
 from torch import nn
-from torch.autograd.function import once_differentiable
 from whole_steps import OPTIMIZERS, Pair, close, mlp
 
 
@@ -17,106 +17,10 @@ def _with_gradients(_no_grad):
         yield
 
 
-class _Square(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 2 * x * g
-
-
-class _Scaled(torch.autograd.Function):
-    """Attributes of the context, several inputs, some without gradients, and setup_context."""
-
-    @staticmethod
-    def forward(x, w, scale, note):
-        return x * w * scale
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, w, ctx.scale, ctx.note = inputs
-        ctx.save_for_backward(x, w, output)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g):
-        x, w, out = ctx.saved_tensors
-        assert ctx.note == "note" and out.shape == g.shape
-        return (g * w * ctx.scale if ctx.needs_input_grad[0] else None), (g * x * ctx.scale).sum(0), None, None
-
-
-class _Two(torch.autograd.Function):
-    """Two results, of which the program uses one or both."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.set_materialize_grads(False)
-        return x.sin(), x.cos()
-
-    @staticmethod
-    def backward(ctx, a, b):
-        if a is None:
-            return b * 3
-        return a * 2 if b is None else a + b
-
-
-class _InPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        return x.mul_(2)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 2
-
-
-class _Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, amount):
-        ctx.amount = amount
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        return -ctx.amount * g, None
-
-
-def _scaled(m, out):
-    return _Scaled.apply(out, m[3].bias, 0.5, "note")
-
-
-FUNCTIONS = {
-    "square": lambda m, out: _Square.apply(out),
-    "twice": lambda m, out: _Square.apply(_Square.apply(out)) * 0.1,
-    "scaled": _scaled,
-    "first_of_two": lambda m, out: _Two.apply(out)[0],
-    "second_of_two": lambda m, out: _Two.apply(out)[1],
-    "both": lambda m, out: sum(_Two.apply(out)),
-    "in_place": lambda m, out: _InPlace.apply(out * 1),
-    "reversed": lambda m, out: _Reversed.apply(out, 0.3),
-}
-
-
-def _step(program):
-    def step(m, o, x, y):
-        o.zero_grad()
-        loss = F.mse_loss(program(m, m(x)), y)
-        loss.backward()
-        o.step()
-        return loss.detach()
-
-    return step
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_custom_functions(function, optimizer):
-    pair = Pair(_step(FUNCTIONS[function]), optimizer=OPTIMIZERS[optimizer], options={"capture": "native"})
+    pair = Pair(step_through(FUNCTIONS[function]), optimizer=OPTIMIZERS[optimizer], options={"capture": "native"})
     for i, rows in enumerate([8, 8, 8, 8, 5, 5, 8, 3]):
         pair.run(i, rows)
     seen = stats(pair.compiled)
@@ -129,7 +33,7 @@ def test_hooks_on_what_a_step_computes():
         out.register_hook(lambda g: g * 2)
         return out
 
-    pair = Pair(_step(hooked), options={"capture": "native"})
+    pair = Pair(step_through(hooked), options={"capture": "native"})
     for i in range(8):
         pair.run(i)
     assert stats(pair.compiled)["compiled_calls"] > 3
@@ -137,7 +41,7 @@ def test_hooks_on_what_a_step_computes():
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre"])
 def test_hooks_of_modules(kind):
-    pair = Pair(_step(lambda m, out: out), options={"capture": "native"})
+    pair = Pair(step_through(lambda m, out: out), options={"capture": "native"})
     for m in pair.models:
         if kind == "backward":
             m[0].register_full_backward_hook(lambda module, given, got: tuple(g if g is None else g * 0.5 for g in given))
@@ -173,7 +77,7 @@ def test_what_the_code_reads_changes():
         out.register_hook(lambda g: g * factor[0])
         return out
 
-    pair = Pair(_step(program), options={"capture": "native"})
+    pair = Pair(step_through(program), options={"capture": "native"})
     for i in range(20):
         _Settings.scale = 1.0 + i // 5
         if i % 7 == 6:
@@ -187,15 +91,15 @@ def test_a_backward_is_exchanged():
     def halved(ctx, g):
         return g * 0.5
 
-    pair = Pair(_step(lambda m, out: _Square.apply(out)), options={"capture": "native"})
-    before = _Square.__dict__["backward"]
+    pair = Pair(step_through(lambda m, out: Square.apply(out)), options={"capture": "native"})
+    before = Square.__dict__["backward"]
     try:
         for i in range(10):
             if i == 5:
-                _Square.backward = staticmethod(halved)
+                Square.backward = staticmethod(halved)
             pair.run(i)
     finally:
-        _Square.backward = before
+        Square.backward = before
 
 
 def test_what_the_code_writes():
@@ -221,7 +125,7 @@ def test_what_the_code_writes():
         out.register_hook(lambda g: seen[which].__setitem__("norm", g.norm()))
         return out
 
-    pair = Pair(_step(program))
+    pair = Pair(step_through(program))
     of.update((id(m), k) for k, m in enumerate(pair.models))
     for i in range(9):
         pair.run(i)
@@ -234,7 +138,7 @@ def test_numbers_that_the_code_reads():
         out.register_hook(lambda g: g / max(g.norm().item(), 1e-3))
         return out
 
-    pair = Pair(_step(program))
+    pair = Pair(step_through(program))
     for i in range(9):
         pair.run(i)
 
@@ -244,7 +148,7 @@ def test_the_code_goes_by_values():
         out.register_hook(lambda g: g * 2 if g.sum() > 0 else g)
         return out
 
-    pair = Pair(_step(program))
+    pair = Pair(step_through(program))
     for i in range(16):
         pair.run(i)
 
@@ -254,7 +158,7 @@ def test_the_code_prints(capsys):
         out.register_hook(lambda g: print("hook"))
         return out
 
-    pair = Pair(_step(program))
+    pair = Pair(step_through(program))
     for i in range(6):
         pair.run(i)
     assert capsys.readouterr().out == "hook\n" * 12
@@ -271,7 +175,7 @@ def test_the_code_fails_in_some_steps():
         out.register_hook(look)
         return out
 
-    pair = Pair(_step(program))
+    pair = Pair(step_through(program))
     for i in range(12):
         limit[0] = 0.0 if i in (6, 9) else 1e9
         if limit[0]:
@@ -284,14 +188,14 @@ def test_the_code_fails_in_some_steps():
                 run(x, y)
 
 
-def test_a_hook_is_removed_within_the_step():
+def test_a_hook_is_removed_within_thestep_through():
     def program(m, out):
         first = out.register_hook(lambda g: g * 100)
         out.register_hook(lambda g: g * 2)
         first.remove()
         return out
 
-    pair = Pair(_step(program), options={"capture": "native"})
+    pair = Pair(step_through(program), options={"capture": "native"})
     for i in range(8):
         pair.run(i)
     assert stats(pair.compiled)["compiled_calls"] > 3
@@ -320,7 +224,7 @@ def test_a_backward_within_a_hook():
 def test_two_backwards_through_a_function():
     def step(m, o, x, y):
         o.zero_grad()
-        out = _Square.apply(m(x))
+        out = Square.apply(m(x))
         first, second = F.mse_loss(out, y), out.mean()
         first.backward(retain_graph=True)
         second.backward()
@@ -337,7 +241,7 @@ def test_gradients_of_gradients_of_a_function():
     def step(m, o, x, y):
         o.zero_grad()
         x = x.clone().requires_grad_()
-        out = _Square.apply(m(x)).sum()
+        out = Square.apply(m(x)).sum()
         (slope,) = torch.autograd.grad(out, x, create_graph=True)
         loss = slope.square().mean()
         loss.backward()
@@ -370,14 +274,14 @@ def test_a_graph_from_before_the_step_with_code():
             model[k].zero_grad()
             out = model[k](x)
             out.register_hook(lambda g, i=i: calls.append(i) or g * (i + 1))
-            run(_Square.apply(out), y)
+            run(Square.apply(out), y)
         for p, q in zip(model[0].parameters(), model[1].parameters()):
             close(p.grad, q.grad, "a gradient")
     assert len(calls) == 16
 
 
 def test_old_gradients_are_let_go_before_new_ones_are_made():
-    pair = Pair(_step(lambda m, out: out), OPTIMIZERS["adamw"] and mlp)
+    pair = Pair(step_through(lambda m, out: out), OPTIMIZERS["adamw"] and mlp)
     for i in range(4):
         pair.run(i)
     held = [p.grad for p in pair.models[1].parameters()]
