@@ -252,6 +252,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
     for (const StatePlace& place : v->form.places()) now.push_back(Ref::borrow(place.value()));
     for (size_t i = 0; i < tried.size(); ++i)  // a list as a whole: the trial wrote to its copy
       if (v->form.places()[i].kind == StatePlace::Kind::whole) tried[i] = built[p.arguments.all() + i];
+      else if (v->form.places()[i].kind == StatePlace::Kind::tail) tried[i] = Ref::borrow(now[i].get());
     py::tuple mine = py::reinterpret_steal<py::tuple>(tuple_of(p.arguments, now).release()),
               copies = py::reinterpret_steal<py::tuple>(tuple_of(q.arguments, tried).release());
     why = trial.attr("difference")(py::handle(want.get()), py::handle(got.get()), mine, copies).cast<std::string>();

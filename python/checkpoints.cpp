@@ -50,7 +50,7 @@ class CheckpointUnderWay {
   }
 
   static std::vector<Ref> elements(const StatePlace& place) {
-    if (place.kind != StatePlace::Kind::whole) return {Ref::borrow(place.value())};
+    if (place.kind != StatePlace::Kind::whole && place.kind != StatePlace::Kind::tail) return {Ref::borrow(place.value())};
     std::vector<Ref> out;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(place.owner.get()); ++i) out.push_back(Ref::borrow(PyList_GET_ITEM(place.owner.get(), i)));
     return out;

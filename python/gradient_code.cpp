@@ -103,7 +103,7 @@ std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t re
   py::gil_scoped_acquire gil;
   if (std::string why = why_no_python(node, is_formula, hooks_); !why.empty()) return why;
   for (const StatePlace& place : places_)
-    if (place.kind == StatePlace::Kind::whole)
+    if (place.kind == StatePlace::Kind::whole || place.kind == StatePlace::Kind::tail)
       return cat(node.name(), " runs code of a program that keeps a list from call to call: ", place.path);
   if (is_formula) return "";
   py::object function = py::reinterpret_steal<py::object>(ag::functionToPyObject(node.getptr()));

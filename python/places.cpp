@@ -28,6 +28,7 @@ Ref held(const StatePlace& p) {
 
 PyObject* StatePlace::value() const {
   if (kind == Kind::gradient) return gradient_of(owner.get());
+  if (kind == Kind::tail) return Py_None;
   PyObject* v = kind == Kind::whole  ? owner.get()
                 : kind == Kind::cell ? PyCell_GET(owner.get())
                                      : PyDict_GetItemWithError(owner.get(), key.get());
@@ -36,6 +37,7 @@ PyObject* StatePlace::value() const {
 
 bool StatePlace::set(PyObject* value) const {
   if (kind == Kind::whole) return value == owner.get() || PyList_SetSlice(owner.get(), 0, PyList_GET_SIZE(owner.get()), value) == 0;
+  if (kind == Kind::tail) return value == Py_None || PyList_SetSlice(owner.get(), length(), length(), value) == 0;
   if (kind == Kind::gradient) {  // what may be one was asked where it was made
     const bool is_none = value == Py_None;
     return THPVariable_Unpack(owner.get()).unsafeGetTensorImpl()->mutable_grad() = is_none ? at::Tensor() : THPVariable_Unpack(value), true;
@@ -50,7 +52,7 @@ bool StatePlace::set(PyObject* value) const {
 }
 
 KeptPlaces::KeptPlaces(const std::vector<StatePlace>& places) : places_(places) {
-  for (const StatePlace& p : places) values_.push_back(held(p));
+  for (const StatePlace& p : places) values_.push_back(held(p)), lengths_.push_back(p.length());
 }
 
 std::vector<Ref> KeptPlaces::swap_back() {
@@ -58,6 +60,11 @@ std::vector<Ref> KeptPlaces::swap_back() {
   PyErr_Fetch(&type, &value, &trace);
   std::vector<Ref> now;
   for (size_t i = 0; i < places_.size(); ++i) {
+    if (places_[i].kind == StatePlace::Kind::tail) {
+      now.push_back(places_[i].since(lengths_[i]));
+      if (PyList_SetSlice(places_[i].owner.get(), lengths_[i], places_[i].length(), nullptr) < 0) PyErr_Clear();
+      continue;
+    }
     now.push_back(held(places_[i]));
     if (now.back().get() != values_[i].get() && !places_[i].set(values_[i].get())) PyErr_Clear();
   }

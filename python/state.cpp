@@ -168,6 +168,57 @@ std::optional<StatePlace> State::place_of(const Change& change) const {
   return StatePlace{StatePlace::Kind::item, n.object, change.key, change.path};
 }
 
+// A variable or an attribute by which code finds an object that the state has found within `holder`; empty if neither.
+std::string State::name_within(const Node& holder, PyObject* o) const {
+  if (holder.kind == Kind::cell) {
+    const size_t at = holder.label.rfind(' ');
+    return at == std::string::npos ? "" : holder.label.substr(at + 1);
+  }
+  const bool is_of_instance =
+      holder.kind == Kind::dict && holder.parent >= 0 && nodes_[static_cast<size_t>(holder.parent)].kind == Kind::instance;
+  if (holder.kind != Kind::names && !is_of_instance) return "";
+  for (size_t i = 0; i < holder.keys.size(); ++i)
+    if (holder.values[i].get() == o) return std::string(text_of(holder.keys[i].get()));
+  return "";
+}
+
+std::vector<std::string> State::names_of_grown(const Change& change) const {
+  const Node& n = nodes_[static_cast<size_t>(change.node)];
+  PyObject* list = n.object.get();
+  auto is_met_once = [&](PyObject* o) {
+    const auto found = met_.find(o);
+    return found != met_.end() && found->second == 1;
+  };
+  if (n.kind != Kind::list || !PyList_CheckExact(list) || n.parent < 0 || !is_met_once(list)) return {};
+  bool has_grown = static_cast<size_t>(PyList_GET_SIZE(list)) > n.values.size();
+  for (size_t i = 0; has_grown && i < n.values.size(); ++i)
+    has_grown = n.values[i].get() == PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
+  if (!has_grown) return {};
+  const Node& holder = nodes_[static_cast<size_t>(n.parent)];
+  if (std::string name = name_within(holder, list); !name.empty()) return {std::move(name)};
+  PyObject* dict = holder.object.get();
+  if (holder.kind != Kind::dict || !PyDict_CheckExact(dict) || holder.parent < 0) return {};
+  std::string name = name_within(nodes_[static_cast<size_t>(holder.parent)], dict);
+  if (!is_met_once(dict) || name.empty()) return {};
+  for (size_t i = 0; i < holder.keys.size(); ++i)
+    if (holder.values[i].get() == list && PyUnicode_CheckExact(holder.keys[i].get()))
+      return {std::move(name), std::string(text_of(holder.keys[i].get()))};
+  return {};
+}
+
+bool State::is_met_once(const StatePlace& place) const {
+  auto once = [&](PyObject* o) {
+    const auto found = met_.find(o);
+    return found == met_.end() || found->second == 1;
+  };
+  if (!once(place.owner.get())) return false;
+  return place.names.size() == 1 || std::ranges::all_of(nodes_, [&](const Node& n) {
+           const bool holds =
+               n.kind == Kind::dict && std::ranges::any_of(n.values, [&](const Ref& v) { return v.get() == place.owner.get(); });
+           return !holds || once(n.object.get());
+         });
+}
+
 void State::fill(int id) {
   std::vector<Ref> keys, values;
   if (!read(nodes_[static_cast<size_t>(id)], keys, values)) add_problem(path(id) + " cannot be read");

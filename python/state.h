@@ -80,6 +80,10 @@ class State {
   void settle_numbers(const std::vector<Change>& changes) const;
   // Where the program may have written a changed value to; nothing if a write there cannot be repeated.
   std::optional<StatePlace> place_of(const Change& change) const;
+  // Of a list that has only got longer, and that code finds in one way alone: the names of that way. Empty for any other.
+  std::vector<std::string> names_of_grown(const Change& change) const;
+  // Whether nothing else that was visited leads to a list, or to what holds it.
+  bool is_met_once(const StatePlace& place) const;
   bool is_deque(const Change& change) const { return nodes_[static_cast<size_t>(change.node)].kind == Kind::sequence; }
   // Takes the present as the snapshot's.
   void stamp();
@@ -208,6 +212,7 @@ class State {
   void visit_named(PyObject* dict, PyObject* name, const std::function<void()>& visit);
   bool is_doubted(PyObject* dict, PyObject* name) const;
   int add(Kind kind, PyObject* o, int parent, std::string label);
+  std::string name_within(const Node& holder, PyObject* o) const;
   void fill(int node);
   void note_order(Node& n) const;
   void children(int node);
@@ -227,6 +232,7 @@ class State {
   std::vector<int> queue_;
   std::unordered_map<PyObject*, int> known_;  // by object; instance dicts and class dicts too
   std::unordered_map<PyObject*, int> names_;  // by dict of globals, or of modules
+  std::unordered_map<PyObject*, int> met_;    // lists and dicts: from how many values they were visited
   struct PairHash {
     size_t operator()(const std::pair<PyObject*, PyObject*>& p) const {
       return std::hash<PyObject*>()(p.first) * 31 + std::hash<PyObject*>()(p.second);

@@ -146,6 +146,7 @@ class WatchedRun {
     if (!state_.problems().empty()) return subject_.note_problems(state_);
     if (const std::optional<Verdict> found = doubts_->verdict()) return *found;
     if (!effects_.empty()) return {Outcome::spoilt, effects_.front()};
+    if (const std::optional<Verdict> read = subject_.note_read_lists(state_)) return *read;
     state_.meet_new_gradients();
     if (!state_.gradients().empty()) return subject_.note_gradients(state_.gradients());
     if (auto changed = state_.changes(); !changed.empty()) {
@@ -220,6 +221,29 @@ bool is_within_itself(PyObject* list) {
 
 }  // namespace
 
+// Whether code that the program has run may read a list, and not only append to it.
+static bool reads_list(const State& state, const StatePlace& place) {
+  const py::error_scope of_the_program;
+  py::object find = py::module_::import("broach._codes").attr("reads_list");
+  const py::tuple names = py::cast(place.names);
+  return !state.is_met_once(place) || std::ranges::any_of(state.entered(), [&](PyCodeObject* code) {
+    const Owner whose = owner_of_file(code->co_filename);
+    if (whose != Owner::user && whose != Owner::library) return false;
+    return find(py::handle(reinterpret_cast<PyObject*>(code)), whose == Owner::user, names).cast<bool>();
+  });
+}
+
+// A list that the program was only seen to append to, and that it reads now, is given to it as a whole from now on.
+std::optional<Verdict> Subject::note_read_lists(const State& state) {
+  std::optional<Verdict> out;
+  for (StatePlace& place : places)
+    if (place.kind == StatePlace::Kind::tail && reads_list(state, place)) {
+      place.kind = StatePlace::Kind::whole;
+      out = {Outcome::learnt, cat("reads ", place.path)};
+    }
+  return out;
+}
+
 // What cannot be written back as a result is left to eager: Dynamo writes of it what it understands (no metaclass, no cache of a function).
 Verdict Subject::note_written(const State& state, const std::vector<State::Change>& changes) {
   auto left = [](const std::string& path, const char* what = "") {
@@ -230,6 +254,8 @@ Verdict Subject::note_written(const State& state, const std::vector<State::Chang
     auto place = state.place_of(c);
     if (!place) return left(c.path, state.is_deque(c) ? ", a deque" : "");
     if (place->kind == StatePlace::Kind::whole && is_within_itself(place->owner.get())) return left(c.path, ", a list within itself");
+    if (place->kind == StatePlace::Kind::whole && !(place->names = state.names_of_grown(c)).empty() && !reads_list(state, *place))
+      place->kind = StatePlace::Kind::tail;
     if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
   }
   auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
@@ -349,6 +375,7 @@ class Version::Given {
     if (!own) make(version.form, inputs, ints, floats);
     for (const StatePlace& place : places_) {
       kept.push_back(Ref::borrow(place.value()));
+      lengths.push_back(place.length());
       if (place.kind != StatePlace::Kind::item || !Capture::current()) continue;
       if (auto [order, is_new] = orders_.try_emplace(place.owner.get()); is_new) read_elements(order->first, order->second);
     }
@@ -367,7 +394,8 @@ class Version::Given {
   Arguments arguments;
   std::vector<PyObject*> containers;
   const bool own;
-  std::vector<Ref> kept;  // what was in the places
+  std::vector<Ref> kept;            // what was in the places
+  std::vector<Py_ssize_t> lengths;  // of those that only grow
 
  private:
   static bool are_own(const Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
@@ -617,9 +645,12 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
     p.take_back_or_reject(made->form.problem_beside_results().within("writes ", " into an argument"));
   }
   if (given.has_moved_items()) p.reject({"moves an item to the end of a dict", Fallback::eager});
+  std::vector<Ref> written;
   for (size_t i = 0; i < given.kept.size(); ++i) {
     const StatePlace& place = form.places()[i];
-    if (same_value(given.kept[i].get(), place.value())) continue;
+    const bool grows = place.kind == StatePlace::Kind::tail;
+    written.push_back(grows ? place.since(given.lengths[i]) : Ref::borrow(place.value()));
+    if (grows ? PyList_GET_SIZE(written[i].get()) == 0 : same_value(given.kept[i].get(), written[i].get())) continue;
     made->places.push_back(i);
     if (place.kind == StatePlace::Kind::gradient && is_tensor(given.kept[i].get())) {
       auto is_it = [&](const at::Tensor& t) { return t.is_same(THPVariable_Unpack(given.kept[i].get())); };
@@ -627,7 +658,7 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
       if (input != inputs.end())
         out.replaced.push_back({static_cast<size_t>(input - inputs.begin()), THPVariable_Unpack(place.owner.get())});
     }
-    if (!made->form.add(place.value(), rules, leaves))
+    if (!made->form.add(written[i].get(), rules, leaves))
       p.take_back_or_reject(made->form.problem_beside_results().within("writes ", " to " + place.path));
   }
   out.tensors = std::move(leaves.tensors);

@@ -40,6 +40,8 @@ struct Subject {
   Verdict note_problems(const State& state);
   // Gradients that it reads or writes, which are given to the next attempts like arguments.
   Verdict note_gradients(const std::vector<StatePlace>& met);
+  // Lists that a run may have read, of which those before were only seen to append.
+  std::optional<Verdict> note_read_lists(const State& state);
   // Whether computed values may be kept in so many more places.
   bool has_room(size_t more) const;
   // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.

@@ -171,6 +171,7 @@ void State::children(int id) {
 }
 
 void State::visit(PyObject* o, int parent, const std::string& label) {
+  if (o && (PyList_CheckExact(o) || PyDict_CheckExact(o))) ++met_[o];
   if (!o || known_.contains(o)) return;
   if (nodes_.size() > kMostNodes) {
     if (problems_.empty()) add_problem(cat("more than ", kMostNodes, " objects are reachable"));

@@ -8,7 +8,7 @@ import functools
 import sys
 import types
 import weakref
-from typing import Callable, TypeVar
+from typing import Callable, Iterable, TypeVar
 
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
@@ -228,3 +228,49 @@ class NumpyRandomState:
 def numpy_random_state() -> NumpyRandomState | None:
     """None if nobody has imported it."""
     return NumpyRandomState() if "numpy.random" in sys.modules else None
+
+
+# By which code may come upon what an object or a namespace holds without naming it.
+_ROUNDABOUT = frozenset({
+    "__dict__", "vars", "asdict", "astuple", "deepcopy", "__reduce_ex__", "__getstate__", "get_referrers", "get_referents",
+})  # fmt: skip
+_ROUNDABOUT_OF_USERS = _ROUNDABOUT | {
+    "getattr", "attrgetter", "itemgetter", "globals", "locals", "eval", "exec", "dir", "copy", "pickle", "__closure__", "cell_contents",
+    "__getattribute__", "__globals__",
+}  # fmt: skip
+_MAKES_CLOSURE = frozenset({"LOAD_CLOSURE", "MAKE_CELL"})
+_BY_KEY = frozenset({"BINARY_SUBSCR", "COPY", "STORE_SUBSCR", "DELETE_SUBSCR"})
+
+
+def reads_list(code: types.CodeType, is_users: bool, names: tuple[str, ...]) -> bool:
+    """Whether code may do anything else with a list than append to it. `names`: the variable or attribute that is the list; or one that is
+    a dict, and the list's key."""
+    if (_ROUNDABOUT_OF_USERS if is_users else _ROUNDABOUT).intersection(code.co_names):
+        return True
+    name = names[0]
+    if name not in {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars, *_texts(code.co_consts)}:
+        return False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in NO_STEPS]
+
+    def is_appended(at: int) -> bool:
+        return at < len(steps) and steps[at].opname in ("LOAD_METHOD", "LOAD_ATTR") and steps[at].argval in ("append", "extend")
+
+    def is_told(at: int) -> bool:  # what the dict is asked for by a key
+        key, use = steps[at + 1 : at + 3] if len(steps) > at + 2 else (None, None)
+        if key is None or use is None or key.opname != "LOAD_CONST" or use.opname not in _BY_KEY:
+            return False
+        return key.argval != names[1] or (use.opname == "BINARY_SUBSCR" and is_appended(at + 3))
+
+    for at, step in enumerate(steps):
+        if name not in _texts([step.argval]) or step.opname in _MAKES_CLOSURE:
+            continue
+        fine = step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST" and step.argval == name
+        if not fine or not (is_appended(at + 1) if len(names) == 1 else is_told(at)):
+            return True
+    return False
+
+
+def _texts(values: Iterable[object]) -> set[str]:
+    """Those among the values, and in tuples of them."""
+    parts = [part for v in values for part in (v if isinstance(v, (tuple, frozenset)) else (v,))]
+    return {part for part in parts if isinstance(part, str)}
