@@ -232,6 +232,9 @@ constexpr std::string_view kMadeOfArguments[] = {"aten::arange",
 bool follows_from_tensors(const TraceOp& op) {
   auto is_known = [](const Arg& a) {
     const auto* number = std::get_if<Arg::Number>(&a.value);
+    const auto* integer = std::get_if<SymInt>(&a.value);
+    const auto* shape = std::get_if<Shape>(&a.value);
+    if ((integer && !integer->is_constant()) || (shape && !std::ranges::all_of(*shape, &SymInt::is_constant))) return false;
     return !std::holds_alternative<ExternArg::Opaque>(a.value) && (!number || (!number->symbol && number->tensor == kNoTensor));
   };
   return std::ranges::find(kMadeOfArguments, op.schema) != std::end(kMadeOfArguments) && op.mutated.empty() && !op.effect &&
@@ -242,7 +245,7 @@ bool follows_from_tensors(const TraceOp& op) {
 
 bool Capture::is_made_of_nothing(const at::Tensor& t) const {
   const auto at = tensors_.find(t.unsafeGetTensorImpl());
-  if (symbolic_ || abandoned_ || at == tensors_.end() || at->second.impl.expired()) return false;
+  if (abandoned_ || at == tensors_.end() || at->second.impl.expired()) return false;
   auto storage = [&](TensorId id) { return trace_.tensors[static_cast<size_t>(id)].storage; };
   std::map<int32_t, bool> made;  // by storage: of nothing, or else of something
   for (const TraceOp& op : trace_.ops) {

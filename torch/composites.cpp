@@ -96,11 +96,16 @@ at::Tensor written_out(const at::Tensor& mask) {
 // What a mask says that the program makes of nothing that it is given, so that it says the same in every call.
 enum class MaskKind : uint8_t { other, open, causal };
 
-MaskKind kind_of_mask(const at::Tensor& mask, const at::Tensor& q, const at::Tensor& k) {
+MaskKind kind_of_mask(const at::Tensor& given, const at::Tensor& q, const at::Tensor& k) {
+  auto has_symbols = [](const at::Tensor& t) {
+    return std::ranges::any_of(t.sym_sizes(), [](const c10::SymInt& n) { return n.is_heap_allocated(); });
+  };
+  if (given.is_nested() || has_symbols(given) || has_symbols(q) || has_symbols(k)) return MaskKind::other;
+  const at::Tensor* inside = real_tensor(given);
+  const at::Tensor& mask = inside ? *inside : given;
   constexpr int64_t kMost = int64_t{1} << 28;  // elements worth looking at
   const Capture* capture = Capture::current();
-  if (!capture || mask.is_nested() || mask.dim() < 2 || q.dim() < 2 || k.dim() < 2 || !capture->is_made_of_nothing(mask))
-    return MaskKind::other;
+  if (!capture || mask.dim() < 2 || q.dim() < 2 || k.dim() < 2 || !capture->is_made_of_nothing(mask)) return MaskKind::other;
   c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
   const at::NoGradGuard no_grad;
   const int64_t rows = q.size(-2), keys = k.size(-2);

@@ -222,7 +222,10 @@ _tolist = torch.Tensor.tolist
 
 
 def _list_of(t: torch.Tensor) -> Any:
-    if not _C.is_capturing_symbols() or t.numel() > _LONGEST_LIST:
+    if not _C.is_capturing_symbols():
+        return _tolist(t)
+    if t.numel() > _LONGEST_LIST:
+        _C.refuse_number("a long list of values is read on the host")
         return _tolist(t)
     return t.item() if t.dim() == 0 else [_list_of(row) for row in t.unbind(0)]
 

@@ -128,6 +128,6 @@ def test_words_in_a_reason_decide_nothing():
     """A path that reads like a reason for eager."""
     scope = {}
     exec(compile("def program(x):\n    return x + len(x.tolist())\n", "/tmp/an error is caught/program.py", "exec"), scope)
-    compiled, _ = attempts(scope["program"], *[[torch.ones(4)]] * 4, capture="either")
+    compiled, _ = attempts(scope["program"], *[[torch.ones(100)]] * 4, capture="either")
     told = compiled.stats()
     assert any("is caught" in why for why in told["reasons"]) and compiled.fallback is not scope["program"]

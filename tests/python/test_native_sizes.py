@@ -256,3 +256,27 @@ def test_other_code_that_asks_for_the_name_of_a_type_has_numbers():
     fast = broach.compile(program)
     for n in (3, 4, 5, 6):
         assert fast(torch.ones(n))[1] == "<class 'int'>"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_lists_of_elements_that_get_too_long(dtype):
+    """Short ones are made of elements that the recording knows; what is behind a longer one is read past it."""
+    program = lambda x: x * x.tolist()[0]  # noqa: E731
+    compiled = broach.compile(program)
+    for i, n in enumerate((60, 62, 64, 66, 70, 70, 60, 62, 70, 70)):
+        x = torch.full((n,), i + 1).to(dtype)
+        assert torch.equal(compiled(x), program(x)), (i, n)
+
+
+def test_tensors_of_numbers_that_change():
+    def program(x, n):
+        low, high = x.min().item(), x.max().item()
+        pair = torch.tensor([[low, 1], [high, True]])
+        return pair, torch.tensor(n), torch.as_tensor([n, low]), torch.tensor(x.argmax().item(), dtype=torch.uint8), torch.tensor(x.shape)
+
+    compiled = broach.compile(program, options={"capture": "native"})
+    for i in range(10):
+        x = torch.randn(4 + i % 3, 2)
+        for want, got in zip(program(x, i), compiled(x, i)):
+            assert want.dtype == got.dtype and torch.equal(want, got) and got.is_leaf
+    assert compiled.stats()["compiled_calls"] > 3

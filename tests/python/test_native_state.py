@@ -453,7 +453,7 @@ def _to_numpy(x):
 
 
 def _to_list(x):
-    return x * x.tolist()[0]
+    return x * torch.cat([x] * 40).tolist()[0]  # a short list is one of elements
 
 
 def _address(x):

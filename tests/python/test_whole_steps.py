@@ -254,3 +254,27 @@ def test_two_models_take_turns():
     pair = Pair(step)
     for i in range(6):
         pair.run(i)
+
+
+class _Masked(torch.nn.Module):
+    """Attention with the mask that a causal one has by itself, made anew in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(4, 12), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        q, k, v = self.first(x.view(-1, 1, 4, 4)).chunk(3, -1)
+        mask = torch.ones(4, 4, dtype=torch.bool, device=x.device).tril()
+        return self.last(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).flatten(1))
+
+
+def test_a_mask_that_says_what_a_causal_attention_does(monkeypatch, capfd):
+    """Also where the run that is compiled is one on what stands for values, as a number of the program's makes it."""
+    monkeypatch.setenv("BROACH_DUMP", "trace")
+    pair = Pair(STEPS["number"], _Masked, options={"capture": "native"})
+    for i in range(8):
+        pair.run(i)
+    assert stats(pair.compiled)["compiled_calls"] > 2
+    attention = [line for line in capfd.readouterr().err.splitlines() if "_scaled_dot_product" in line and "backward" not in line]
+    assert attention and all(", 0.0, true, none" in line for line in attention), attention
