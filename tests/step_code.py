@@ -76,6 +76,12 @@ class _Reversed(torch.autograd.Function):
         return -ctx.amount * g, None
 
 
+def _in_place_of_a_window(m, out):
+    out = out * 1
+    _InPlace.apply(out[:, :2])
+    return out
+
+
 def _scaled(m, out):
     return _Scaled.apply(out, m[3].bias, 0.5, "note")
 
@@ -88,6 +94,7 @@ FUNCTIONS = {
     "second_of_two": lambda m, out: _Two.apply(out)[1],
     "both": lambda m, out: sum(_Two.apply(out)),
     "in_place": lambda m, out: _InPlace.apply(out * 1),
+    "in_place_of_a_window": _in_place_of_a_window,
     "reversed": lambda m, out: _Reversed.apply(out, 0.3),
 }
 

@@ -20,7 +20,7 @@ class ReadByCode {
 
 // What a result was, for autograd, beside what it shared memory with.
 struct ShownAs {
-  bool is_view = true;             // and of its history
+  bool is_view = true;             // or no view, but with a history
   bool is_counted_apart = false;   // no view: its version counter is no other tensor's
   bool is_one_of_several = false;  // a view that must not be written where gradients are needed
 };
