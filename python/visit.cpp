@@ -598,6 +598,22 @@ void State::watch_all_modules(PyCodeObject* code) {
   visit_named(dict, name, [&] { add_problem(cat("the modules that there are are asked for by ", text_of(code->co_name))); });
 }
 
+// Code names attributes and globals alike. Where a global that changes, as a script's own variables do, has the name of an attribute, it
+// is none of the code's: then a tuple of the other names; null if there is no such global.
+static Ref names_beside_attributes(PyCodeObject* code, PyObject* globals) {
+  PyObject* names = cpython::names_of(code);
+  bool may_change = false;
+  for (Py_ssize_t i = 0; !may_change && i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* v = PyDict_GetItemWithError(globals, PyTuple_GET_ITEM(names, i));
+    may_change = v && !PyFunction_Check(v) && !PyModule_Check(v) && !PyType_Check(v) && !PyCFunction_Check(v);
+  }
+  if (!may_change) return {};
+  Ref codes = import_module("broach._codes");
+  Ref found = codes ? Ref::steal(PyObject_CallMethod(codes.get(), "names_beside_attributes", "O", code)) : Ref();
+  if (!found) PyErr_Clear();
+  return found;
+}
+
 void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) {
   auto* c = reinterpret_cast<PyObject*>(code);
   Owner whose = owner_of_file(code->co_filename);
@@ -619,7 +635,8 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
     for (const auto& [module, named] : modules) visit_module_names(module, code, named);
   }
   if (fresh || !names_.contains(globals)) {
-    watch_names(globals, cpython::names_of(code), cat("module ", name_of_module(globals), ", global"),
+    const Ref chosen = whose == Owner::user ? names_beside_attributes(code, globals) : Ref();
+    watch_names(globals, chosen ? chosen.get() : cpython::names_of(code), cat("module ", name_of_module(globals), ", global"),
                 torchs ? Names::shallow : Names::all);
     watch_builtins(code, globals);
   }

@@ -83,6 +83,16 @@ def invisible_in_torch(code: types.CodeType) -> str:
     return _works_invisibly(code, frozenset())
 
 
+_OF_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
+
+
+@_once
+def names_beside_attributes(code: types.CodeType) -> tuple[str, ...]:
+    """Those of the code's names that stand for something else than attributes of objects, or for that too."""
+    used = {step.argval for step in dis.get_instructions(code) if step.opname not in _OF_ATTRIBUTES and isinstance(step.argval, str)}
+    return tuple(name for name in code.co_names if name in used)
+
+
 # Of what torch keeps on the context of a custom Function, nothing changes by being read.
 OF_CONTEXT = frozenset({"saved_tensors", "saved_variables", "saved_for_forward", "needs_input_grad", "materialize_grads"})
 CHANGING = frozenset({

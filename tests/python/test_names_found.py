@@ -10,7 +10,7 @@ import types
 import broach
 import pytest
 import torch
-from compared import difference, ran_natively, stats
+from compared import difference, native, ran_natively, stats
 
 BEGINNING = """
 import itertools, random, sys
@@ -172,3 +172,26 @@ def test_objects_that_answer_by_code_of_the_programs_are_not_asked(make, finds):
     eager, compiled = pair[0], broach.compile(pair[1])
     for flag in (False, False, False, finds, False, finds):
         assert not difference(eager(torch.ones(2), flag), compiled(torch.ones(2), flag))
+
+
+def test_a_variable_of_the_script_with_the_name_of_an_attribute():
+    """What the caller does to its own `loss` is nothing to a program that reads an attribute of that name; a global that it reads is."""
+    scope = {"torch": torch}
+    code = """
+class Out: pass
+def program(x):
+    out = Out()
+    out.loss = x * 2
+    out.scale = 3.0
+    return out.loss + out.scale
+def other(x):
+    return x * scale
+"""
+    exec(compile(code, "/tmp/script.py", "exec"), scope)
+    compiled, reads = native(scope["program"]), native(scope["other"])
+    for i in range(8):
+        x = torch.randn(3)
+        scope["loss"], scope["scale"] = compiled(x), float(i)
+        assert torch.equal(scope["loss"], x * 2 + 3)
+        assert torch.equal(reads(x), x * i)
+    assert stats(compiled)["captures"] <= 2, stats(compiled)["attempts"]
