@@ -18,6 +18,7 @@
 
 namespace broach {
 
+// What is added here is put back in torch/kept_settings.cpp.
 uint64_t ambient_settings() {
   const auto& c = at::globalContext();
   uint64_t word = 0;

@@ -79,15 +79,15 @@ PythonGradients::PythonGradients(const State& state, const std::vector<StatePlac
   for (const StatePlace& place : places_) own_->leave_out(place);
 }
 
-std::string why_no_python(ag::Node& node, bool is_formula, std::vector<Ref>& hooks) {
+std::string why_no_python(ag::Node& node, bool is_formula, std::vector<Ref>* hooks) {
   bool known = true;
   auto look = [&](auto& of_kind) {
     for (auto& hook : of_kind) {
       PyObject* dict = hook ? dict_of(*hook) : nullptr;
       known = known && dict;
-      if (!dict) continue;
+      if (!dict || !hooks) continue;
       std::vector<Ref> of_node = values_of(dict);
-      hooks.insert(hooks.end(), of_node.begin(), of_node.end());
+      hooks->insert(hooks->end(), of_node.begin(), of_node.end());
     }
   };
   look(node.tensor_pre_hooks());
@@ -101,7 +101,7 @@ std::string why_no_python(ag::Node& node, bool is_formula, std::vector<Ref>& hoo
 
 std::string PythonGradients::obstacle(ag::Node& node, bool is_formula, size_t results) {
   py::gil_scoped_acquire gil;
-  if (std::string why = why_no_python(node, is_formula, hooks_); !why.empty()) return why;
+  if (std::string why = why_no_python(node, is_formula, &hooks_); !why.empty()) return why;
   for (const StatePlace& place : places_)
     if (place.kind == StatePlace::Kind::whole || place.kind == StatePlace::Kind::tail)
       return cat(node.name(), " runs code of a program that keeps a list from call to call: ", place.path);

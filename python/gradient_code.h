@@ -13,8 +13,8 @@
 
 namespace broach {
 
-// Why what a node runs besides a formula of torch's is no Python code; empty if it is. `hooks` are given the functions of its hooks.
-std::string why_no_python(torch::autograd::Node& node, bool is_formula, std::vector<Ref>& hooks);
+// Why what a node runs besides a formula of torch's is no Python code; empty if it is. `hooks`, if given, get the functions of its hooks.
+std::string why_no_python(torch::autograd::Node& node, bool is_formula, std::vector<Ref>* hooks = nullptr);
 
 class PythonGradients : public GradientCode {
  public:

@@ -182,14 +182,15 @@ std::string State::name_within(const Node& holder, PyObject* o) const {
   return "";
 }
 
+int State::times_met(PyObject* o) const {
+  const auto found = met_.find(o);
+  return found == met_.end() ? 0 : found->second;
+}
+
 std::vector<std::string> State::names_of_grown(const Change& change) const {
   const Node& n = nodes_[static_cast<size_t>(change.node)];
   PyObject* list = n.object.get();
-  auto is_met_once = [&](PyObject* o) {
-    const auto found = met_.find(o);
-    return found != met_.end() && found->second == 1;
-  };
-  if (n.kind != Kind::list || !PyList_CheckExact(list) || n.parent < 0 || !is_met_once(list)) return {};
+  if (n.kind != Kind::list || !PyList_CheckExact(list) || n.parent < 0 || times_met(list) != 1) return {};
   bool has_grown = static_cast<size_t>(PyList_GET_SIZE(list)) > n.values.size();
   for (size_t i = 0; has_grown && i < n.values.size(); ++i)
     has_grown = n.values[i].get() == PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i));
@@ -199,7 +200,7 @@ std::vector<std::string> State::names_of_grown(const Change& change) const {
   PyObject* dict = holder.object.get();
   if (holder.kind != Kind::dict || !PyDict_CheckExact(dict) || holder.parent < 0) return {};
   std::string name = name_within(nodes_[static_cast<size_t>(holder.parent)], dict);
-  if (!is_met_once(dict) || name.empty()) return {};
+  if (times_met(dict) != 1 || name.empty()) return {};
   for (size_t i = 0; i < holder.keys.size(); ++i)
     if (holder.values[i].get() == list && PyUnicode_CheckExact(holder.keys[i].get()))
       return {std::move(name), std::string(text_of(holder.keys[i].get()))};
@@ -207,15 +208,11 @@ std::vector<std::string> State::names_of_grown(const Change& change) const {
 }
 
 bool State::is_met_once(const StatePlace& place) const {
-  auto once = [&](PyObject* o) {
-    const auto found = met_.find(o);
-    return found == met_.end() || found->second == 1;
-  };
-  if (!once(place.owner.get())) return false;
+  if (times_met(place.owner.get()) > 1) return false;
   return place.names.size() == 1 || std::ranges::all_of(nodes_, [&](const Node& n) {
            const bool holds =
                n.kind == Kind::dict && std::ranges::any_of(n.values, [&](const Ref& v) { return v.get() == place.owner.get(); });
-           return !holds || once(n.object.get());
+           return !holds || times_met(n.object.get()) <= 1;
          });
 }
 

@@ -213,6 +213,7 @@ class State {
   bool is_doubted(PyObject* dict, PyObject* name) const;
   int add(Kind kind, PyObject* o, int parent, std::string label);
   std::string name_within(const Node& holder, PyObject* o) const;
+  int times_met(PyObject* o) const;
   void fill(int node);
   void note_order(Node& n) const;
   void children(int node);

@@ -373,9 +373,8 @@ void Watch::on_backward(PyFrameObject* frame) {
     else return effect(frame, {"runs a backward from an edge of autograd's graph", Fallback::eager});
   if (!c || c->is_abandoned() || program_) return;
   c->will_run_backward(outputs, [this](torch::autograd::Node& node, bool is_formula) {
-    std::vector<Ref> hooks;
     if (!engine_) engine_.emplace();
-    return why_no_python(node, is_formula, hooks);
+    return why_no_python(node, is_formula);
   });
 }
 

@@ -623,17 +623,29 @@ bool Capture::same_sizes(const Shape& a, const Shape& b) {
          std::equal(a.begin(), a.end(), b.begin(), [this](const SymInt& x, const SymInt& y) { return trace_.symbols->equal(x, y); });
 }
 
+// As `_LONGEST_LIST` of broach/_numbers.py says.
+constexpr int64_t kLongestList = 64;
+
 bool Capture::read_elements(const at::Tensor& t) {
-  constexpr int64_t kMost = 64;
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   std::lock_guard lock(mutex_);
-  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kMost || !c10::isIntegralType(t.scalar_type(), true) ||
+  if (!speculative_ || refuses_reads_ || symbolic_ || t.numel() > kLongestList || !c10::isIntegralType(t.scalar_type(), true) ||
       t.layout() != c10::kStrided)
     return false;
   TensorId id = id_of(t);
   TensorId copy = add_contiguous(id);
   at::Tensor flat = t.reshape({-1});
   for (int64_t i = 0; i < flat.numel(); ++i) add_read({-1, add_element(copy, i), scalar_of(flat[i].item()), line_});
+  return true;
+}
+
+bool Capture::read_list(const at::Tensor& t) {
+  if (read_elements(t)) return true;
+  std::lock_guard lock(mutex_);
+  if (!speculative_ || symbolic_ || !wrap_node || !c10::isFloatingType(t.scalar_type()) || t.layout() != c10::kStrided ||
+      t.numel() > kLongestList)
+    return false;
+  fail_with({cat("a list of values is read on the host", at_line()), Fallback::in_parts}, Outcome::wants_stand_ins);
   return true;
 }
 

@@ -288,14 +288,4 @@ bool Capture::give_integer(c10::IValue& result, const TraceOp& op) {
   return true;
 }
 
-bool Capture::read_list(const at::Tensor& t) {
-  if (read_elements(t)) return true;
-  std::lock_guard lock(mutex_);
-  constexpr int64_t kMost = 64;
-  if (!speculative_ || symbolic_ || !wrap_node || !c10::isFloatingType(t.scalar_type()) || t.layout() != c10::kStrided || t.numel() > kMost)
-    return false;
-  fail_with({cat("a list of values is read on the host", at_line()), Fallback::in_parts}, Outcome::wants_stand_ins);
-  return true;
-}
-
 }  // namespace broach

@@ -29,7 +29,7 @@ def _wrap(node: Any) -> Any:
 
 
 def _node(value: object, like: Any) -> Any:
-    if type(value) in (Int, Float, torch.SymInt, torch.SymFloat):
+    if type(value) in _STAND_INS:
         return value.node  # type: ignore[attr-defined]
     if type(value) in (int, bool):
         return like.wrap_int(int(value))  # type: ignore[call-overload]
@@ -138,6 +138,8 @@ class Float(_Number, torch.SymFloat):
         return self._plain().is_integer()
 
 
+_STAND_INS = (Int, Float, torch.SymInt, torch.SymFloat)
+
 # What a message or a table of names says of them is what it says of numbers.
 for _stand_in, _kind in ((Int, int), (Float, float)):
     _stand_in.__name__, _stand_in.__qualname__, _stand_in.__module__ = _kind.__name__, _kind.__qualname__, _kind.__module__
@@ -198,7 +200,7 @@ def _function_of_numbers(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def function(x: Any, *more: Any) -> Any:
-        if more or type(x) not in (Int, Float, torch.SymInt, torch.SymFloat) or not _is_ours(x):
+        if more or type(x) not in _STAND_INS or not _is_ours(x):
             return original(x, *more)
         node = _C.function_of_number(name, x.node)
         if node is not None:
@@ -260,7 +262,7 @@ def _function_of_data(original: Callable) -> Callable:
     def function(*data: Any, **how: Any) -> torch.Tensor:
         shape: list[int] = []
         numbers = _numbers_in(data[0], shape) if _C.is_capturing_symbols() and len(data) == 1 and how.keys() <= {"dtype", "device"} else None
-        if numbers is None or len(numbers) > _LONGEST_LIST or not any(type(n) in (Int, Float, torch.SymInt, torch.SymFloat) for n in numbers):
+        if numbers is None or len(numbers) > _LONGEST_LIST or not any(type(n) in _STAND_INS for n in numbers):
             return original(*data, **how)
         dtype, device = how.get("dtype") or _dtype_of(numbers), how.get("device")
         if dtype.is_complex or dtype.is_floating_point < any(isinstance(n, float) for n in numbers) or dtype == torch.bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import broach
 import pytest
 import torch
 import torch.nn.functional as F
@@ -265,8 +266,6 @@ def test_a_graph_from_before_the_step_with_code():
         loss.backward()
         return loss.detach()
 
-    import broach
-
     compiled = broach.compile(finish)
     for i in range(8):
         torch.manual_seed(i)
@@ -281,8 +280,8 @@ def test_a_graph_from_before_the_step_with_code():
     assert len(calls) == 16
 
 
-def test_old_gradients_are_let_go_before_new_ones_are_made():
-    pair = Pair(step_through(lambda m, out: out), OPTIMIZERS["adamw"] and mlp)
+def test_an_old_gradient_that_somebody_holds_stays():
+    pair = Pair(step_through(lambda m, out: out))
     for i in range(4):
         pair.run(i)
     held = [p.grad for p in pair.models[1].parameters()]
@@ -299,8 +298,6 @@ def test_a_step_that_fails_behind_compiled_ones():
         loss.backward()
         o.step()
         return loss.detach()
-
-    import broach
 
     torch.manual_seed(0)
     model = mlp()
@@ -364,8 +361,6 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_how_a_step_is_given_its_optimizer(holder):
-    import broach
-
     made = []
 
     def wrap(f):
@@ -388,8 +383,6 @@ def test_how_a_step_is_given_its_optimizer(holder):
 
 
 def test_another_optimizer_is_given():
-    import broach
-
     compiled = broach.compile(_with_arguments)
     for k in range(3):
         runs = []
@@ -407,8 +400,6 @@ def test_another_optimizer_is_given():
 @pytest.mark.parametrize("clips", [False, True])
 def test_scaled_gradients(clips):
     """Some steps are left out by the scaler, which changes its scale."""
-    import broach
-
     def step(model, optimizer, scaler, x, y):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
