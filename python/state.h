@@ -222,6 +222,7 @@ class State {
   bool same(Node& n, bool take, std::string* why) const;
   void add_words(Node& n);
   bool take_words(const Node& n);
+  size_t first_changed(size_t word) const;
   bool put_back(const Node& n) const;
   bool put_back_class(const Node& n) const;
   bool put_back_function(const Node& n) const;

@@ -123,7 +123,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
       written_in_place.push_back(m);
   const Symbols& symbols = *compiled_->module.stages.front().graph->symbols();
   sizes_ = SizeGuards(std::move(sizes), std::move(strides), std::move(ints), std::move(floats), symbols);
-  stages_ = std::make_unique<const Stages>(*compiled_, program_, constant, written_in_place, options, differentiable.runs_backward);
+  stages_ =
+      std::make_unique<const Stages>(*compiled_, program_, constant, written_in_place, options, differentiable.runs_backward, current_);
   finds_sizes_ = stages_->finds_sizes();
   can_fail_ = stages_->can_fail();
   add_stats();
@@ -152,10 +153,18 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
     const TraceTensor& t = trace.tensors[static_cast<size_t>(trace.inputs[i])];
     c10::ScalarType dtype = scalar_type(t.type.dtype);
     if (i >= given_) {
-      held_guards_.push_back({c10::scalarTypeToTypeMeta(dtype), device_of(t.type.device), static_cast<uint32_t>(t.type.shape.size()),
-                              static_cast<int64_t>(c10::elementSize(dtype)), lifted_[i - given_].requires_grad(), facts[i].keys});
-      for (const Shape* s : {&t.type.shape, &t.strides})
-        for (const SymInt& e : *s) held_sizes_.push_back(e.constant());
+      HeldGuard guard{c10::scalarTypeToTypeMeta(dtype),
+                      device_of(t.type.device),
+                      t.type.device.kind == DeviceKind::cpu,
+                      static_cast<int64_t>(c10::elementSize(dtype)),
+                      lifted_[i - given_].requires_grad(),
+                      facts[i].keys,
+                      t.type.shape.size(),
+                      {}};
+      for (size_t d = 0; d < guard.rank; ++d) guard.window.append({t.type.shape[d].constant(), t.strides[d].constant()});
+      const auto known = std::ranges::find(held_guards_, guard);
+      guard_of_held_.push_back(static_cast<uint32_t>(known - held_guards_.begin()));
+      if (known == held_guards_.end()) held_guards_.push_back(std::move(guard));
       continue;
     }
     guards_.push_back({c10::scalarTypeToTypeMeta(dtype), device_of(t.type.device), facts[i].keys,
@@ -204,17 +213,34 @@ void CompiledProgram::add_stats() {
 // Which of several devices of the kind that its keys name. The host is one, whatever its number.
 static bool is_on(const c10::TensorImpl& t, c10::Device d) { return d.is_cpu() || t.device() == d; }
 
-// Runs for hundreds of parameters on each call: every instruction of its loop is worth its place.
-bool CompiledProgram::holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const {
+// Tensors lie anywhere, and what a program does between two calls has taken their place in the cache.
+static void fetch_ahead(const at::Tensor* held, size_t left) {
+  constexpr size_t kTensor = 12, kStorage = 6, kLine = 64;
+  if (left <= kTensor) return;
+  const auto* tensor = reinterpret_cast<const std::byte*>(held[kTensor].unsafeGetTensorImpl());
+  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += kLine) __builtin_prefetch(tensor + at);
+  __builtin_prefetch(tensor + sizeof(c10::TensorImpl) - 1);
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(held[kStorage].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) +
+                     kLine / 4);
+}
+
+// Runs for hundreds of parameters on each call: every instruction of its loop is worth its place. A tensor lies where its storage does,
+// which says so in fewer.
+bool CompiledProgram::holds_the_same(const void** addresses, std::string* why) const {
   const bool grad = c10::GradMode::is_enabled();
-  const int64_t* expected = held_sizes_.data();
-  addresses.resize_for_overwrite(lifted_.size());
-  for (size_t i = 0; i < lifted_.size(); ++i) {
-    const c10::TensorImpl& t = *lifted_[i].unsafeGetTensorImpl();
-    const HeldGuard& g = held_guards_[i];
-    c10::IntArrayRef sizes = t.sizes(), strides = t.strides();
-    bool same = t.dtype() == g.dtype && t.key_set() == g.keys && sizes.size() == g.rank && is_on(t, g.device);
-    for (size_t d = 0; same && d < g.rank; ++d) same = sizes[d] == expected[d] && strides[d] == expected[g.rank + d];
+  const at::Tensor* const held = lifted_.data();
+  const uint32_t* const guard_of = guard_of_held_.data();
+  const HeldGuard* const guards = held_guards_.data();
+  for (size_t i = 0, all = lifted_.size(); i < all; ++i) {
+    fetch_ahead(held + i, all - i);
+    const c10::TensorImpl& t = *held[i].unsafeGetTensorImpl();
+    const c10::StorageImpl* memory = t.unsafe_storage().unsafeGetStorageImpl();
+    const HeldGuard& g = guards[guard_of[i]];
+    const c10::IntArrayRef sizes = t.sizes();
+    const int64_t *size = sizes.data(), *stride = t.strides().data();
+    bool same = t.key_set() == g.keys && t.dtype() == g.dtype && sizes.size() == g.rank && (g.on_host || memory->device() == g.device);
+    for (const int64_t* expected = g.window.data(); same && size != sizes.end(); ++size, ++stride, expected += 2)
+      same = *size == expected[0] && *stride == expected[1];
     if (!same || (grad && t.requires_grad() != g.required_grad && (backward_ || !g.required_grad))) {
       if (why)
         *why = cat("input ", given_ + i,
@@ -222,7 +248,6 @@ bool CompiledProgram::holds_the_same(c10::SmallVectorImpl<const void*>& addresse
                         : ": a tensor that the program holds changed its type, sizes or device");
       return false;
     }
-    expected += 2 * g.rank;
     addresses[i] = address_of(t, g.itemsize);
   }
   return true;
@@ -303,7 +328,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
   std::for_each(inputs.begin(), inputs.end(), add_window);
   if (!sizes_.match({windows.data(), windows.size()}, {call.ints.data(), call.ints.size()}, {call.floats.data(), call.floats.size()},
                     binding.values, why) ||
-      !holds_the_same(binding.held, why))
+      !holds_the_same(binding.inputs.place(inputs, held_), why))
     return false;
   if (!asked_.empty() && !was_asked_the_same(inputs, why)) return false;
   if (!rules_.empty() && !is_set_the_same(why)) return false;
@@ -486,12 +511,7 @@ void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tens
 
 std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& call, Binding& binding, std::vector<Scalar>& observed) const {
   SymbolValues& symbols = binding.values;
-  RunInputs inputs;
-  inputs.tensors.reserve(all_inputs_);
-  inputs.addresses.reserve(all_inputs_);
-  for (const at::Tensor& t : call.tensors) inputs.add(t);
-  inputs.tensors.append(held_.begin(), held_.end());
-  inputs.addresses.append(binding.held.begin(), binding.held.end());
+  RunInputs& inputs = binding.inputs;
   c10::SmallVector<at::Tensor, 4> numbers;
   for (HostFloats::Id n : numbers_) {
     numbers.push_back(at::empty({}, at::kDouble));

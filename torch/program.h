@@ -70,7 +70,7 @@ struct ReplacedGradient {
 // What is known of a call once a program accepts it.
 struct Binding {
   SymbolValues values;
-  c10::SmallVector<const void*, 8> held;  // addresses of the tensors that the program holds
+  RunInputs inputs;  // the caller's and what the program holds, as long as these are there
 };
 
 class CompiledProgram {
@@ -125,7 +125,8 @@ class CompiledProgram {
   void add_guards(const Trace& trace, const std::vector<InputFacts>& facts, const std::vector<bool>& constant_inputs,
                   std::vector<Shape>& sizes, std::vector<Shape>& strides);
   void add_stats();
-  bool holds_the_same(c10::SmallVectorImpl<const void*>& addresses, std::string* why) const;
+  // Writes the addresses of what it holds.
+  bool holds_the_same(const void** addresses, std::string* why) const;
   // An input that lies in one storage with another, which is written, if there is one that did not so in the capture.
   std::optional<std::pair<size_t, size_t>> shared_with_written(at::TensorList inputs) const;
 
@@ -135,13 +136,17 @@ class CompiledProgram {
     c10::DispatchKeySet keys;
     std::optional<bool> is_leaf;  // of a parameter it always is
   };
+  // Of tensors that the program holds: many are of one kind.
   struct HeldGuard {
     caffe2::TypeMeta dtype;
     c10::Device device;
-    uint32_t rank;
+    bool on_host;
     int64_t itemsize;
     bool required_grad;  // and autograd did not look at it
     c10::DispatchKeySet keys;
+    size_t rank;
+    c10::SmallVector<int64_t, 10> window;  // size and stride of each dimension
+    bool operator==(const HeldGuard&) const = default;
   };
   // Something that few programs ask an input.
   struct Asked {
@@ -156,7 +161,8 @@ class CompiledProgram {
   std::vector<const at::Tensor*> held_;  // to each of them
   size_t given_, all_inputs_;            // inputs that the caller gives; and with tangents, the first slots
   std::vector<InputGuard> guards_;
-  std::vector<HeldGuard> held_guards_;
+  std::vector<HeldGuard> held_guards_;  // each once
+  std::vector<uint32_t> guard_of_held_;
   std::vector<Asked> asked_;
   std::vector<c10::Device> devices_;                            // of all tensors
   std::vector<c10::Device> current_;                            // of each kind of them that has several
@@ -165,7 +171,6 @@ class CompiledProgram {
   std::vector<std::pair<size_t, size_t>> gradients_of_;         // lifted tensors, and the inputs whose gradients they are
   std::vector<ReplacedGradient> unread_gradients_;              // which it replaces
   std::vector<size_t> unhooked_;                                // inputs of whose gradients the program computes some
-  std::vector<int64_t> held_sizes_;                             // sizes and strides of each of the lifted ones
   SizeGuards sizes_;
   std::vector<ValueRead> reads_;         // of inputs
   std::vector<Scalar> read_values_;      // of what the program computes

@@ -7,6 +7,8 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory_resource>
 #include <numeric>
 
 #include "allocator.h"
@@ -122,6 +124,19 @@ static SpentInputs piece_of(std::span<const at::Tensor> spent, c10::Device devic
   return out;
 }
 
+// A pool takes whole segments of memory; what is small fits into what others left of theirs.
+static bool makes_little(const Executable& executable) {
+  constexpr int64_t kLittle = int64_t{8} << 20;
+  int64_t bytes = 0;
+  for (const Buffer& b : executable.schedule().buffers) {
+    if (b.kind == Buffer::Kind::input) continue;
+    const auto elements = b.elements.maybe_constant();
+    if (!elements || b.kind == Buffer::Kind::external) return false;
+    if (b.kind == Buffer::Kind::output) bytes += *elements * size_of(b.type.dtype);
+  }
+  return bytes + executable.arena_bytes({}) <= kLittle;
+}
+
 Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
                const std::vector<int>& written, bool steady, const std::vector<int>& blocks)
     : executable_(std::move(executable)), takes_(std::move(takes)), gives_(std::move(gives)), input_buffers_(takes_.size(), -1) {
@@ -132,6 +147,7 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   is_steady_ = steady && device_ && executable_->is_recorded();
+  has_pool_ = is_steady_ && !makes_little(*executable_);
   is_element_.resize(gives_.size());
   for (size_t i = 0; i < blocks.size(); ++i) is_element_[i] = blocks[i] == kElement;
   order_.resize(gives_.size());
@@ -149,8 +165,12 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
   calls_aten_ = device_ || stats.contractions > 0 || !stats.externs.empty();
   for (size_t i = 0; i < takes_.size(); ++i) {
     if (input_buffers_[i] < 0) continue;
-    touched_.emplace_back(static_cast<uint32_t>(takes_[i]), static_cast<uint32_t>(input_buffers_[i]));
-    if (std::find(written.begin(), written.end(), static_cast<int>(takes_[i])) != written.end()) written_.push_back(touched_.back());
+    const size_t value = takes_[i];
+    const auto buffer = static_cast<size_t>(input_buffers_[i]);
+    Touched* last = touched_.empty() ? nullptr : &touched_.back();
+    if (last && value == last->value + last->count && buffer == last->buffer + last->count) ++last->count;
+    else touched_.push_back({value, buffer, 1});
+    if (std::ranges::find(written, static_cast<int>(value)) != written.end()) written_.emplace_back(value, buffer);
   }
 }
 
@@ -172,17 +192,16 @@ bool Runner::reads_unpacked(size_t taken, const WeightPacks& packs) const {
 void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
                  std::span<at::Tensor> spent, std::span<int64_t> elements) const {
   const Schedule& schedule = executable_->schedule();
-  const c10::OptionalDeviceGuard on(device_);
+  const c10::OptionalDeviceGuard on(is_current_ ? std::nullopt : device_);
   std::optional<SteadyMemory> memory;
-  if (is_steady_) memory.emplace(*device_);
+  if (has_pool_) memory.emplace(*device_);
   if (steps_) steps_->begin_run();
   ExternState host;
   bool externs = !executable_->stats().externs.empty();
   if (externs) host.tensors.resize(schedule.buffers.size());  // otherwise nobody asks for them
-  Frame frame;
-  frame.executable = executable_.get();
-  frame.symbols = symbols;
-  frame.data.assign(schedule.buffers.size(), nullptr);
+  std::byte room[RunInputs::kMany * sizeof(void*)];
+  std::pmr::monotonic_buffer_resource near(room, sizeof room);
+  Frame frame{.executable = executable_.get(), .symbols = symbols, .data{schedule.buffers.size(), nullptr, &near}};
   frame.threads = &kThreads;
   const std::optional<DeviceUse> use = device_ ? device_use(*device_) : std::nullopt;
   if (use) frame.devices = {&*use, 1};
@@ -191,9 +210,9 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   frame.release = release_extern_result;
   frame.record_calls = make_recorded_calls;
   frame.packs = packs;
-  for (auto [value, buffer] : touched_) {
-    frame.data[buffer] = const_cast<void*>(values.addresses[value]);
-    if (externs) host.tensors[buffer] = *values.tensors[value];
+  for (auto [value, buffer, count] : touched_) {
+    std::memcpy(&frame.data[buffer], &values.addresses[value], count * sizeof(void*));
+    for (size_t i = 0; externs && i < count; ++i) host.tensors[buffer + i] = *values.tensors[value + i];
   }
   for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);

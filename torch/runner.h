@@ -33,12 +33,21 @@ inline const void* address_of(const at::Tensor& t) {
 // Tensors that somebody holds for the length of a call (counting references to hundreds of parameters takes microseconds), and
 // where their elements are.
 struct RunInputs {
-  c10::SmallVector<const at::Tensor*, 32> tensors;
-  c10::SmallVector<const void*, 32> addresses;
+  static constexpr unsigned kMany = 512;  // memory for as many is felt in a call
+  c10::SmallVector<const at::Tensor*, kMany> tensors;
+  c10::SmallVector<const void*, kMany> addresses;
 
   void add(const at::Tensor& t) {
     tensors.push_back(&t);
     addresses.push_back(address_of(t));
+  }
+  // In place of all others; the addresses of `held` are the caller's to write, to where this says.
+  const void** place(at::TensorList given, std::span<const at::Tensor* const> held) {
+    tensors.clear(), addresses.clear();
+    for (const at::Tensor& t : given) add(t);
+    tensors.append(held.begin(), held.end());
+    addresses.resize_for_overwrite(tensors.size());
+    return addresses.data() + given.size();
   }
   void resize(size_t size) {
     tensors.resize(size);
@@ -66,6 +75,8 @@ class Runner {
   // did (step_allocator; on a GPU, SteadyMemory). `blocks`, by output: see kByItself. Empty: there are none.
   Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
          const std::vector<int>& written = {}, bool steady = false, const std::vector<int>& blocks = {});
+  // Whoever runs it sees to it that these devices are current: to make its own so and to put back another is felt in a small call.
+  void rely_on(std::span<const c10::Device> current) { is_current_ = device_ && std::ranges::find(current, *device_) != current.end(); }
 
   // An output that is written into an input stays undefined in `made`. An undefined input is one that the executable does not read (a
   // weight of which only the packed copy is kept).
@@ -98,14 +109,20 @@ class Runner {
   std::shared_ptr<const Executable> executable_;
   std::optional<StepMemoryUser> steps_;  // steady, on the host
   std::optional<c10::Device> device_;    // of the values that do not lie on the CPU
+  bool is_current_ = false;              // whenever it runs
   bool calls_aten_ = false;              // or may do so
-  bool is_steady_ = false;
+  bool is_steady_ = false, has_pool_ = false;
   Together together_;
   std::vector<size_t> takes_, gives_;
-  std::vector<size_t> order_;                                     // in which outputs get memory
-  std::vector<bool> is_element_;                                  // by output
-  std::vector<int> input_buffers_;                                // by graph input; -1 if nothing touches it
-  std::vector<std::pair<uint32_t, uint32_t>> touched_, written_;  // values and their buffers
+  std::vector<size_t> order_;       // in which outputs get memory
+  std::vector<bool> is_element_;    // by output
+  std::vector<int> input_buffers_;  // by graph input; -1 if nothing touches it
+  // Consecutive values that are consecutive buffers.
+  struct Touched {
+    size_t value, buffer, count;
+  };
+  std::vector<Touched> touched_;
+  std::vector<std::pair<size_t, size_t>> written_;  // values and their buffers
 };
 
 }  // namespace broach

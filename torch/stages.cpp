@@ -103,7 +103,7 @@ static void mark_elements(const CompiledTrace& compiled, const Program& program,
 }
 
 Stages::Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
-               const PipelineOptions& options, bool is_step)
+               const PipelineOptions& options, bool is_step, std::span<const c10::Device> current)
     : inputs_(compiled.module.inputs), values_(inputs_) {
   const Module& m = compiled.module;
   std::vector<bool> stays = constant, is_taken(m.slots.size());
@@ -131,7 +131,9 @@ Stages::Stages(const CompiledTrace& compiled, const Program& program, const std:
       std::vector<int> own;
       for (size_t slot : s.gives) own.push_back(blocks[slot]);
       const bool steady = compiled.tangents > 0 || is_step;
-      add(s, std::make_shared<const Runner>(compiled.executables[k], s.takes, std::move(places), written, steady, own), stays, options);
+      auto runner = std::make_shared<Runner>(compiled.executables[k], s.takes, std::move(places), written, steady, own);
+      runner->rely_on(current);
+      add(s, std::move(runner), stays, options);
     }
   }
   for (Part& p : parts_) std::erase_if(p.gives, [&](size_t slot) { return !is_taken[slot]; });

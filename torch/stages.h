@@ -22,9 +22,9 @@ bool is_touched(const Schedule& schedule, size_t input);
 class Stages {
  public:
   // `program`: how results are made of the slots. `constant`, by input: stays the same from call to call. `written`: inputs that are
-  // written in place. `is_step`: a whole step of training, which is run again and again.
+  // written in place. `is_step`: a whole step of training, which is run again and again. `current`: devices that are when it runs.
   Stages(const CompiledTrace& compiled, const Program& program, const std::vector<bool>& constant, const std::vector<int>& written,
-         const PipelineOptions& options, bool is_step);
+         const PipelineOptions& options, bool is_step, std::span<const c10::Device> current);
   ~Stages();
 
   // `values` has those of the program's inputs, `made` gets those of the slots behind them, and `symbols` the sizes. False if these are

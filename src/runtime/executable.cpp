@@ -1,6 +1,7 @@
 #include "runtime/executable.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <list>
@@ -618,6 +619,12 @@ struct Executable::Drain {
   }
 };
 
+// To take and to give back a little memory is felt beside a launch. What a user records into a graph lies in memory of that graph, though.
+bool Executable::keeps_arena(int64_t bytes, const RunContext& context) {
+  constexpr int64_t kSmall = int64_t{1} << 16;
+  return bytes > 0 && bytes <= kSmall && context.may_replay.value_or(false);
+}
+
 void Executable::run(Frame& frame) const {
   std::shared_ptr<const Plans> made;  // counting references is felt in a small call
   if (frame.spent.bytes > 0) made = plans_for(frame.symbols, lent_by(frame), frame.spent.device);
@@ -629,7 +636,12 @@ void Executable::run(Frame& frame) const {
   if (parts_.size() > 1)
     for (const Part& p : parts_) several.push_back(context_for(p, frame, errors));
   const Contexts contexts = several.empty() ? Contexts(&first, 1) : Contexts(several);
-  const MemoryLease arena(*first.memory, plans.by_part[0].bytes, first.queue);
+  RunContext& own = contexts[0];
+  if (!replays_.empty() && parts_[0].target) own.may_replay = parts_[0].target->may_replay(own);
+  MemoryOfQueue kept(kept_memory_, own.queue, *own.memory);
+  const bool keeps = keeps_arena(plans.by_part[0].bytes, own);
+  const int64_t bytes = keeps ? std::bit_ceil(static_cast<uint64_t>(plans.by_part[0].bytes)) : plans.by_part[0].bytes;
+  const MemoryLease arena(keeps ? static_cast<Memory&>(kept) : *own.memory, bytes, own.queue);
   place_arena(0, plans.by_part[0], arena.data(), frame);
   std::list<MemoryLease> more;
   for (size_t p = 1; p < parts_.size(); ++p)

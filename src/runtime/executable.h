@@ -5,6 +5,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <shared_mutex>
 #include <span>
@@ -47,7 +48,7 @@ struct SpentInputs {
 struct Frame {
   const Executable* executable = nullptr;
   std::vector<int64_t> symbols;  // by SymbolId; those of extern results are set as the run goes
-  std::vector<void*> data;       // address of each buffer on its device; the caller fills in those of inputs and outputs
+  std::pmr::vector<void*> data;  // address of each buffer on its device; the caller fills in those of inputs and outputs
   const Threads* threads = nullptr;
   std::span<const DeviceUse> devices = {};        // those whose queue and memory the front provides
   void* host = nullptr;                           // the front's own state, for extern calls
@@ -172,6 +173,7 @@ class Executable {
   };
 
   using Contexts = std::span<RunContext>;  // by part
+  static bool keeps_arena(int64_t bytes, const RunContext& context);
   struct Drain;
 
   void compile_steps(const Targets& targets, const CompileSettings& settings, const ExternFactory& externs);

@@ -1,6 +1,7 @@
 #include "runtime/replay.h"
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include "runtime/executable.h"
@@ -34,19 +35,6 @@ void KeptMemory::give(const Memory::Piece& piece) {
 
 namespace {
 
-// As a recording sees it, whose own queue is not the one that it will be launched into.
-class MemoryOfQueue : public Memory {
- public:
-  MemoryOfQueue(KeptMemory& kept, const RunContext& context) : kept_(kept), source_(*context.memory), queue_(context.queue) {}
-  Piece take(int64_t bytes, void*) override { return kept_.take(bytes, queue_, source_); }
-  void give(Piece piece, void*) override { kept_.give(piece); }
-
- private:
-  KeptMemory& kept_;
-  Memory& source_;
-  void* queue_;
-};
-
 // What steps that run at the same time take: nobody else's until all of them are done.
 class MemoryBeside : public Memory {
  public:
@@ -76,6 +64,10 @@ bool conflict(const StepUse& a, const StepUse& b, std::span<void* const> data) {
       a.memory, [&](const MemoryUse& x) { return std::ranges::any_of(b.memory, [&](const MemoryUse& y) { return meet(x, y); }); });
 }
 
+bool may_replay(const Target& target, const RunContext& context) {
+  return context.may_replay ? *context.may_replay : target.may_replay(context);
+}
+
 constexpr size_t kMostBeside = 4;
 constexpr size_t kMostKept = 4;
 constexpr int kMostMade = 16;
@@ -101,6 +93,9 @@ ReplayedSteps::ReplayedSteps(size_t first, std::span<const StepUse> uses, size_t
 }
 
 void ReplayedSteps::find_tellable() {
+  for (size_t i = 0; i < loose_.size(); ++i)
+    if (i > 0 && loose_[i] == loose_[i - 1] + 1) ++runs_of_loose_.back().count;
+    else runs_of_loose_.push_back({i, 1});
   for (size_t i = 0; i < uses_.size(); ++i) {
     if (!uses_[i].is_kernel) continue;
     Told& told = told_.emplace_back(first_ + i, uses_[i].has_numbers);
@@ -117,7 +112,7 @@ bool ReplayedSteps::makes(int buffer) const { return std::ranges::find(made_by_c
 bool ReplayedSteps::run(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory, const RunStep& step) {
   ++runs_;
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || is_hopeless_ || !target.may_replay(context)) return false;
+  if (!lock.owns_lock() || is_hopeless_ || !may_replay(target, context)) return false;
   forget_idle();
   find_key(context, frame.data);
   Kept* kept = find();
@@ -180,7 +175,7 @@ bool ReplayedSteps::is_due() {
 ReplayedSteps::Kept* ReplayedSteps::record(const Target& target, const RunContext& context, Frame& frame, KeptMemory& memory,
                                            const RunStep& step) {
   ++made_;
-  MemoryOfQueue of_queue(memory, context);
+  MemoryOfQueue of_queue(memory, context.queue, *context.memory);
   RunContext keeping = context;
   keeping.memory = &of_queue;
   Kept fresh;
@@ -246,8 +241,12 @@ void ReplayedSteps::record_beside(size_t i, size_t end, Kept& fresh, RunContext&
 // Kernels get the addresses and numbers of this call, where they are others than before. Few change, of hundreds.
 void ReplayedSteps::tell(Kept& kept, const RunContext& context, std::span<void* const> data, const RunStep& step) {
   std::vector<size_t> changed;
-  for (size_t i = 0; i < loose_.size(); ++i)
-    if (void* const now = data[static_cast<size_t>(loose_[i])]; now != kept.told[i]) kept.told[i] = now, changed.push_back(i);
+  for (auto [first, count] : runs_of_loose_) {
+    void* const* const now = &data[static_cast<size_t>(loose_[first])];
+    if (std::memcmp(now, &kept.told[first], count * sizeof *now) == 0) continue;
+    for (size_t i = 0; i < count; ++i)
+      if (now[i] != kept.told[first + i]) kept.told[first + i] = now[i], changed.push_back(first + i);
+  }
   RunContext telling = context;
   telling.recording = kept.recording.get();
   for (const Told& t : told_) {

@@ -41,6 +41,19 @@ class KeptMemory {
   std::vector<Kept> kept_;
 };
 
+// The same as memory of one queue, whatever queue it is asked for: a recording's own is not the one that it will be launched into.
+class MemoryOfQueue : public Memory {
+ public:
+  MemoryOfQueue(KeptMemory& kept, void* queue, Memory& source) : kept_(kept), queue_(queue), source_(source) {}
+  Piece take(int64_t bytes, void*) override { return kept_.take(bytes, queue_, source_); }
+  void give(Piece piece, void*) override { kept_.give(piece); }
+
+ private:
+  KeptMemory& kept_;
+  void* queue_;
+  Memory& source_;
+};
+
 struct Frame;
 
 // The calls of the host's library in one recording; made by the front.
@@ -125,6 +138,11 @@ class ReplayedSteps {
     std::vector<size_t> buffers;
   };
 
+  // Those of `loose_` from `first` on that are consecutive buffers: programs hold hundreds, and their addresses are compared at once.
+  struct Neighbours {
+    size_t first, count;
+  };
+
   bool has_calls() const;
   void find_tellable();
   void find_key(const RunContext& context, std::span<void* const> data);
@@ -143,7 +161,8 @@ class ReplayedSteps {
   const size_t first_, part_;
   const int64_t made_bytes_;
   const std::vector<StepUse> uses_;
-  std::vector<int> fixed_, loose_;  // buffers that other steps than kernels touch, and that kernels do
+  std::vector<int> fixed_, loose_;  // buffers that other steps than kernels touch, and that kernels do, each in order
+  std::vector<Neighbours> runs_of_loose_;
   std::vector<Told> told_;          // steps that are told of changes
   std::vector<int> made_by_calls_;  // which are neither
   std::mutex mutex_;

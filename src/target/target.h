@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,6 +52,7 @@ struct RunContext {
   Pace* pace = nullptr;              // of the program, for what is tried and packed in passing; null: as it comes
   int step = -1;                     // position in the schedule, for errors
   Recording* recording = nullptr;    // keeps what steps launch; null: it is done
+  std::optional<bool> may_replay{};  // what the target says of that, once it was asked
 };
 
 // What a run has to do with a device, if the front says so. Otherwise its default queue and the target's own memory.

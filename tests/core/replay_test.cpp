@@ -91,7 +91,7 @@ struct Program {
   KeptMemory memory;
   ReplayedSteps steps;
   Frame frame;
-  std::vector<void*>& data = frame.data;
+  std::pmr::vector<void*>& data = frame.data;
   int number = 0;
 
   explicit Program(bool has_numbers = false)
@@ -288,7 +288,7 @@ std::string recorded(const std::function<void(std::vector<StepUse>&, std::vector
     KeptMemory memory;
     Frame frame;
   } p;
-  p.frame.data = data;
+  p.frame.data.assign(data.begin(), data.end());
   ReplayedSteps steps(0, uses);
   RunContext context;
   context.memory = &HostMemory::get();

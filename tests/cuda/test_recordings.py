@@ -153,6 +153,33 @@ def test_streams_and_the_callers_own_graph():
         _close(compiled(x), model(x))
 
 
+@torch.no_grad()
+def test_a_little_memory_for_intermediates_is_kept():
+    """A call takes memory for its result alone; what a user records lies in memory of his graph, which other calls do not write."""
+    x = torch.randn(16, 64, device="cuda")
+    compiled = broach.compile(_softmaxes)
+    for _ in range(8):
+        compiled(x)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(10):
+        compiled(x)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - before == 10
+
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        captured = compiled(x)
+    y = torch.randn(16, 64, device="cuda")
+    want, other = _softmaxes(x), _softmaxes(y)
+    torch.cuda.synchronize()
+    for _ in range(50):
+        with torch.cuda.stream(side):
+            graph.replay()
+        have = compiled(y)
+        torch.cuda.synchronize()
+        _close(captured, want)
+        _close(have, other)
+
+
 def test_threads():
     model, xs, errors = _model(), [torch.randn(16, 64, device="cuda") for _ in range(4)], []
     compiled = broach.compile(model)
