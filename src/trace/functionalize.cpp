@@ -164,7 +164,7 @@ class Functionalizer {
       if (r != kNoTensor && std::find(op.mutated.begin(), op.mutated.end(), r) == op.mutated.end() &&
           memory_.storage(r).root != kNoTensor && memory_.state(r).version < 0)
         unsupported(op.schema, ": a result is a new view of a mutated operand");
-    if (reads_its_own_writes(t_, op)) unsupported(op.schema, " in place, of which an operand is the tensor that it writes");
+    if (reads_its_own_writes(t_, op)) unsupported(op.schema, " in place, of which an operand lies in what it writes");
     bool is_out = false;
     for (const std::string& name : functional_names(op.schema, &is_out)) {
       if (op.mutated.size() != 1 || (op.effect && !calls_.draws(name, op.mutated[0]))) break;

@@ -1,5 +1,6 @@
 #include "trace/mutations.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -46,6 +47,66 @@ std::string form_of_list(const Trace& t, const TraceOp& op) {
   return names[0];
 }
 
+// A window as it was in the recorded call, in bytes: where it begins, and by dimension the number of steps and their length. Dimensions of
+// one element are left out.
+struct Window {
+  int64_t begin, element, extent = 0;  // from the begin of its first element to that of its last
+  std::vector<std::pair<int64_t, int64_t>> steps;
+  bool is_empty = false;
+
+  Window(const TraceTensor& t, const Symbols& symbols)
+      : begin(symbols.hint(t.offset) * static_cast<int64_t>(size_of(t.type.dtype))), element(static_cast<int64_t>(size_of(t.type.dtype))) {
+    for (size_t d = 0; d < t.strides.size(); ++d) {
+      const int64_t size = symbols.hint(t.type.shape[d]), step = symbols.hint(t.strides[d]) * element;
+      is_empty |= size == 0;
+      if (size > 1 && step != 0) steps.emplace_back(size, step);
+      extent += (size - 1) * step;
+    }
+  }
+  int64_t end() const { return begin + extent + element; }
+  template <class F>
+  void for_each_element(const F& f, size_t dim = 0, int64_t at = 0) const {
+    if (dim == steps.size()) return f(begin + at);
+    for (int64_t i = 0; i < steps[dim].first; ++i) for_each_element(f, dim + 1, at + i * steps[dim].second);
+  }
+  int64_t elements() const {
+    int64_t out = 1;
+    for (auto [size, step] : steps) out *= size;
+    return out;
+  }
+};
+
+// Whether both lie in rows of this many bytes, each in other columns.
+bool lie_in_other_columns(const Window& a, const Window& b, int64_t row) {
+  auto columns = [row](const Window& w) {
+    int64_t width = w.element;
+    for (auto [size, step] : w.steps)
+      if (step % row != 0) width += (size - 1) * step;
+    const int64_t first = w.begin % row;
+    return std::pair(first, first + width);
+  };
+  const auto [a_first, a_end] = columns(a);
+  const auto [b_first, b_end] = columns(b);
+  return a_end <= row && b_end <= row && (a_end <= b_first || b_end <= a_first);
+}
+
+// Whether the windows of one storage have an element in common, or may have one: what is large is not counted out.
+bool may_meet(const Window& a, const Window& b) {
+  constexpr int64_t kMany = int64_t{1} << 22;
+  if (a.is_empty || b.is_empty || a.end() <= b.begin || b.end() <= a.begin) return false;
+  if (a.element != b.element) return true;
+  for (const Window* w : {&a, &b})
+    for (auto [size, step] : w->steps)
+      if (lie_in_other_columns(a, b, step)) return false;
+  const int64_t first = std::min(a.begin, b.begin), bytes = std::max(a.end(), b.end()) - first;
+  if (std::max({a.elements(), b.elements(), bytes}) > kMany) return true;
+  std::vector<bool> is_written(static_cast<size_t>(bytes));
+  a.for_each_element([&](int64_t at) { is_written[static_cast<size_t>(at - first)] = true; });
+  bool meet = false;
+  b.for_each_element([&](int64_t at) { meet |= is_written[static_cast<size_t>(at - first)]; });
+  return meet;
+}
+
 }  // namespace
 
 std::vector<std::string> functional_names(const std::string& schema, bool* is_out) {
@@ -65,10 +126,20 @@ std::string form_with_results(const Trace& t, const TraceOp& op) {
 }
 
 bool reads_its_own_writes(const Trace& t, const TraceOp& op) {
-  if (op.schema != "aten::masked_scatter_") return false;
-  bool own = false;
-  for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { own |= storage_of(t, id) == storage_of(t, op.mutated.at(0)); });
-  return own;
+  if (op.mutated.size() != 1) return false;
+  const TensorId target = op.mutated[0];
+  const TraceTensor& written = t.tensors[static_cast<size_t>(target)];
+  const bool reads_in_order = op.schema == "aten::masked_scatter_";
+  bool meet = false;
+  for_each_tensor(op.args, [&](TensorId id) {
+    const TraceTensor& read = t.tensors[static_cast<size_t>(id)];
+    if (id == target || read.storage != written.storage) return;
+    const bool is_same = read.type.shape == written.type.shape && read.strides == written.strides && read.offset == written.offset;
+    meet |= !is_same && may_meet(Window(written, *t.symbols), Window(read, *t.symbols));
+  });
+  if (reads_in_order)
+    for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { meet |= storage_of(t, id) == written.storage; });
+  return meet;
 }
 
 bool writes_meet(const Trace& t, const TraceOp& op) {
