@@ -259,6 +259,17 @@ bool Watch::is_called_by_user(PyFrameObject* frame) {
   return code && owner(reinterpret_cast<PyCodeObject*>(code.get())) == Owner::user;
 }
 
+// Whose elements at padded places are zero in eager, on a way through nested tensors that it does not take where it is compiled.
+bool Watch::is_called_by_encoder(PyFrameObject* frame) {
+  const Ref caller = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame)));
+  if (!caller) return false;
+  auto* of_caller = reinterpret_cast<PyFrameObject*>(caller.get());
+  const Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(of_caller)));
+  const Ref globals = Ref::steal(cpython::globals_of(of_caller));
+  return text_of(reinterpret_cast<PyCodeObject*>(code.get())->co_name) == "forward" &&
+         text_of(PyDict_GetItemString(globals.get(), "__name__")) == "torch.nn.modules.transformer";
+}
+
 void Watch::on_library_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name), file = text_of(code->co_filename);
   // One that nobody sees, or saw before, is shown no more by a run that does not warn.
@@ -343,6 +354,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (function == "is_compiling" || function == "is_dynamo_compiling" || function == "is_exporting") {
     torch_codes_.erase(code);  // whoever asks next
     asked_ = asked_ || !told_;
+    computes_otherwise_ = computes_otherwise_ || is_called_by_encoder(frame);
   }
   const char* file = PyUnicode_AsUTF8(code->co_filename);
   std::string_view name = file ? file : "";

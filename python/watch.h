@@ -42,8 +42,8 @@ class Watch {
 
   // Why a trace cannot stand for the run; empty if it can.
   const std::vector<Reason>& effects() const { return effects_; }
-  // Whether the program has asked whether it is compiled, and was told no.
-  bool asked_whether_compiling() const { return asked_; }
+  // Whether the program has asked whether it is compiled, and was told no; and nobody asked who computes something else where it is.
+  bool asked_whether_compiling() const { return asked_ && !computes_otherwise_; }
   // Whether code that only saves work by knowing was told yes.
   bool has_told_compiling() const { return has_told_; }
   // The error by which runs on stand-ins end: programs do not catch it with others. Borrowed.
@@ -55,6 +55,7 @@ class Watch {
   void on_own_call(PyFrameObject* frame, PyCodeObject* code);
   void tell_compiling(PyFrameObject* frame, PyCodeObject* code);
   bool is_called_by_user(PyFrameObject* frame);
+  static bool is_called_by_encoder(PyFrameObject* frame);
   void on_library_call(PyFrameObject* frame, PyCodeObject* code);
   bool watch_processes(std::string_view function, std::string_view file);
   void on_torch_call(PyFrameObject* frame, PyCodeObject* code);
@@ -85,7 +86,7 @@ class Watch {
   std::unordered_map<PyMethodDef*, Verdict> verdicts_;
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<Reason> effects_;
-  bool asked_ = false, has_told_ = false;
+  bool asked_ = false, has_told_ = false, computes_otherwise_ = false;
   const bool tells_;
   PyFrameObject* told_ = nullptr;             // of code that is being told
   std::optional<Compiling> compiling_;        // meanwhile

@@ -137,8 +137,7 @@ bool reads_its_own_writes(const Trace& t, const TraceOp& op) {
     const bool is_same = read.type.shape == written.type.shape && read.strides == written.strides && read.offset == written.offset;
     meet |= !is_same && may_meet(Window(written, *t.symbols), Window(read, *t.symbols));
   });
-  if (reads_in_order)
-    for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { meet |= storage_of(t, id) == written.storage; });
+  if (reads_in_order) for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { meet |= storage_of(t, id) == written.storage; });
   return meet;
 }
 

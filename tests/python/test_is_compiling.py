@@ -162,3 +162,22 @@ def test_is_compiling_lets_padded_masks_through():
         mask = (torch.arange(length) < (length - torch.arange(batch))[:, None]).long()
         calls.append(((torch.randint(96, (batch, length)),), {"attention_mask": mask}))
     ran_natively(check(model, *calls))
+
+
+@torch.no_grad()
+def test_an_encoder_with_padding_computes_what_it_does_in_eager():
+    """Its elements at padded places are zero where it does not know that it is compiled, also where others ask as well."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+
+    def program(x, padding):
+        y = checks_elements(x.abs())[0]
+        return encoder(y, src_key_padding_mask=padding)
+
+    for f in (encoder, program):
+        compiled = broach.compile(f)
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x, padding = torch.randn(2, 5, 8), torch.arange(5).expand(2, 5) >= torch.tensor([[3], [4]])
+            args = (x, None, padding) if f is encoder else (x, padding)
+            torch.testing.assert_close(compiled(*args), f(*args))

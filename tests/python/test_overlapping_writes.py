@@ -72,3 +72,53 @@ def test_masked_scatter_of_itself(view):
     for n in (4, 4, 4, 5):
         ours, theirs, mask = torch.arange(1.0, n + 1), torch.arange(1.0, n + 1), torch.arange(n) > 0
         assert torch.equal(compiled(ours, mask), program(theirs, mask)) and torch.equal(ours, theirs)
+
+
+# Of windows with gaps eager does not look whether an operand lies in what is written: it goes through them in its order.
+WITHIN = {
+    "one element": lambda a: a[:, 1].add_(a[0, 1]),
+    "the last element": lambda a: a[:, 1].mul_(a[-1, 1]),
+    "a row of the columns": lambda a: a[:, :2].add_(a[1, :2]),
+    "rows further on": lambda a: a[1:, :3].copy_(a[:-1, :3]),
+    "rows before": lambda a: a[:-1, 1:].sub_(a[1:, 1:]),
+    "columns further on": lambda a: a[:, 1:].copy_(a[:, :-1]),
+    "out": lambda a: torch.add(a[0, 2], a[:, 0], out=a[:, 2]),
+    "a setitem": lambda a: a.__setitem__((slice(None), 2), a[1, 2]),
+    "three operands": lambda a: a[:, 1].addcmul_(a[:, 0], a[2, 1]),
+}
+BESIDE = {
+    "even and odd": lambda a: a[:, ::2].add_(a[:, 1::2]),
+    "halves": lambda a: a[:, :2].mul_(a[:, 2:]),
+    "columns": lambda a: a[:, 0].copy_(a[:, 3]),
+    "an element before": lambda a: a[1:, 1].div_(a[0, 1]),
+    "an element of another column": lambda a: a[:, 1].add_(a[2, 0]),
+    "itself": lambda a: a[:, 1].add_(a[:, 1]),
+    "blocks": lambda a: a[:2, :2].add_(a[2:4, 2:]),
+}
+
+
+def _written(write, shape):
+    def program(a):
+        write(a)
+        return a * 2
+
+    compiled = broach.compile(program)
+    for seed in range(4):
+        ours = torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 1
+        theirs = ours.clone()
+        want = program(theirs)
+        assert torch.equal(compiled(ours), want) and torch.equal(ours, theirs)
+    return compiled.stats()
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (40, 4)])
+@pytest.mark.parametrize("name", WITHIN)
+def test_an_operand_within_what_is_written(name, shape):
+    assert "lies in what it writes" in _written(WITHIN[name], shape)["reasons"][0]
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (40, 4)])
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_operand_beside_what_is_written_is_compiled(name, shape):
+    stats = _written(BESIDE[name], shape)
+    assert stats["compiled_calls"] >= 3 and not stats["reasons"] and not stats["eager_reasons"]
