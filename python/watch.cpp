@@ -298,7 +298,10 @@ void Watch::on_own_call(PyFrameObject* frame, PyCodeObject* code) {
   const bool reads = function == "read_gradient";
   if (!reads && function != "write_gradient") return;
   const Ref self = local(frame, "self");
-  if (!program_ && self && is_tensor(self.get()) && state_.meets_gradient(self.get())) return;
+  if (!program_ && self && is_tensor(self.get())) {
+    const at::Tensor& t = THPVariable_Unpack(self.get());
+    if (Capture* c = Capture::current(); state_.meets_gradient(self.get()) || (c && t.is_leaf() && c->has_made(t))) return;
+  }
   effect(frame, {reads ? "reads an attribute .grad" : "writes an attribute .grad", Fallback::eager});
 }
 

@@ -145,7 +145,7 @@ class Capture {
   // Whether autograd ran an operation for a gradient that the program asked for.
   bool has_run_backward() const { return has_run_backward_; }
   // The program is about to have the engine run from these. Torch's formulas are recorded as their operations, code of the program's own
-  // as any other, but where `code` says why not. The verdict says so, and where a tensor that the front does not know gets a gradient.
+  // as any other, but where `code` says why not. The verdict says so, and where a tensor that nobody has met gets a gradient.
   void will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code);
   bool runs_known_backwards() const { return runs_known_backwards_; }
   // Whether a backward from any of these results would be the second one, which is eager's error. To be called from within `run`.

@@ -484,24 +484,28 @@ static ag::edge_list edges_behind(const std::vector<at::Tensor>& tensors) {
   return out;
 }
 
-static std::string why_no_leaf(ag::AccumulateGrad& n, const std::unordered_set<const c10::TensorImpl*>& known) {
-  if (has_hooks(n)) return cat(n.name(), " has a hook");
-  return known.contains(n.variable.unsafeGetTensorImpl()) ? "" : "it gives some to a tensor that it makes";
-}
-
 static std::string why_no_code(ag::Node& n, const CodeObstacle& code) {
   return n.retains_grad_hooks().empty() ? code(n, is_formula(n)) : cat("a tensor whose gradient ", n.name(), " computes keeps it");
 }
 
+// Of one that the program makes itself the gradient goes with it.
+static std::string why_no_leaf(ag::AccumulateGrad& n, const std::unordered_set<const c10::TensorImpl*>& known, Capture& capture) {
+  if (has_hooks(n)) return cat(n.name(), " has a hook");
+  return known.contains(n.variable.unsafeGetTensorImpl()) || capture.has_made(n.variable) ? ""
+                                                                                          : "it gives some to a tensor that nobody has met";
+}
+
 void Capture::will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock reading(mutex_);
   std::unordered_set<const c10::TensorImpl*> known;
   for (const auto* list : {&given_, &lifted_})
     for (const at::Tensor& t : *list) known.insert(t.unsafeGetTensorImpl());
+  reading.unlock();
   for (const ag::Edge& e : edges_behind(outputs)) {
     ag::Node& n = *e.function;
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(&n);
-    std::string why = leaf ? why_no_leaf(*leaf, known) : "";
+    std::string why = leaf ? why_no_leaf(*leaf, known, *this) : "";
+    std::lock_guard lock(mutex_);
     if (!leaf && (!is_formula(n) || has_hooks(n))) {
       runs_code_in_backward_ = true;  // made by the program itself, if nothing that it reads has a history
       why = gives_histories() ? cat(n.name(), " runs code, and a tensor that the program reads has a history") : why_no_code(n, code);
@@ -551,6 +555,8 @@ static bool is_released_before_code(const at::Tensor& t) {
 bool Capture::has_released(const std::vector<at::Tensor>& results) {
   if (!has_run_backward_ || !runs_known_backwards_ || !differentiable_.used_up.empty()) return !differentiable_.used_up.empty();
   auto has_history = [](const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); };
+  auto is_own_leaf = [&](const at::Tensor& t) { return t.defined() && t.requires_grad() && t.is_leaf() && has_made(t); };
+  if (std::ranges::any_of(results, is_own_leaf)) return false;  // it may have a gradient
   for (const at::Tensor& t : results)
     if (has_history(t) && (real_tensor(t) || t.is_view() || !(runs_code_in_backward_ ? is_released_before_code(t) : is_released(t))))
       return false;
