@@ -466,7 +466,23 @@ Ref Version::run_again(Pending& p, const Given& given, const std::vector<Shallow
   return result;
 }
 
+static bool has_own_gradient(const at::Tensor& t) {
+  return t.defined() && t.is_leaf() && t.grad().defined() && Capture::current()->has_made(t);
+}
+
 static constexpr const char* kReadByItself = "is given a tensor or container that it also reads by itself";
+
+// What a recorded run has read, to be compared from here on. Tensors that the program holds are compared by it.
+static void settle(const std::shared_ptr<State>& own, std::span<const std::shared_ptr<State>> of_gradients) {
+  std::unordered_set<const c10::TensorImpl*> lifted;
+  for (const at::Tensor& t : Capture::current()->lifted()) lifted.insert(t.unsafeGetTensorImpl());
+  auto begin = [&](State& s) {
+    s.stamp();
+    s.watch_tensors([&](const at::Tensor& t) { return lifted.contains(t.unsafeGetTensorImpl()); });
+  };
+  begin(*own);
+  for (const std::shared_ptr<State>& s : of_gradients) begin(*s);
+}
 
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
@@ -503,20 +519,12 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
     p.take_back_or_reject("writes an attribute of a tensor that it is given");
   }
   Function::Results out = described(result.get(), inputs, before, given, p);
+  if (state && std::ranges::any_of(out.tensors, has_own_gradient)) p.take_back_or_reject("gives a tensor of its own that has a gradient");
   if (p.may_go_otherwise) say_compiling_next(p);
   note_writes(*static_cast<const ResultForm*>(out.form.get()), given, p.since ? p.since->met() : turn ? turn->met() : Turns::Met(), p);
   const size_t recorded = states_of_gradients.size();
   if (state && p.verdict.is_good() && at::GradMode::is_enabled()) differentiate(out, result.get(), given);
-  if (state && p.verdict.is_good()) {
-    std::unordered_set<const c10::TensorImpl*> lifted;
-    for (const at::Tensor& t : Capture::current()->lifted()) lifted.insert(t.unsafeGetTensorImpl());
-    auto settle = [&](State& s) {
-      s.stamp();
-      s.watch_tensors([&](const at::Tensor& t) { return lifted.contains(t.unsafeGetTensorImpl()); });
-    };
-    settle(*state);
-    for (size_t i = recorded; i < states_of_gradients.size(); ++i) settle(*states_of_gradients[i]);
-  }
+  if (state && p.verdict.is_good()) settle(state, std::span(states_of_gradients).subspan(recorded));
   if (state && !noted_own_) note_own(p.leaves);
   else if (state && !holds_the_same(p.leaves)) {
     p.verdict.outcome = p.verdict.is_good() ? Outcome::spoilt : Outcome::rejected;

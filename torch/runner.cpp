@@ -124,19 +124,6 @@ static SpentInputs piece_of(std::span<const at::Tensor> spent, c10::Device devic
   return out;
 }
 
-// A pool takes whole segments of memory; what is small fits into what others left of theirs.
-static bool makes_little(const Executable& executable) {
-  constexpr int64_t kLittle = int64_t{8} << 20;
-  int64_t bytes = 0;
-  for (const Buffer& b : executable.schedule().buffers) {
-    if (b.kind == Buffer::Kind::input) continue;
-    const auto elements = b.elements.maybe_constant();
-    if (!elements || b.kind == Buffer::Kind::external) return false;
-    if (b.kind == Buffer::Kind::output) bytes += *elements * size_of(b.type.dtype);
-  }
-  return bytes + executable.arena_bytes({}) <= kLittle;
-}
-
 Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t> takes, std::vector<size_t> gives,
                const std::vector<int>& written, bool steady, const std::vector<int>& blocks)
     : executable_(std::move(executable)), takes_(std::move(takes)), gives_(std::move(gives)), input_buffers_(takes_.size(), -1) {
@@ -147,7 +134,6 @@ Runner::Runner(std::shared_ptr<const Executable> executable, std::vector<size_t>
   for (const Buffer& b : buffers)
     if (!device_ && is_accelerator(b.type.device)) device_ = device_of(b.type.device);
   is_steady_ = steady && device_ && executable_->is_recorded();
-  has_pool_ = is_steady_ && !makes_little(*executable_);
   is_element_.resize(gives_.size());
   for (size_t i = 0; i < blocks.size(); ++i) is_element_[i] = blocks[i] == kElement;
   order_.resize(gives_.size());
@@ -194,7 +180,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   const Schedule& schedule = executable_->schedule();
   const c10::OptionalDeviceGuard on(is_current_ ? std::nullopt : device_);
   std::optional<SteadyMemory> memory;
-  if (has_pool_) memory.emplace(*device_);
+  if (is_steady_) memory.emplace(*device_);
   if (steps_) steps_->begin_run();
   ExternState host;
   bool externs = !executable_->stats().externs.empty();

@@ -111,7 +111,7 @@ class Runner {
   std::optional<c10::Device> device_;    // of the values that do not lie on the CPU
   bool is_current_ = false;              // whenever it runs
   bool calls_aten_ = false;              // or may do so
-  bool is_steady_ = false, has_pool_ = false;
+  bool is_steady_ = false;
   Together together_;
   std::vector<size_t> takes_, gives_;
   std::vector<size_t> order_;       // in which outputs get memory

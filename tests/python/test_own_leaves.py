@@ -122,9 +122,36 @@ def _chooses(net, kept, x):
     return m.grad * 2 if m.grad.sum() > 0 else m.grad - 1
 
 
+def _data(net, kept, x):
+    m = x.data.requires_grad_()
+    net(m).sum().backward()
+    return m.grad, m.data
+
+
+def _assigned(net, kept, x):
+    m = x.clone().requires_grad_()
+    m.grad = torch.ones_like(m)
+    net(m).sum().backward()
+    return m.grad
+
+
+def _in_a_list(net, kept, x):
+    ms = [x[i].clone().requires_grad_() for i in range(3)]
+    sum(net(m).sum() for m in ms).backward()
+    return torch.stack([m.grad for m in ms])
+
+
+def _of_a_factor(net, kept, x):
+    s = torch.ones((), requires_grad=True)
+    loss = (net(x) * s - 1).pow(2).mean()
+    (g,) = torch.autograd.grad(loss, s, create_graph=True)
+    (loss + 2 * g.pow(2)).backward()
+    return loss.item(), g.item()
+
+
 RUN = {f.__name__: f for f in (
     _penalty, _gradient_of_own, _gradient_of_alias, _adversarial, _several_rounds, _accumulates, _takes_away, _scales, _parameter,
-    _part_of_own, _keeps_the_gradient, _all_at_once, _chooses,
+    _part_of_own, _keeps_the_gradient, _all_at_once, _chooses, _data, _assigned, _in_a_list, _of_a_factor,
 )}  # fmt: skip
 
 
@@ -174,8 +201,28 @@ def _hooked(net, kept, x):
     return m.grad
 
 
+def _needs_none_any_more(net, kept, x):
+    m = x.clone().requires_grad_()
+    net(m).sum().backward()
+    return m.requires_grad_(False), net(m.detach()).sum().item()
+
+
+def _keeps_one_that_needs_none(net, kept, x):
+    m = x.clone().requires_grad_()
+    net(m).sum().backward()
+    kept["m"] = m.requires_grad_(False)
+    return 1
+
+
+def _gives_a_gradient_to_a_result(net, kept, x):
+    y = x * 2
+    y.grad = x * 3
+    return y
+
+
 LEFT = {f.__name__: f for f in (
-    _gives_it, _gives_another, _keeps_it, _keeps_a_part, _gives_its_graph, _gives_what_it_leads_to, _hooked,
+    _gives_it, _gives_another, _keeps_it, _keeps_a_part, _gives_its_graph, _gives_what_it_leads_to, _hooked, _needs_none_any_more,
+    _keeps_one_that_needs_none, _gives_a_gradient_to_a_result,
 )}  # fmt: skip
 
 
@@ -233,6 +280,17 @@ def test_a_gradient_with_a_history():
 
 @pytest.mark.parametrize("name", LEFT)
 def test_a_step_from_which_such_a_tensor_is_reached_is_left_to_eager(name):
-    (want, _), (have, run) = _log(LEFT[name], False, [5] * 7), _log(LEFT[name], True, [5] * 7)
-    _same(have, want)
-    assert run.stats()["compiled_calls"] == 0
+    for sizes in ([5] * 7, [5, 6, 5, 7, 8, 9, 5]):
+        (want, _), (have, run) = _log(LEFT[name], False, sizes), _log(LEFT[name], True, sizes)
+        _same(have, want)
+        assert run.stats()["compiled_calls"] == 0
+
+
+@pytest.mark.parametrize("program", [_needs_none_any_more, _gives_a_gradient_to_a_result])
+def test_a_result_with_a_gradient_where_the_caller_needs_none(program):
+    def step(net, kept, x):
+        with torch.enable_grad():
+            return program(net, kept, x)
+
+    with torch.no_grad():
+        _same(_log(step, True, [5, 5, 5, 6, 7, 8])[0], _log(step, False, [5, 5, 5, 6, 7, 8])[0])
