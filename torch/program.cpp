@@ -155,13 +155,11 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
     if (i >= given_) {
       HeldGuard guard{c10::scalarTypeToTypeMeta(dtype),
                       device_of(t.type.device),
-                      t.type.device.kind == DeviceKind::cpu,
                       static_cast<int64_t>(c10::elementSize(dtype)),
                       lifted_[i - given_].requires_grad(),
                       facts[i].keys,
-                      t.type.shape.size(),
                       {}};
-      for (size_t d = 0; d < guard.rank; ++d) guard.window.append({t.type.shape[d].constant(), t.strides[d].constant()});
+      for (size_t d = 0; d < t.strides.size(); ++d) guard.window.append({t.type.shape[d].constant(), t.strides[d].constant()});
       const auto known = std::ranges::find(held_guards_, guard);
       guard_of_held_.push_back(static_cast<uint32_t>(known - held_guards_.begin()));
       if (known == held_guards_.end()) held_guards_.push_back(std::move(guard));
@@ -215,13 +213,13 @@ static bool is_on(const c10::TensorImpl& t, c10::Device d) { return d.is_cpu() |
 
 // Tensors lie anywhere, and what a program does between two calls has taken their place in the cache.
 static void fetch_ahead(const at::Tensor* held, size_t left) {
-  constexpr size_t kTensor = 12, kStorage = 6, kLine = 64;
+  constexpr size_t kTensor = 12, kStorage = 6, kLine = 64, kAddress = 16;  // how far ahead; bytes, the last of them within a storage
   if (left <= kTensor) return;
   const auto* tensor = reinterpret_cast<const std::byte*>(held[kTensor].unsafeGetTensorImpl());
   for (size_t at = 0; at < sizeof(c10::TensorImpl); at += kLine) __builtin_prefetch(tensor + at);
   __builtin_prefetch(tensor + sizeof(c10::TensorImpl) - 1);
   __builtin_prefetch(reinterpret_cast<const std::byte*>(held[kStorage].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) +
-                     kLine / 4);
+                     kAddress);
 }
 
 // Runs for hundreds of parameters on each call: every instruction of its loop is worth its place. A tensor lies where its storage does,
@@ -238,7 +236,8 @@ bool CompiledProgram::holds_the_same(const void** addresses, std::string* why) c
     const HeldGuard& g = guards[guard_of[i]];
     const c10::IntArrayRef sizes = t.sizes();
     const int64_t *size = sizes.data(), *stride = t.strides().data();
-    bool same = t.key_set() == g.keys && t.dtype() == g.dtype && sizes.size() == g.rank && (g.on_host || memory->device() == g.device);
+    bool same = t.key_set() == g.keys && t.dtype() == g.dtype && 2 * sizes.size() == g.window.size() &&
+                (g.device.is_cpu() || memory->device() == g.device);
     for (const int64_t* expected = g.window.data(); same && size != sizes.end(); ++size, ++stride, expected += 2)
       same = *size == expected[0] && *stride == expected[1];
     if (!same || (grad && t.requires_grad() != g.required_grad && (backward_ || !g.required_grad))) {

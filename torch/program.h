@@ -140,11 +140,9 @@ class CompiledProgram {
   struct HeldGuard {
     caffe2::TypeMeta dtype;
     c10::Device device;
-    bool on_host;
     int64_t itemsize;
     bool required_grad;  // and autograd did not look at it
     c10::DispatchKeySet keys;
-    size_t rank;
     c10::SmallVector<int64_t, 10> window;  // size and stride of each dimension
     bool operator==(const HeldGuard&) const = default;
   };

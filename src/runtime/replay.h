@@ -19,8 +19,8 @@
 
 namespace broach {
 
-// Memory that recordings go on using, since their launches name it. What is done in one queue is done in turn, so its recordings
-// share it.
+// Memory that recordings go on using, since their launches name it, and small arenas from call to call. What is done in one queue is done
+// in turn, so its recordings share it.
 class KeptMemory {
  public:
   KeptMemory() = default;

@@ -129,7 +129,6 @@ bool reads_its_own_writes(const Trace& t, const TraceOp& op) {
   if (op.mutated.size() != 1) return false;
   const TensorId target = op.mutated[0];
   const TraceTensor& written = t.tensors[static_cast<size_t>(target)];
-  const bool reads_in_order = op.schema == "aten::masked_scatter_";
   bool meet = false;
   for_each_tensor(op.args, [&](TensorId id) {
     const TraceTensor& read = t.tensors[static_cast<size_t>(id)];
@@ -137,7 +136,8 @@ bool reads_its_own_writes(const Trace& t, const TraceOp& op) {
     const bool is_same = read.type.shape == written.type.shape && read.strides == written.strides && read.offset == written.offset;
     meet |= !is_same && may_meet(Window(written, *t.symbols), Window(read, *t.symbols));
   });
-  if (reads_in_order) for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { meet |= storage_of(t, id) == written.storage; });
+  if (op.schema == "aten::masked_scatter_")
+    for_each_tensor({op.args.at(1), op.args.at(2)}, [&](TensorId id) { meet |= storage_of(t, id) == written.storage; });
   return meet;
 }
 

@@ -32,7 +32,7 @@ def test_custom_functions(function):
     for i in range(8):
         pair.run(i)
     seen = pair.compiled.stats()
-    if function != "in_place_of_a_window":
+    if function != "in_place_of_a_window":  # autograd keeps the function within a node of its own
         assert seen["compiled_calls"] > 2 and seen["eager_calls"] == 0, seen
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import broach
 import pytest
 import torch
+from compared import difference
 from torch import nn
 
 
@@ -232,7 +233,7 @@ def _facts(value: Any) -> Any:
         return value.detach().clone(), value.requires_grad, value.is_leaf, value._is_view(), None if gradient is None else gradient.clone()
     if isinstance(value, (list, tuple)):
         return [_facts(v) for v in value], [a is b for a in value for b in value if isinstance(a, torch.Tensor)]
-    return value
+    return torch.tensor(value, dtype=torch.float64) if isinstance(value, float) else value  # which is compared within a tolerance
 
 
 def _log(program, is_compiled, sizes):
@@ -253,16 +254,8 @@ def _log(program, is_compiled, sizes):
     return out, run
 
 
-def _same(a: Any, b: Any) -> None:
-    if isinstance(a, torch.Tensor):
-        return torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-    if isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b):
-            _same(x, y)
-        return None
-    assert a == (pytest.approx(b, rel=1e-4, abs=1e-5) if isinstance(b, float) else b)
-    return None
+def _same(have: Any, want: Any) -> None:
+    assert not (why := difference(want, have)), why
 
 
 @pytest.mark.parametrize("sizes", [[5] * 12, [5, 5, 6, 7, 5, 6, 8, 5, 6, 9, 4, 5]], ids=["one size", "sizes"])
