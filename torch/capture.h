@@ -41,6 +41,10 @@ class GradientCode {
 // Why what a node of autograd's runs besides a formula of torch's cannot be recorded; empty if it can.
 using CodeObstacle = std::function<std::string(torch::autograd::Node& node, bool is_formula)>;
 
+// What torch gives of a tensor without an operation: its gradient, or what it is a view of.
+enum class Companion { gradient, base };
+at::Tensor companion_of(const at::Tensor& t, Companion what);  // undefined if there is none
+
 // What no operation shows of an input, and the program may have gone by.
 struct InputFacts {
   c10::DispatchKeySet keys;  // among others, whether it is an inference tensor
@@ -50,7 +54,8 @@ struct InputFacts {
   std::optional<bool> is_view;            // if the program asked
   std::optional<int64_t> storage_offset;  // if something depends on it
   int64_t version_steps = 0;              // by how much a call moves its version counter on
-  std::optional<size_t> gradient_of;      // the input whose gradient it is; none where the front finds tensors in their places
+  // Of a lifted tensor, whose companion it is; none where the front finds tensors in their places.
+  std::optional<std::pair<Companion, size_t>> companion_of;
 };
 
 // One recording. The program runs for real: its results are eager's own, and an error in it is eager's own.

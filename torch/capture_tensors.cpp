@@ -67,6 +67,12 @@ void Capture::add_facts(const at::Tensor& t, const at::Tensor& seen) {
   versions_.push_back({version_of(seen), version_of(t)});
 }
 
+at::Tensor companion_of(const at::Tensor& t, Companion what) {
+  if (!t.defined()) return {};
+  if (what == Companion::gradient) return t.is_leaf() ? t.grad() : at::Tensor();
+  return t.is_view() ? at::Tensor(t._base()) : at::Tensor();
+}
+
 // What came to the program without an operation, for a front that knows no places to look for it.
 void Capture::look_at_lifted() {
   if (find_) return;
@@ -76,10 +82,11 @@ void Capture::look_at_lifted() {
       fail_with(
           "the program makes a tensor without an operation of its own thread, of its own memory (torch::from_blob) or on another thread: it "
           "would be the first call's in every call. Pass it as an argument, or hold it outside of the program");
-    // A gradient is another tensor in every step of a training, as a rule.
+    // A gradient is another tensor in every step of a training, as a rule, and so is what an argument is a view of.
     for (size_t i = 0; i < facts_.size(); ++i) {
       const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-      if (t.defined() && t.is_leaf() && t.grad().is_same(lifted_[k])) facts_[given_.size() + k].gradient_of = i;
+      for (const Companion c : {Companion::gradient, Companion::base})
+        if (companion_of(t, c).is_same(lifted_[k])) facts_[given_.size() + k].companion_of = {c, i};
     }
   }
 }

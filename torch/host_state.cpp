@@ -39,7 +39,7 @@ std::string given_to(const Capture& capture) {
   return out;
 }
 
-// The recording but for sizes that depend on data, and the tensors that it holds; gradients are others in every step.
+// The recording but for sizes that depend on data, and the tensors that it holds; gradients and arguments' bases are others in every step.
 std::string done_by(const Capture& capture) {
   std::istringstream trace(capture.trace().str());
   std::string out;
@@ -47,7 +47,7 @@ std::string done_by(const Capture& capture) {
     if (!line.starts_with("symbol ") && !line.starts_with("guard ")) out += line + "\n";
   const size_t given = capture.facts().size() - capture.lifted().size();
   for (size_t i = 0; i < capture.lifted().size(); ++i)
-    if (!capture.facts()[given + i].gradient_of) out += cat(static_cast<const void*>(capture.lifted()[i].unsafeGetTensorImpl()), "\n");
+    if (!capture.facts()[given + i].companion_of) out += cat(static_cast<const void*>(capture.lifted()[i].unsafeGetTensorImpl()), "\n");
   return out;
 }
 

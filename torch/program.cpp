@@ -173,7 +173,7 @@ void CompiledProgram::add_guards(const Trace& trace, const std::vector<InputFact
   for (size_t i = 0; i < facts.size(); ++i) {
     if (facts[i].is_view || facts[i].storage_offset) asked_.push_back({i, facts[i].is_view, facts[i].storage_offset});
     if (facts[i].has_no_hooks) unhooked_.push_back(i);
-    if (facts[i].gradient_of) gradients_of_.emplace_back(i - given_, *facts[i].gradient_of);
+    if (const auto& of = facts[i].companion_of) companions_.push_back({i - given_, of->first, of->second});
     if (facts[i].version_steps > 0) version_steps_.emplace_back(i, facts[i].version_steps);
   }
 }
@@ -294,11 +294,10 @@ bool CompiledProgram::is_set_the_same(std::string* why) const {
   return true;
 }
 
-bool CompiledProgram::has_the_same_gradients(at::TensorList inputs, std::string* why) const {
-  for (auto [gradient, i] : gradients_of_) {
-    const at::Tensor& t = i < given_ ? inputs[i] : lifted_[i - given_];
-    if (t.is_leaf() && t.grad().is_same(lifted_[gradient])) continue;
-    if (why) *why = cat("input ", i, ": its gradient, which the program reads, is another tensor");
+bool CompiledProgram::has_the_same_companions(at::TensorList inputs, std::string* why) const {
+  for (const auto& [lifted, what, i] : companions_) {
+    if (companion_of(i < given_ ? inputs[i] : lifted_[i - given_], what).is_same(lifted_[lifted])) continue;
+    if (why) *why = cat("input ", i, ": its ", what == Companion::gradient ? "gradient" : "base", ", which the program reads, is another tensor");
     return false;
   }
   return true;
@@ -333,7 +332,7 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
   if (!rules_.empty() && !is_set_the_same(why)) return false;
   for (size_t i : unhooked_)
     if (is_hooked(i < given_ ? inputs[i] : lifted_[i - given_])) return differs(i, " has a hook now");
-  if (!gradients_of_.empty() && !has_the_same_gradients(inputs, why)) return false;
+  if (!companions_.empty() && !has_the_same_companions(inputs, why)) return false;
   for (const ValueRead& r : reads_) {
     auto i = static_cast<size_t>(r.input);
     std::string now = value_text(i < given_ ? inputs[i] : lifted_[i - given_]);

@@ -44,6 +44,7 @@ class RandomStates;
 class Stages;
 struct CompiledTrace;
 struct InputFacts;
+enum class Companion;
 
 // A step of a run found that the call is an error. Nothing was written but what the program itself, run on the same inputs, writes
 // alike, and random numbers are where they were: it raises what eager raises.
@@ -65,6 +66,13 @@ struct CallInputs {
 struct ReplacedGradient {
   size_t input;
   at::Tensor leaf;
+};
+
+// A lifted tensor, and the input whose companion it is.
+struct ReadCompanion {
+  size_t lifted;
+  Companion what;
+  size_t input;
 };
 
 // What is known of a call once a program accepts it.
@@ -117,7 +125,7 @@ class CompiledProgram {
   bool was_asked_the_same(at::TensorList inputs, std::string* why) const;
   void add_devices(const Trace& trace);
   bool is_set_the_same(std::string* why) const;
-  bool has_the_same_gradients(at::TensorList inputs, std::string* why) const;
+  bool has_the_same_companions(at::TensorList inputs, std::string* why) const;
   // `of_read`: each value that the program read on the host.
   bool took_this_way(const std::function<Scalar(size_t)>& of_read, std::vector<Scalar>& observed) const;
 
@@ -166,7 +174,7 @@ class CompiledProgram {
   std::vector<c10::Device> current_;                            // of each kind of them that has several
   std::vector<std::pair<DeviceKind, ContractionRules>> rules_;  // of each kind of them besides the CPU
   std::vector<std::pair<size_t, int64_t>> version_steps_;       // of inputs that eager writes
-  std::vector<std::pair<size_t, size_t>> gradients_of_;         // lifted tensors, and the inputs whose gradients they are
+  std::vector<ReadCompanion> companions_;                       // which the program reads
   std::vector<ReplacedGradient> unread_gradients_;              // which it replaces
   std::vector<size_t> unhooked_;                                // inputs of whose gradients the program computes some
   SizeGuards sizes_;

@@ -583,7 +583,7 @@ size_t Executable::replay(ReplayedSteps& replayed, Frame& frame, Contexts contex
     for (int b : steps_[i].releases)
       if (replayed.makes(b)) frame.release(frame, b);
   };
-  if (!replayed.run(*parts_[part].target, contexts[part], frame, kept_memory_, step)) return 0;
+  if (!replayed.run(*parts_[part].target, contexts[part], frame, recordings_memory_, step)) return 0;
   for (size_t i = replayed.first(); i < replayed.end(); ++i) release(steps_[i], frame);
   return replayed.end();
 }
@@ -638,7 +638,7 @@ void Executable::run(Frame& frame) const {
   const Contexts contexts = several.empty() ? Contexts(&first, 1) : Contexts(several);
   RunContext& own = contexts[0];
   if (!replays_.empty() && parts_[0].target) own.may_replay = parts_[0].target->may_replay(own);
-  MemoryOfQueue kept(kept_memory_, own.queue, *own.memory);
+  MemoryOfQueue kept(kept_arenas_, own.queue, *own.memory);
   const bool keeps = keeps_arena(plans.by_part[0].bytes, own);
   const int64_t bytes = keeps ? std::bit_ceil(static_cast<uint64_t>(plans.by_part[0].bytes)) : plans.by_part[0].bytes;
   const MemoryLease arena(keeps ? static_cast<Memory&>(kept) : *own.memory, bytes, own.queue);

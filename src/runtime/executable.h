@@ -215,7 +215,7 @@ class Executable {
   Schedule schedule_;
   std::vector<CompiledStep> steps_;
   std::vector<std::unique_ptr<ReplayedSteps>> replays_;
-  mutable KeptMemory kept_memory_;
+  mutable KeptMemory recordings_memory_, kept_arenas_;  // no run may have for an arena what a recording's launches write to
   std::vector<const CompiledStep*> contraction_steps_;
   std::vector<Packable> packables_;
   ExecutableStats stats_;

@@ -19,8 +19,9 @@
 
 namespace broach {
 
-// Memory that recordings go on using, since their launches name it, and small arenas from call to call. What is done in one queue is done
-// in turn, so its recordings share it.
+// Memory that is kept for the next user in the same queue, where what is done is done in turn: that of recordings, whose launches go on
+// naming it, each at once, or small arenas, each taken as long as a call makes launches. Never both, as launches of one call may lie
+// between those of another.
 class KeptMemory {
  public:
   KeptMemory() = default;

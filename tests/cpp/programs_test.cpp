@@ -563,6 +563,16 @@ TEST_CASE("programs: the gradients of weights and arguments, which are other ten
   }
 }
 
+TEST_CASE("programs: what an argument is a view of, which is another tensor in every call") {
+  torch::NoGradGuard no_grad;
+  auto program = [](const Tensor& x) { return Tensor(x._base()) * 2 + x.sum(); };
+  auto fast = broach::compile(program, Options().pure());
+  for (int call = 0; call < 5; ++call) {
+    const Tensor whole = torch::randn({3, 4});
+    for (const Tensor& x : {whole[1], whole[2], whole.slice(1, 1, 3)}) CHECK(close(fast(x), program(x)));
+  }
+}
+
 namespace {
 
 struct Normed : nn::Module {
