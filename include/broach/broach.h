@@ -232,7 +232,7 @@ class CompiledFunction;
 template <class R, class... A>
 class CompiledFunction<R(A...)> : public Compiled {
   using Function = std::function<R(A...)>;
-  using Result = std::conditional_t<std::is_void_v<R>, void, std::remove_cvref_t<R>>;
+  using Result = detail::Given<R>;
 
  public:
   CompiledFunction(Function f, Modules modules, const Options& options)
@@ -265,7 +265,7 @@ class CompiledGeneric : public Compiled {
     static_assert(std::is_invocable_v<F&, detail::Held<T>&...>, "broach: the function does not take these arguments");
     using R = std::invoke_result_t<F&, detail::Held<T>&...>;
     Program program = [](void* target, const detail::Values& values) { return detail::spread<T...>(*static_cast<F*>(target), values); };
-    return call<std::conditional_t<std::is_void_v<R>, void, std::remove_cvref_t<R>>>(program, x...);
+    return call<detail::Given<R>>(program, x...);
   }
 };
 
@@ -312,7 +312,7 @@ class CompiledModule : public Compiled {
     Program program = [](void* target, const detail::Values& values) {
       return detail::spread<T...>([m = static_cast<M*>(target)](detail::Held<T>&... held) { return m->forward(held...); }, values);
     };
-    return call<std::conditional_t<std::is_void_v<Result>, void, std::remove_cvref_t<Result>>>(program, x...);
+    return call<detail::Given<Result>>(program, x...);
   }
 
   std::shared_ptr<M> module_;

@@ -6,7 +6,9 @@
 //                                                     constants: each value has a compiled version of its own
 //   c10::SymInt, c10::SymFloat, at::Scalar            numbers that may change from call to call without a new version
 //   std::optional, std::vector, std::array, std::pair, std::tuple, std::map and std::unordered_map with std::string keys,
-//   c10::Dict, at::ArrayRef (as an argument: at::TensorList, at::IntArrayRef) of these
+//   c10::Dict of these
+//   at::ArrayRef (at::TensorList, at::IntArrayRef) and std::string_view, alone or in an optional, a pair or a tuple; what a program gives as
+//                                                     one comes as a std::vector or std::string
 //   structs of up to 12 public members of these; for others say what they consist of:
 //     struct Output { at::Tensor y; Cache cache; ... };
 //     inline auto broach_fields(Output& o) { return std::tie(o.y, o.cache); }   // in the namespace of Output
@@ -143,6 +145,17 @@ auto members_of(T& t) {
 
 // ---- layouts ----
 
+template <class T>
+struct Layout;
+
+// What lies within another value is made again as it is: a view would show what is gone.
+template <class T>
+struct Owned : Layout<T> {
+  static_assert(
+      std::is_same_v<typename Layout<T>::Held, T>,
+      "broach::compile: an ArrayRef or string_view within a vector, array, map or struct: take a std::vector or std::string there");
+};
+
 // `put` appends a value, `take` makes it again; `Held` is what keeps it alive meanwhile.
 template <class T>
 struct Layout {
@@ -160,7 +173,7 @@ struct Layout {
   }
   static T take(Reader& from) {
     T value{};
-    std::apply([&](auto&... m) { ((m = Layout<std::remove_cvref_t<decltype(m)>>::take(from)), ...); }, members(value));
+    std::apply([&](auto&... m) { ((m = Owned<std::remove_cvref_t<decltype(m)>>::take(from)), ...); }, members(value));
     return value;
   }
 };
@@ -235,8 +248,9 @@ struct Layout<std::string_view> : Layout<std::string> {
 
 template <class T>
 struct Layout<std::optional<T>> {
-  using Held = std::optional<T>;
-  static void put(Values& out, const Held& value) {
+  using Held = std::optional<typename Layout<T>::Held>;
+  template <class Optional>
+  static void put(Values& out, const Optional& value) {
     put_bytes(out, value.has_value());
     if (value) Layout<T>::put(out, *value);
   }
@@ -253,7 +267,7 @@ struct Layout<std::vector<T>> {
   }
   static Held take(Reader& from) {
     Held list;
-    for (size_t n = from.bytes<size_t>(); n > 0; --n) list.push_back(Layout<T>::take(from));
+    for (size_t n = from.bytes<size_t>(); n > 0; --n) list.push_back(Owned<T>::take(from));
     return list;
   }
 };
@@ -268,21 +282,25 @@ struct Layout<std::array<T, N>> {
     for (const T& x : a) Layout<T>::put(out, x);
   }
   static Held take(Reader& from) {
-    return [&]<size_t... I>(std::index_sequence<I...>) { return Held{((void)I, Layout<T>::take(from))...}; }(std::make_index_sequence<N>());
+    return [&]<size_t... I>(std::index_sequence<I...>) { return Held{((void)I, Owned<T>::take(from))...}; }(std::make_index_sequence<N>());
   }
 };
 template <class... T>
 struct Layout<std::tuple<T...>> {
-  using Held = std::tuple<T...>;
-  static void put(Values& out, const Held& value) {
+  using Held = std::tuple<typename Layout<std::remove_cvref_t<T>>::Held...>;
+  template <class Tuple>
+  static void put(Values& out, const Tuple& value) {
     std::apply([&](const auto&... x) { (Layout<std::remove_cvref_t<decltype(x)>>::put(out, x), ...); }, value);
   }
   static Held take(Reader& from) { return Held{Layout<std::remove_cvref_t<T>>::take(from)...}; }
 };
 template <class A, class B>
 struct Layout<std::pair<A, B>> {
-  using Held = std::pair<A, B>;
-  static void put(Values& out, const Held& value) { Layout<A>::put(out, value.first), Layout<B>::put(out, value.second); }
+  using Held = std::pair<typename Layout<A>::Held, typename Layout<B>::Held>;
+  template <class Pair>
+  static void put(Values& out, const Pair& value) {
+    Layout<A>::put(out, value.first), Layout<B>::put(out, value.second);
+  }
   static Held take(Reader& from) { return Held{Layout<A>::take(from), Layout<B>::take(from)}; }
 };
 
@@ -298,7 +316,7 @@ struct MapLayout {
     Map map;
     for (size_t n = from.bytes<size_t>(); n > 0; --n) {
       std::string key = Layout<std::string>::take(from);
-      map.emplace(std::move(key), Layout<Value>::take(from));
+      map.emplace(std::move(key), Owned<Value>::take(from));
     }
     return map;
   }
@@ -327,8 +345,8 @@ struct Layout<c10::Dict<Key, T>> {
   static Held take(Reader& from) {
     Held dict;
     for (size_t n = from.bytes<size_t>(); n > 0; --n) {
-      Key key = Layout<Key>::take(from);
-      dict.insert(std::move(key), Layout<T>::take(from));
+      Key key = Owned<Key>::take(from);
+      dict.insert(std::move(key), Owned<T>::take(from));
     }
     return dict;
   }
@@ -336,6 +354,18 @@ struct Layout<c10::Dict<Key, T>> {
 
 template <class T>
 using Held = typename Layout<std::remove_cvref_t<T>>::Held;
+
+// What a compiled program gives for a result of this type.
+template <class R>
+struct GivenFor {
+  using type = Held<R>;
+};
+template <>
+struct GivenFor<void> {
+  using type = void;
+};
+template <class R>
+using Given = typename GivenFor<R>::type;
 
 // Literals come as arrays of characters.
 template <class T>

@@ -54,6 +54,34 @@ TEST_CASE("arguments by reference that the program makes other values") {
   }
 }
 
+TEST_CASE("views of lists and texts, alone and within other values, as arguments and as results") {
+  c10::NoGradGuard no_grad;
+  const Options pure = Options().pure();
+  const std::vector<int64_t> front{0, 2}, back{1, 2};
+  const Tensor x = at::ones({7, 3, 5, 2, 1, 4});
+  const std::string text(100, 't');
+  auto maybe = broach::compile([](Tensor t, std::optional<at::IntArrayRef> d) { return d ? t.sum(*d) : t.sum(); }, pure);
+  auto both = broach::compile(
+      [](Tensor t, std::pair<at::IntArrayRef, at::IntArrayRef> d) {
+        const std::vector<int64_t> others(2, 9);  // where a view that does not last would look
+        return t.sum(d.first).sum() + t.sum(d.second).sum();
+      },
+      pure);
+  auto three = broach::compile([](Tensor t, std::tuple<std::string_view, at::TensorList> v) { return std::get<1>(v)[0] * t; }, pure);
+  auto generic = broach::compile([](auto t, std::optional<at::TensorList> l) { return l ? t + (*l)[0] : t; }, pure);
+  auto sizes = broach::compile([](Tensor t) -> at::IntArrayRef { return t.sizes(); }, pure);
+  auto name = broach::compile([](Tensor t, std::string_view s) -> std::string_view { return s; }, pure);
+  for (int i = 0; i < 4; ++i) {
+    CHECK(at::equal(maybe(x, at::IntArrayRef(front)), x.sum(front)));
+    CHECK(at::equal(maybe(x, std::nullopt), x.sum()));
+    CHECK(at::equal(both(x, {front, back}), x.sum() * 2));
+    CHECK(at::equal(three(x, {text, at::TensorList(x)}), x));
+    CHECK(at::equal(generic(x, std::optional<at::TensorList>(x)), x + x));
+    CHECK(sizes(x) == x.sizes());
+    CHECK(name(x, text) == text);
+  }
+}
+
 TEST_CASE("equal maps are one version, however they came to be") {
   c10::NoGradGuard no_grad;
   using Map = std::unordered_map<std::string, Tensor>;
