@@ -158,14 +158,23 @@ Complex exp(const Complex& z) {
 
 Complex log(const Complex& z) { return {log(magnitude(z)), phase(z)}; }
 
+// Halves are added, whose sum does not overflow; an infinite imaginary part makes both infinite.
 Complex sqrt(const Complex& z) {
-  Expr root = apply(Op::sqrt, (magnitude(z) + abs(z.re)) * 0.5), other = select(equal(root, 0.0), 0.0, abs(z.im) / (root * 2.0));
+  Expr root = apply(Op::sqrt, magnitude(z) * 0.5 + abs(z.re) * 0.5), other = select(equal(root, 0.0), 0.0, abs(z.im) / (root * 2.0));
+  other = select(equal(abs(z.im), kInfinity), kInfinity, other);
   Expr right = z.re >= 0.0, im = select(right, other, root);
   return {select(right, root, other), apply(Op::copysign, im, z.im)};
 }
 
-Complex sinh(const Complex& z) { return {apply(Op::sinh, z.re) * apply(Op::cos, z.im), apply(Op::cosh, z.re) * apply(Op::sin, z.im)}; }
-Complex cosh(const Complex& z) { return {apply(Op::cosh, z.re) * apply(Op::cos, z.im), apply(Op::sinh, z.re) * apply(Op::sin, z.im)}; }
+// An imaginary part of 0 is one, however large the factor of its sine.
+Complex sinh(const Complex& z) {
+  Expr im = select(equal(z.im, 0.0), z.im, apply(Op::cosh, z.re) * apply(Op::sin, z.im));
+  return {apply(Op::sinh, z.re) * apply(Op::cos, z.im), im};
+}
+Complex cosh(const Complex& z) {
+  Expr zero = z.im * apply(Op::copysign, like(z.re, 1), z.re);
+  return {apply(Op::cosh, z.re) * apply(Op::cos, z.im), select(equal(z.im, 0.0), zero, apply(Op::sinh, z.re) * apply(Op::sin, z.im))};
+}
 Complex sin(const Complex& z) { return over_i(sinh(times_i(z))); }
 Complex cos(const Complex& z) { return cosh(times_i(z)); }
 
@@ -177,29 +186,39 @@ Complex tanh(const Complex& z) {
 }
 Complex tan(const Complex& z) { return over_i(tanh(times_i(z))); }
 
+// 1 + z and 1 - z with the sign of an imaginary part of 0, which says on which side of a branch cut z lies.
+Complex one_plus(const Complex& z) { return {z.re + 1.0, z.im}; }
+Complex one_minus(const Complex& z) { return {1.0 - z.re, -z.im}; }
+
 // Kahan, "Branch cuts for complex elementary functions".
 Complex acos(const Complex& z) {
-  Complex low = sqrt(number(z, 1) - z), high = sqrt(number(z, 1) + z);
+  Complex low = sqrt(one_minus(z)), high = sqrt(one_plus(z));
   return {2.0 * apply(Op::atan2, low.re, high.re), apply(Op::asinh, high.re * low.im - high.im * low.re)};
 }
 Complex asin(const Complex& z) {
-  Complex low = sqrt(number(z, 1) - z), high = sqrt(number(z, 1) + z);
+  Complex low = sqrt(one_minus(z)), high = sqrt(one_plus(z));
   return {apply(Op::atan2, z.re, low.re * high.re - low.im * high.im), apply(Op::asinh, low.re * high.im - low.im * high.re)};
 }
 Complex acosh(const Complex& z) {
-  Complex low = sqrt(z - number(z, 1)), high = sqrt(z + number(z, 1));
+  Complex low = sqrt(Complex{z.re - 1.0, z.im}), high = sqrt(one_plus(z));
   return {apply(Op::asinh, low.re * high.re + low.im * high.im), 2.0 * apply(Op::atan2, low.im, high.re)};
 }
 Complex asinh(const Complex& z) { return over_i(asin(times_i(z))); }
 Complex atanh(const Complex& z) {
-  // The real part is odd; of a positive one the logarithm loses nothing.
-  Expr x = abs(z.re), y = z.im, square = y * y, rest = 1.0 - x;
-  Expr re = apply(Op::copysign, 0.25 * log1p(4.0 * x / (rest * rest + square)), z.re);
-  return {re, 0.5 * apply(Op::atan2, 2.0 * y, rest * (1.0 + x) - square)};
+  // The real part is odd; of a positive one the logarithm loses nothing. Near 1 its argument overflows, and squares of what is far away.
+  Expr x = abs(z.re), y = z.im, near = apply(Op::hypot, 1.0 - x, y), far = apply(Op::hypot, 1.0 + x, y);
+  Expr re = select(near < 0.5, 0.5 * (log(far) - log(near)), 0.25 * log1p(4.0 * x / near / near));
+  re = select(equal(near, kInfinity), 0.0, re);
+  return {apply(Op::copysign, re, z.re), 0.5 * (apply(Op::atan2, y, 1.0 + x) + apply(Op::atan2, y, 1.0 - x))};
 }
 Complex atan(const Complex& z) { return over_i(atanh(times_i(z))); }
 
-Complex log1p(const Complex& z) { return {0.5 * log1p(z.re * (z.re + 2.0) + z.im * z.im), apply(Op::atan2, z.im, z.re + 1.0)}; }
+// The sum of squares overflows where the logarithm of the magnitude loses nothing.
+Complex log1p(const Complex& z) {
+  const Complex whole = one_plus(z);
+  const Expr size = magnitude(whole), re = select(size > 1024.0, log(size), 0.5 * log1p(z.re * (z.re + 2.0) + z.im * z.im));
+  return {re, phase(whole)};
+}
 // exp(re) cos(im) - 1 = expm1(re) cos(im) - 2 sin(im / 2)^2
 Complex expm1(const Complex& z) {
   Expr half = apply(Op::sin, z.im * 0.5);
