@@ -158,6 +158,9 @@ Expr as_rows(OpCall& c, Value x) { return {c.b, x.rank() == 2 ? x : c.b.reshape(
 
 Value sum_last(OpCall& c, const Expr& x, std::vector<int64_t> dims) { return c.b.reduce(Op::reduce_sum, x.value(), std::move(dims)); }
 
+// Of NaN it is 0, as where eager asks whether a class comes within the margin.
+Expr positive_part(const Expr& x) { return select(x > 0.0, x, 0.0); }
+
 // self, target, p, margin, weight, reduction: each class but the target's that comes within the margin of it, to the power p.
 Results multi_margin(OpCall& c) {
   GraphBuilder& b = c.b;
@@ -171,7 +174,7 @@ Results multi_margin(OpCall& c) {
   // Reading the classes at the targets makes one that is none an error.
   Expr checked(b, take(b, positions(b, shape[1]), at.value(), 0));
   hit = hit & equal(checked, at);
-  Expr own(b, b.reduce(Op::reduce_sum, select(hit, rows, 0.0).value(), {1}, true)), gap = max(margin - own + rows, 0.0);
+  Expr own(b, b.reduce(Op::reduce_sum, select(hit, rows, 0.0).value(), {1}, true)), gap = positive_part(margin - own + rows);
   if (p == 2) gap = gap * gap;
   if (c.is_tensor(4)) gap = gap * Expr(b, take(b, b.cast(c.tensor(4), t), at.value(), 0));
   Expr loss{b, sum_last(c, select(hit, 0.0, gap), {1})};
@@ -199,7 +202,7 @@ Results multilabel_margin(OpCall& c) {
   Expr hit = equal(by_target(target), Expr(b, along(b, positions(b, n), 2, 3))) & by_target(valid);
   Expr is_target(b, b.reduce(Op::reduce_max, hit.value(), {1}));
   Expr own(b, b.reduce(Op::reduce_sum, select(hit, by_class(rows), 0.0).value(), {2}));
-  Expr gap = max(1.0 - by_target(own) + by_class(rows), 0.0);
+  Expr gap = positive_part(1.0 - by_target(own) + by_class(rows));
   Expr loss{b, sum_last(c, select(by_target(valid) & !by_class(is_target), gap, 0.0), {1, 2})};
   loss = loss / Expr{b, size_number(b, n, t)};
   if (x.rank() < 2) loss = {b, b.reshape(loss.value(), {})};

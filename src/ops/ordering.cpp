@@ -104,7 +104,8 @@ Lowering median_of_all(bool skip_nan) {
 // Positions of `values` among the last dimension of `sorted`, which has as many lines or only one.
 Result search(OpCall& c, Value sorted, Value values, bool right) {
   GraphBuilder& b = c.b;
-  if (sorted.dtype() != values.dtype() || sorted.rank() == 0 || (sorted.rank() > 1 && sorted.rank() != values.rank())) return std::nullopt;
+  if (!values || sorted.dtype() != values.dtype() || sorted.rank() == 0 || (sorted.rank() > 1 && sorted.rank() != values.rank()))
+    return std::nullopt;
   if (sorted.rank() > 1) {
     Shape sizes = values.shape();
     sizes.back() = sorted.shape().back();
@@ -122,8 +123,16 @@ Value ordered(GraphBuilder& b, Value sequence, Value sorter) {
   return b.reshape(take(b, b.reshape(sequence, {lines * n}), b.reshape(at, {lines * n}), 0), sequence.shape());
 }
 
+// What is looked for: a tensor, or a number, which is of the sequence's type unless that is of a lesser kind; then none.
+Value looked_for(OpCall& c, size_t i, Value sequence) {
+  if (c.is_tensor(i)) return c.tensor(i);
+  const Scalar number = c.scalar(i);
+  const bool is_lesser = std::holds_alternative<double>(number) ? !is_floating(sequence.dtype()) : sequence.dtype() == DType::b1;
+  return is_lesser ? Value{} : c.b.constant(number, sequence.dtype());
+}
+
 Result searchsorted(OpCall& c) {
-  Value sequence = c.tensor(0), values = c.is_tensor(1) ? c.tensor(1) : c.b.constant(c.scalar(1), c.tensor(0).dtype());
+  Value sequence = c.tensor(0), values = looked_for(c, 1, sequence);
   if (auto sorter = c.maybe_tensor(5)) {
     if (sorter->rank() != sequence.rank() || sequence.rank() == 0) return std::nullopt;
     sequence = ordered(c.b, sequence, with_sizes(c.b, *sorter, sequence.shape()));
@@ -132,7 +141,7 @@ Result searchsorted(OpCall& c) {
 }
 
 Result bucketize(OpCall& c) {
-  Value boundaries = c.tensor(1), values = c.is_tensor(0) ? c.tensor(0) : c.b.constant(c.scalar(0), boundaries.dtype());
+  Value boundaries = c.tensor(1), values = looked_for(c, 0, boundaries);
   return boundaries.rank() == 1 ? search(c, boundaries, values, c.flag(3)) : std::nullopt;
 }
 

@@ -266,9 +266,15 @@ Results scaled(OpCall& c, Op op, size_t left, size_t right) {
   return in_result_type(c, {c.b, arithmetic(c.b, Op::add, x, arithmetic(c.b, Op::mul, y, factor))});
 }
 
+// A number, or a tensor without dimensions, as it is.
+Value unrounded(OpCall& c, size_t i, DType t) { return c.is_tensor(i) ? c.b.cast(c.tensor(i), t) : number_operand(c, i, t); }
+
+// On a CPU eager takes a single element on the right as it is, and rounds one on the left.
 Results product(OpCall& c, Op op) {
   DType t = arithmetic_dtype(c);
-  return in_result_type(c, {c.b, arithmetic(c.b, op, operand(c, 0, t), operand(c, 1, t))});
+  const bool is_single = !c.is_tensor(1) || c.tensor(1).rank() == 0;
+  Value left = c.is_tensor(0) || is_on_gpu(c) ? operand(c, 0, t) : c.b.cast(number_operand(c, 0, c.result().dtype), t);
+  return in_result_type(c, {c.b, arithmetic(c.b, op, left, is_single ? unrounded(c, 1, t) : operand(c, 1, t))});
 }
 
 // On a GPU eager multiplies by the inverse of a divisor that the host knows: computed in f64, rounded to the type of the computation.
@@ -323,7 +329,7 @@ Results divide(OpCall& c, Rounding rounding) {
   Value x = operand(c, 0, t), y = divisor(c, 1, t);
   // Eager rounds a single number no more than it computes, and then not the quotient either.
   if (is_low_precision(t) && (!c.is_tensor(1) || c.tensor(1).rank() == 0)) {
-    const Expr wide{c.b, c.b.cast(x, compute_dtype(t))}, by{c.b, operand(c, 1, compute_dtype(t))};
+    const Expr wide{c.b, c.b.cast(x, compute_dtype(t))}, by{c.b, unrounded(c, 1, compute_dtype(t))};
     return in_result_type(c, rounding == Rounding::floor ? apply(Op::floor_div, wide, by) : apply(Op::trunc, apply(Op::div, wide, by)));
   }
   if (rounding == Rounding::floor) return {{broadcast(c.b, Op::floor_div, x, y)}};

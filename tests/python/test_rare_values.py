@@ -179,3 +179,16 @@ def test_complex_numbers_beside_a_changing_one():
         for n in (0.5, 0.25, 2.0, 3.0, 1.5):
             x = torch.tensor([1 + 1j, -2 + 0.5j, 3 - 4j], dtype=torch.complex64)
             torch.testing.assert_close(compiled(x, n), program(x, n), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("sought", [2.5, 1e30, -INF, INF, 2, -7])
+def test_numbers_among_integers(sought):
+    boundaries = torch.tensor([1, 2, 5, 9])
+    same(lambda b: (torch.bucketize(sought, b), torch.searchsorted(b, sought, right=True)), lambda: boundaries)
+    same(lambda b: torch.searchsorted(b, sought), lambda: boundaries.double())
+
+
+def test_margins_of_nan():
+    x = torch.tensor([[NAN, 1.0], [0.5, 2.0]])
+    same(lambda x: F.multi_margin_loss(x, torch.tensor([1, 0]), reduction="none"), lambda: x)
+    same(lambda x: F.multilabel_margin_loss(x, torch.zeros(2, 2, dtype=torch.long), reduction="none"), lambda: x)
