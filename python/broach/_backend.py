@@ -15,7 +15,7 @@ import torch._dynamo.exc
 
 from ._native import _C
 from ._options import OPTIONS, Options
-from ._regions import Region, differs_under_gradients, is_region, transforms_functions
+from ._regions import Region, differs_under_gradients, is_region, must_run_as_it_is, transforms_functions
 
 log = logging.getLogger("broach")
 
@@ -187,7 +187,11 @@ def backend(
     if skip_gradients is not None and transforms_functions(gm):
         log.info("a part of the program that transforms functions runs eagerly")
         raise torch._dynamo.exc.SkipFrame("broach: torch.func is left to eager")
-    if _needs_gradients(gm, example_inputs):
+    gradients = _needs_gradients(gm, example_inputs)
+    if why := must_run_as_it_is(gm, gradients):
+        log.info("a part of the program runs eagerly: it %s", why)
+        return gm
+    if gradients:
         if skip_gradients is not None:
             skip_gradients()
             raise torch._dynamo.exc.SkipFrame("broach: gradients are needed")

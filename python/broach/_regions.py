@@ -103,6 +103,23 @@ def differs_under_gradients(gm: torch.fx.GraphModule) -> str:
     return ""
 
 
+def must_run_as_it_is(gm: torch.fx.GraphModule, gradients: bool) -> str:
+    """Why a graph of Dynamo's is run by its own calls. It leaves settings of torch behind; or, under gradients, applies custom functions:
+    were the frame left to eager, Dynamo would compile their ``forward`` by itself, and lose what that marks. Empty if there is no reason."""
+    grad_mode = torch.is_grad_enabled()
+    for n in gm.graph.nodes:
+        if n.op != "call_function":
+            continue
+        name = getattr(n.target, "__name__", "")
+        if n.target is torch._C._set_grad_enabled:
+            grad_mode = n.args[0]
+        elif _module(n.target) in ("torch", "torch._C") and name.lstrip("_").startswith("set_"):
+            return f"calls {name}"
+        elif gradients and name == "autograd_function_apply":
+            return "applies a custom autograd.Function under gradients"
+    return "" if grad_mode == torch.is_grad_enabled() else "leaves gradients enabled or disabled"
+
+
 def transforms_functions(gm: torch.fx.GraphModule) -> bool:
     """Whether a graph of Dynamo's has the steps of `torch.func`: it has taken custom functions apart, whose own rules are lost."""
     return any(n.op == "call_function" and _module(n.target).startswith(FUNCTORCHS) for n in gm.graph.nodes)
