@@ -68,6 +68,31 @@ bool by_identity(PyObject* o) {
          is_instance(o, partial);
 }
 
+// Whether a class or a module is what its module's name, and its own, say to everybody.
+bool is_found_by_name(PyObject* o) {
+  Ref module = Ref::steal(PyObject_GetAttrString(o, PyModule_Check(o) ? "__name__" : "__module__"));
+  PyObject* found = module ? PyDict_GetItem(PyImport_GetModuleDict(), module.get()) : nullptr;
+  if (!found || PyModule_Check(o)) return PyErr_Clear(), found == o;
+  Ref at = Ref::borrow(found), name = Ref::steal(PyObject_GetAttrString(o, "__qualname__"));
+  for (std::string_view rest = name ? text_of(name.get()) : ""; at && !rest.empty();) {
+    const size_t end = std::min(rest.find('.'), rest.size());
+    at = Ref::steal(PyObject_GetAttrString(at.get(), std::string(rest.substr(0, end)).c_str()));
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return PyErr_Clear(), at.get() == o;
+}
+
+// A class, a module, or a method in C of something, that a call has made is another one in the next, with what that one makes in it.
+bool is_made_by_call(PyObject* o, const std::function<bool(PyObject*)>& was_there) {
+  if (PyCFunction_Check(o)) {
+    PyObject* self = cpython::self_of(o);
+    if (!self || PyModule_Check(self)) return false;
+    return PyType_Check(self) ? is_made_by_call(self, was_there) : !was_there(self);
+  }
+  const bool can_be = PyModule_Check(o) || (PyType_Check(o) && is_heap(reinterpret_cast<PyTypeObject*>(o)));
+  return can_be && !was_there(o) && !is_found_by_name(o);
+}
+
 bool same_key(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_CheckExact(a) && PyUnicode_CheckExact(b) && PyUnicode_Compare(a, b) == 0) || same_value(a, b);
 }
@@ -224,7 +249,12 @@ bool Form::add_number(PyObject* o, const Rules& rules, Leaves& leaves) {
 bool Form::add(PyObject* o, const Rules& rules, Leaves& leaves) {
   if (parts_.size() > kMostParts) return fail(o);
   if (is_tensor(o)) return add_tensor(o, rules, leaves);
-  if (add_number(o, rules, leaves) || add_whole(o, rules)) return true;
+  if (add_number(o, rules, leaves)) return true;
+  if (rules.was_there)
+    for (PyObject* each : {o, reinterpret_cast<PyObject*>(Py_TYPE(o))})
+      if (is_made_by_call(each, rules.was_there))
+        return refuse({cat("what it makes anew in every call, a ", Py_TYPE(each)->tp_name), Fallback::eager});
+  if (add_whole(o, rules)) return true;
   if (PyTuple_Check(o) && has_instance_dict(o)) return add_keyed(o, Kind::tuple, rules, leaves);
   if (PyTuple_Check(o) || PyList_CheckExact(o)) return add_sequence(o, rules, leaves);
   if (PySet_CheckExact(o) || PyFrozenSet_CheckExact(o)) return add_set(o, leaves);

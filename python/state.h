@@ -127,6 +127,11 @@ class State {
   size_t size() const { return nodes_.size(); }
   bool has_entered(PyCodeObject* code) const { return entered_.contains(code); }
   const std::unordered_set<PyCodeObject*>& entered() const { return entered_; }
+  // Whether it is a class whose body has run.
+  bool has_made_class(PyObject* o) const;
+  // Whether code of an operation, which runs while the program's is recorded, finds something that the program looks at, and that can be
+  // another one by then or stand for another: the name of it; empty if it finds nothing such.
+  std::string shared_with(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) const;
 
   int traverse(visitproc visit, void* arg) const;
   // A dict has announced a change.

@@ -643,7 +643,7 @@ Function::Results Version::described(PyObject* result, at::TensorList inputs, co
   Form::Rules rules;
   rules.results = true;
   rules.any_tensor = !state;
-  if (state) rules.was_there = [this](PyObject* o) { return state->knows(o); };
+  if (state) rules.was_there = [this](PyObject* o) { return state->knows(o) && !state->has_made_class(o); };
   rules.arguments = &given.containers;
   rules.given = inputs;
   Leaves leaves;

@@ -55,6 +55,13 @@ std::vector<PyObject*> referents_of(PyObject* o) {
   return out;
 }
 
+// Of torch, one that somebody has registered or one of its own.
+bool is_operator(PyObject* o) {
+  const Ref module = Ref::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(o)), "__module__"));
+  const std::string_view name = module ? text_of(module.get()) : "";
+  return PyErr_Clear(), name == "torch._library.custom_ops" || name == "torch._ops";
+}
+
 std::string_view name_of_module(PyObject* dict) { return text_of(PyDict_GetItemString(dict, "__name__")); }
 
 // What stands in the place of a function of Python's or torch's own while sizes are symbols is none of the program's.
@@ -645,6 +652,39 @@ void State::enter(PyCodeObject* code, PyObject* globals, PyFunctionObject* funct
   if (f && !torchs && !known_.contains(f) && (!made_here_.contains(code) || candidates_.contains(f))) visit(f, -1, "");
   visit_queued();
   in_library_ = false;
+}
+
+bool State::has_made_class(PyObject* o) const {
+  if (!PyType_Check(o)) return false;
+  const Ref name = Ref::steal(PyObject_GetAttrString(o, "__name__"));
+  return std::ranges::any_of(made_here_,
+                             [&](PyCodeObject* body) { return entered_.contains(body) && same_value(body->co_name, name.get()); });
+}
+
+std::string State::shared_with(PyCodeObject* code, PyObject* globals, PyFunctionObject* function) const {
+  auto is_another = [&](PyObject* now, int node, size_t at) {
+    if (!now || PyFunction_Check(now) || PyModule_Check(now) || PyType_Check(now) || is_operator(now)) return false;
+    if (!is_atom(now)) return knows(now) || node < 0;
+    return node < 0 || !same_value(now, nodes_[static_cast<size_t>(node)].values[at].get());
+  };
+  PyObject* closure = function ? PyFunction_GET_CLOSURE(reinterpret_cast<PyObject*>(function)) : nullptr;
+  const Ref free = cpython::free_names(code);
+  for (Py_ssize_t i = 0; closure && i < PyTuple_GET_SIZE(closure); ++i)
+    if (const auto known = known_.find(PyTuple_GET_ITEM(closure, i)); known != known_.end())  // left out without a node
+      if (is_another(PyCell_GET(known->first), known->second, 0)) return std::string(text_of(PyTuple_GET_ITEM(free.get(), i)));
+  PyObject* names = cpython::names_of(code);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(names, i);
+    PyObject* now = PyDict_GetItemWithError(globals, name);
+    const auto of_module = names_.find(globals);
+    const bool is_named = of_module != names_.end() && named_.contains({globals, name});
+    if (!is_named && !is_left_out(globals, name)) continue;
+    const int node = is_named ? of_module->second : -1;
+    const auto& keys = is_named ? nodes_[static_cast<size_t>(node)].keys : std::vector<Ref>();
+    const auto at = std::ranges::find(keys, name, &Ref::get);
+    if (is_another(now, at == keys.end() ? -1 : node, static_cast<size_t>(at - keys.begin()))) return std::string(text_of(name));
+  }
+  return "";
 }
 
 void State::watch_answer(PyObject* function, bool its_own) {
