@@ -32,15 +32,18 @@ constexpr std::string_view kPyNode = "N5torch8autograd6PyNodeE", kTensorHook = "
 
 class StateRead : public ReadByCode {
  public:
-  explicit StateRead(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  StateRead(std::shared_ptr<State> state, bool goes_by_layout) : state_(std::move(state)), goes_by_layout_(goes_by_layout) {}
   std::string changed() const override {
     py::gil_scoped_acquire gil;
     std::string what;
     return state_->holds(&what) ? "" : what.empty() ? "a value that it reads" : what;
   }
 
+  bool goes_by_layout() const override { return goes_by_layout_; }
+
  private:
   std::shared_ptr<State> state_;
+  bool goes_by_layout_;
 };
 
 std::vector<Ref> values_of(PyObject* dict) {
@@ -148,6 +151,7 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
     }
     PyErr_Clear();
     effects = watch.effects();
+    goes_by_layout_ = goes_by_layout_ || watch.goes_by_layout();
   }
   own_->find_weakly_held();
   std::string why;
@@ -166,6 +170,6 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   return error ? cat("eager has no gradients: ", *error) : "";
 }
 
-std::shared_ptr<const ReadByCode> PythonGradients::read() const { return std::make_shared<StateRead>(own_); }
+std::shared_ptr<const ReadByCode> PythonGradients::read() const { return std::make_shared<StateRead>(own_, goes_by_layout_); }
 
 }  // namespace broach

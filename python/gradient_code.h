@@ -35,6 +35,7 @@ class PythonGradients : public GradientCode {
   const std::vector<StatePlace>& places_;
   std::vector<PyObject*> reached_;
   std::vector<Ref> hooks_, contexts_;
+  bool goes_by_layout_ = false;
 };
 
 }  // namespace broach

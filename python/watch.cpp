@@ -106,6 +106,14 @@ bool is_question(std::string_view function) {
   return false;
 }
 
+// Views that not every layout allows do, too.
+bool asks_for_layout(std::string_view function) {
+  for (std::string_view name : {".stride", ".is_contiguous", ".storage_offset", ".dim_order", ".is_non_overlapping_and_dense", ".data_ptr",
+                                ".untyped_storage", ".view", ".view_as", ".as_strided"})
+    if (function.ends_with(name)) return true;
+  return false;
+}
+
 // What every object has: __reduce_ex__, __dir__, __format__ and the like.
 bool is_object_method(const PyMethodDef* method) {
   for (const PyMethodDef* m = PyBaseObject_Type.tp_methods; m->ml_name; ++m)
@@ -133,9 +141,9 @@ Watch::~Watch() {
 }
 
 int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
-  // Inside an operation that is written in Python: the operation is recorded, not its parts.
-  if (c10::impl::tls_is_dispatch_key_excluded(capture_keys().record)) return 0;
   auto* w = static_cast<Watch*>(PyCapsule_GetPointer(self, "broach.Watch"));
+  // Inside an operation that is written in Python: the operation is recorded, not its parts.
+  if (c10::impl::tls_is_dispatch_key_excluded(capture_keys().record)) return what == PyTrace_CALL ? w->on_operation(frame) : void(), 0;
   if (what == PyTrace_RETURN && frame == w->told_) w->told_ = nullptr, w->compiling_.reset();
   const bool begins = what == PyTrace_CALL || what == PyTrace_C_CALL;
   if (w->abandoned_ || (!begins && what != PyTrace_C_EXCEPTION)) return 0;
@@ -241,6 +249,16 @@ void Watch::on_call(PyFrameObject* frame) {
   if (program_ && Function::is_capturing_symbols()) questions.push_back("asks_for_type_of_number");
   for (const char* question : questions)
     if (std::string why = answer_of_codes(question, code); !why.empty()) effect(frame, {why, Fallback::eager});
+}
+
+// Its code runs in every call, where a replay has not written the program's state yet and numbers of it do not stand for others.
+void Watch::on_operation(PyFrameObject* frame) {
+  const Ref held = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  auto* code = reinterpret_cast<PyCodeObject*>(held.get());
+  if (abandoned_ || owner(code) != Owner::user) return;
+  const Ref globals = Ref::steal(cpython::globals_of(frame));
+  const std::string name = state_.shared_with(code, globals.get(), cpython::function_of(frame));
+  if (!name.empty()) effect(frame, {cat("calls an operation whose own code reads ", name, ", as the program does"), Fallback::eager});
 }
 
 void Watch::tell_compiling(PyFrameObject* frame, PyCodeObject* code) {
@@ -472,6 +490,7 @@ void Watch::on_builtin(PyFrameObject* frame, PyObject* function, bool raised) {
     if (v.torch) effect(frame, {cat("an error in ", v.name, " is caught"), Fallback::eager});
     return;
   }
+  goes_by_layout_ = goes_by_layout_ || (whose == Owner::user && asks_for_layout(v.name));
   if (v.name == "_abc._abc_instancecheck" || v.name == "_abc._abc_subclasscheck") return state_.watch_answer(registrations());
   if (v.name == "sys.getprofile" || v.name == "sys.setprofile") return step_aside(frame, v.name);
   if (v.name == "torch._C._increment_version" && tells_of_operation(frame)) return;

@@ -46,12 +46,15 @@ class Watch {
   bool asked_whether_compiling() const { return asked_ && !computes_otherwise_; }
   // Whether code that only saves work by knowing was told yes.
   bool has_told_compiling() const { return has_told_; }
+  // Whether the user's code has asked how a tensor lies in memory.
+  bool goes_by_layout() const { return goes_by_layout_; }
   // The error by which runs on stand-ins end: programs do not catch it with others. Borrowed.
   static PyObject* end_of_program();
 
  private:
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void on_call(PyFrameObject* frame);
+  void on_operation(PyFrameObject* frame);
   void on_own_call(PyFrameObject* frame, PyCodeObject* code);
   void tell_compiling(PyFrameObject* frame, PyCodeObject* code);
   bool is_called_by_user(PyFrameObject* frame);
@@ -86,7 +89,7 @@ class Watch {
   std::unordered_map<PyMethodDef*, Verdict> verdicts_;
   std::unordered_set<PyCodeObject*> torch_codes_;
   std::vector<Reason> effects_;
-  bool asked_ = false, has_told_ = false, computes_otherwise_ = false;
+  bool asked_ = false, has_told_ = false, computes_otherwise_ = false, goes_by_layout_ = false;
   const bool tells_;
   PyFrameObject* told_ = nullptr;             // of code that is being told
   std::optional<Compiling> compiling_;        // meanwhile

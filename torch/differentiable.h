@@ -16,6 +16,8 @@ class ReadByCode {
   virtual ~ReadByCode() = default;
   // What is not as it was when the gradients were recorded, in words; empty if nothing.
   virtual std::string changed() const = 0;
+  // Whether it asks how tensors lie in memory.
+  virtual bool goes_by_layout() const = 0;
 };
 
 // What a result was, for autograd, beside what it shared memory with.

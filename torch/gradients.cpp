@@ -6,7 +6,9 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -115,22 +117,13 @@ class CompiledCall : public ag::Node {
     for (size_t t = 0; t < given.size(); ++t) {
       if (!given[t].defined()) continue;
       use(t);
-      tangents[own_[t]] = std::move(given[t]);
+      const at::Tensor& g = given[t];  // the derivative of a sign is a zero without elements, to which nothing can be added
+      tangents[own_[t]] = g._is_zerotensor() ? at::zeros(g.sizes(), g.options()) : std::move(given[t]);
     }
-    auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
     const bool in_parts = runs_ != nullptr;
     if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give(backward_->as_run(ag::variable_list(gradients()), in_parts));
-    if (!changed.empty()) {
-      const std::string what =
-          cat("broach: gradients are computed by code of the program's, and what it reads has changed since the call (", changed,
-              "): they need the program to be run again");
-      return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
-    }
-    if (c10::GradMode::is_enabled() || std::any_of(tangents.begin(), tangents.end(), is_other)) {
-      constexpr const char* what =
-          "broach: gradients of gradients (create_graph=True) and batches of them need the program to be run again";
-      return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
-    }
+    if (const std::string why = why_again(changed, tangents); !why.empty())
+      return give(backward_->as_run(run_eagerly(cat("broach: ", why, ": they need the program to be run again"), tangents), in_parts));
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains() && !saves_nothing();
     auto saved = [&](size_t i) {
       auto& [variable, own, layout] = saved_[i];
@@ -219,6 +212,19 @@ class CompiledCall : public ag::Node {
   }
 
   size_t gradients() const { return num_outputs() - (runs_ ? 1 : 0); }
+
+  // Why compiled code cannot give gradients for these tangents; empty if it can. `changed`: what code of the program's reads.
+  std::string why_again(const std::string& changed, const ag::variable_list& tangents) const {
+    if (!changed.empty())
+      return cat("gradients are computed by code of the program's, and what it reads has changed since the call (", changed, ")");
+    if (backward_->lie_otherwise(tangents, symbols_))
+      return "gradients are computed by code that asks how tensors lie in memory, which these do otherwise than those of the recorded call";
+    if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return "a mode of torch's sees the operations that compute gradients";
+    auto is_other = [](const at::Tensor& t) { return t.defined() && !is_plain(t); };
+    if (c10::GradMode::is_enabled() || std::ranges::any_of(tangents, is_other))
+      return "gradients of gradients (create_graph=True) and batches of them";
+    return "";
+  }
 
   // By gradient: whether this run of the engine's asks for it, here or of a later node.
   std::vector<bool> wanted() {
@@ -655,6 +661,16 @@ void Backward::make_windows(std::vector<at::Tensor>& results) const {
     t = results[*base].as_strided(t.sizes(), t.strides(), t.storage_offset());
     if (!differentiable_.has_history[i]) t = t.detach();
   }
+}
+
+bool Backward::lie_otherwise(const std::vector<at::Tensor>& tangents, std::span<const int64_t> symbols) const {
+  if (!differentiable_.read_by_code || !differentiable_.read_by_code->goes_by_layout()) return false;
+  const size_t first = stage().takes.size() - tangents.size();
+  for (size_t t = 0; t < tangents.size(); ++t) {
+    const Slot& recorded = compiled_->module.slots[stage().takes[first + t]];
+    if (tangents[t].defined() && tangents[t].strides() != c10::IntArrayRef(evaluate(recorded.strides, symbols))) return true;
+  }
+  return false;
 }
 
 BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,

@@ -105,6 +105,8 @@ class Backward : public std::enable_shared_from_this<Backward> {
 
   // What its code, if it has any, has read on the host and would find changed.
   std::string changed() const { return differentiable_.read_by_code ? differentiable_.read_by_code->changed() : ""; }
+  // Whether these tangents lie otherwise than the recorded ones, and code of the program's goes by that.
+  bool lie_otherwise(const std::vector<at::Tensor>& tangents, std::span<const int64_t> symbols) const;
   const Rerun& rerun() const { return rerun_; }
   int64_t reruns() const { return reruns_; }
   const std::vector<size_t>& through(size_t tangent) const { return differentiable_.through[tangent]; }

@@ -297,7 +297,8 @@ bool CompiledProgram::is_set_the_same(std::string* why) const {
 bool CompiledProgram::has_the_same_companions(at::TensorList inputs, std::string* why) const {
   for (const auto& [lifted, what, i] : companions_) {
     if (companion_of(i < given_ ? inputs[i] : lifted_[i - given_], what).is_same(lifted_[lifted])) continue;
-    if (why) *why = cat("input ", i, ": its ", what == Companion::gradient ? "gradient" : "base", ", which the program reads, is another tensor");
+    if (why)
+      *why = cat("input ", i, ": its ", what == Companion::gradient ? "gradient" : "base", ", which the program reads, is another tensor");
     return false;
   }
   return true;

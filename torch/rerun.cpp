@@ -191,9 +191,11 @@ std::vector<at::Tensor> Rerun::run(const ProgramAgain& program, const CallInputs
   if (draws_) random.emplace(found->random);
   AutocastAsItWas autocast(autocast_);
   at::AutoGradMode on(true);
-  // Gradients may be asked for in batches: these are theirs, and not the program's, whose random numbers none of them share.
-  const c10::DispatchKeySet batches({c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode});
-  c10::impl::ExcludeDispatchKeyGuard outside(c10::impl::tls_local_dispatch_key_set().included_ & batches);
+  // Gradients may be asked for in batches, or seen by a mode of torch's: these are theirs, and not the program's, whose random numbers none
+  // of a batch share.
+  const c10::DispatchKeySet theirs(
+      {c10::DispatchKey::VmapMode, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+  c10::impl::ExcludeDispatchKeyGuard outside(c10::impl::tls_local_dispatch_key_set().included_ & theirs);
   return program.run(call.tensors, call.ints, call.floats);
 }
 

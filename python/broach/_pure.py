@@ -283,5 +283,10 @@ UNWATCHED = {
     "torch.compiler": {"_is_compiling_flag"},
     "torch.utils.hooks.RemovableHandle": {"hooks_dict_ref", "extra_dict_ref"},  # which show in the dicts
     "torch.Tensor": {"tolist", "grad"},  # replaced in captured runs
+    # The code of an operation, which runs in every call.
+    "torch._library.custom_ops.CustomOpDef": {
+        *("_init_fn", "_backend_fns", "_abstract_fn", "_setup_context_fn", "_backward_fn", "_torch_dispatch_fns", "_vmap_fn"),
+        *("_autocast_dtype", "_disabled_kernel", "_used_triton_kernels"),
+    },
     "sys": {"modules"},
 }

@@ -591,3 +591,42 @@ def test_programs_left_to_eager(name, capsys):
 
     stats = held_against_eager(run)
     assert not stats["compiled_calls"], stats["attempts"]
+
+
+class ByLayout(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (2.0 if g.is_contiguous() else 3.0) + g.stride(0)
+
+
+class Flat(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.view(-1).view(g.shape) * 2
+
+
+def _hooked_by_layout(x):
+    y = x * 1
+    y.register_hook(lambda g: g * (g.stride(0) + g.stride()[1] + 10 * g.storage_offset()))
+    return y * 1
+
+
+@pytest.mark.parametrize("program", [ByLayout.apply, Flat.apply, _hooked_by_layout])
+def test_code_that_asks_how_the_gradient_it_is_given_lies(program):
+    def run(c):
+        f, saw = c(program), []
+        given = torch.arange(9.0).view(3, 3)
+        for g in (given, given, given.t(), torch.ones(1).expand(3, 3), given, torch.arange(10.0)[1:].view(3, 3)):
+            x = torch.ones(3, 3, requires_grad=True)
+            saw.append(raised(lambda: torch.autograd.grad(f(x), x, g)[0].contiguous()))
+        return saw
+
+    same(observed(run, broach.compile), observed(run, lambda f: f))

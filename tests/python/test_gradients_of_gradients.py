@@ -11,6 +11,7 @@ import broach
 import pytest
 import torch
 from broach import _threads
+from gradient_programs import check
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -240,3 +241,18 @@ def test_what_cannot_be_done_says_why():
         with pytest.raises(RuntimeError, match=why):
             torch.autograd.grad(y, x, create_graph=True)
         assert torch.autograd.grad(call(x).sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("outer", [torch.abs, torch.sign, torch.relu, torch.round])
+def test_a_derivative_that_is_zero_everywhere(outer):
+    """Eager gives it as a tensor without elements, to which nothing can be added."""
+
+    def program(c):
+        f, saw = c(lambda x, y: x.std(0) + y.var(0)), []
+        for _ in range(4):
+            x, y = (torch.tensor([[1.0, 2.0], [3.0, 5.0], [4.0, 1.0]], requires_grad=True) for _ in range(2))
+            gs = torch.autograd.grad(outer(f(x, y)).sum(), (x, y), create_graph=True)
+            saw.append(torch.autograd.grad(sum(g.pow(2).sum() for g in gs) + x.sum(), x)[0])
+        return saw
+
+    check(program)

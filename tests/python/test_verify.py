@@ -134,3 +134,14 @@ def test_a_model_in_a_half_type_is_no_difference():
         for _ in range(5):
             compiled(torch.randn(4, 16).bfloat16())
     assert stats(compiled)["verified"] == 4
+
+
+def test_in_a_checkpoint_whose_hooks_see_what_is_saved_nothing_is_compared():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Dropout(0.5))
+    compiled = verified(model, 5)
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("error", RuntimeWarning)
+        for _ in range(4):
+            x = torch.ones(4, 3, requires_grad=True)
+            torch.utils.checkpoint.checkpoint(compiled, x.sin(), use_reentrant=False).sum().backward()
+            assert x.grad is not None
