@@ -57,6 +57,15 @@ c10::SymNode wrap(const c10::SymNode& node) {
   return c10::make_intrusive<torch::impl::PythonSymNodeImpl>(py::cast(node));
 }
 
+// torch makes a class for each such operator, in one place.
+bool is_of_library(torch::autograd::Node& node) {
+  py::gil_scoped_acquire gil;
+  py::object o = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));
+  py::object made_by = py::getattr(o, "_forward_cls", py::none());
+  return py::getattr(made_by, "__module__", py::none()).equal(py::str("torch._library.autograd")) &&
+         py::module_::import("broach._codes").attr("reads_only_arguments")(made_by.attr("backward")).cast<bool>();
+}
+
 // A class attribute that the metaclass would take for its own; None removes it.
 void set_in_class(const py::type& type, const py::str& name, const py::object& value) {
   auto* t = reinterpret_cast<PyTypeObject*>(type.ptr());
@@ -141,6 +150,7 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_acquire gil;
     PyErr_Clear();
   };
+  is_registered_gradient = is_of_library;
   unwrap_node = unwrap;
   wrap_node = wrap;
   add_callable_type(m);

@@ -38,11 +38,12 @@ namespace {
 namespace ag = torch::autograd;
 using Reached = std::vector<bool>;  // by leaf, and behind these by node with code
 
-// One of the formulas that torch's build makes of its table of derivatives, or one for a copy or a window of a tensor that is written by such
-// a one.
+// One of the formulas that torch's build makes of its table of derivatives, one for a copy or a window of a tensor that is written by such a
+// one, or an operator's own.
 bool is_formula(ag::Node& n) {
   if (const auto* window = dynamic_cast<const ag::CopySlices*>(&n)) return !window->fn || is_formula(*window->fn);
-  return std::string_view(typeid(n).name()).starts_with("N5torch8autograd9generated") || dynamic_cast<const ag::CopyBackwards*>(&n);
+  return std::string_view(typeid(n).name()).starts_with("N5torch8autograd9generated") || dynamic_cast<const ag::CopyBackwards*>(&n) ||
+         (is_registered_gradient && is_registered_gradient(n));
 }
 
 // Autograd's graph from some results back to the tensors whose gradients are asked for.
@@ -167,6 +168,8 @@ bool is_window(const at::Tensor& t, const at::Tensor& base) {
 }
 
 }  // namespace
+
+bool (*is_registered_gradient)(ag::Node&) = nullptr;
 
 ShownAs shown_as(const at::Tensor& t) {
   if (!t.defined() || t.is_inference()) return {};

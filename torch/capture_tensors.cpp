@@ -80,8 +80,9 @@ void Capture::look_at_lifted() {
     // Nobody else holds it any more: what the program made it of is gone as well.
     if (lifted_[k].use_count() == 1)
       fail_with(
-          "the program makes a tensor without an operation of its own thread, of its own memory (torch::from_blob) or on another thread: it "
-          "would be the first call's in every call. Pass it as an argument, or hold it outside of the program");
+          "the program makes a tensor without an operation of its own thread, of its own memory (torch::from_blob) or on another thread, or "
+          "puts another one in the place of one that it held: it would be the first call's in every call. Pass it as an argument, return "
+          "what takes its place, or hold it outside of the program");
     // A gradient is another tensor in every step of a training, as a rule, and so is what an argument is a view of.
     for (size_t i = 0; i < facts_.size(); ++i) {
       const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];

@@ -18,6 +18,10 @@ NodePointer new_node(Args&&... args) {
   else return NodePointer(new N(std::forward<Args>(args)...), [](auto* n) { deleteNode(n); });
 }
 
+// Whether it computes what an operator's author registered as its gradient, which torch asks to be made of operations alone, and which is
+// seen to read nothing but what it is given. Answered by the front that knows such operators; null if none does.
+extern bool (*is_registered_gradient)(torch::autograd::Node&);
+
 // Whether an operation's tags say that it draws random numbers; true for one that is not known.
 bool may_draw(const std::string& schema);
 

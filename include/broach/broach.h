@@ -30,10 +30,13 @@
 // Sizes that change from call to call become symbols of one compiled program, unless host code reads them as plain numbers:
 // x.size(0), x.sizes(), x.numel() and x.view({x.size(0), -1}) fix a size, and every other size is compiled anew, up to four times in
 // a row; x.sym_size(0), x.sym_sizes(), x.sym_numel(), x.view_symint({x.sym_size(0), -1}), x.flatten(1) and x.view({-1, 8}) do not.
-// explain() says which sizes were fixed. An argument of type at::Scalar, c10::SymInt or c10::SymFloat becomes a symbol too.
+// explain() says which sizes were fixed. An argument of type at::Scalar, c10::SymInt or c10::SymFloat becomes a symbol too (a generic call, as
+// that of a compiled module, goes by the type it is given: fast(x, c10::SymInt(i))). A program that writes to tensors is compiled once two
+// calls of the same sizes and numbers, or three of others, have shown that it does the same in each.
 //
-// A number that the program reads (x.sum().item<int64_t>(), if (x.any().item<bool>())) is compared in each call, and every way
-// that data leads to has a version of its own; a fraction (item<float>()) cannot be read.
+// An element of an integer or boolean tensor that the program reads (ids.argmax().item<int64_t>(), if (x.any().item<bool>())) is compared
+// in each call, and every way that data leads to has a version of its own; one of a floating point tensor cannot be read, whatever it is
+// asked for as.
 //
 // Only operations are recorded. Elements that host code itself reads or writes within the program (data_ptr(), an accessor, a tensor of
 // from_blob), and what the program has another thread compute, stay as the first call made them, or the program is refused; so does what
@@ -327,6 +330,8 @@ auto compile(F f, Modules modules, const Options& options = {}) {
       !std::is_member_pointer_v<F>,
       "broach::compile: a method is compiled by a lambda: compile([&](at::Tensor x) { return net.encode(x); }, broach::uses(net), options)");
   if constexpr (requires { std::function(f); }) {
+    static_assert(std::is_copy_constructible_v<F>,
+                  "broach::compile: a function that cannot be copied: let it hold what cannot by std::shared_ptr");
     auto make = []<class Signature>(std::function<Signature> function, Modules m, const Options& o) {
       return CompiledFunction<Signature>(std::move(function), std::move(m), o);
     };

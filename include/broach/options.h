@@ -13,7 +13,7 @@ class Options {
   // A promise: what the program computes depends on its arguments, on the parameters, buffers and training flags of the module
   // or of those named by uses(), on tensors that it holds, and on nothing else that changes. What else its host code computed
   // during the first call (a captured number, a counter) is fixed from then on. Modules made of libtorch's own layers alone
-  // need no promise.
+  // need no promise, but for some losses and fractional pooling, of which compile() says so.
   Options& pure(bool on = true) { return set(pure_, on); }
   // Every operation rounds to its element type as eager's does, no multiplication is contracted with an addition, and nothing is
   // folded into weights; slower. What additions, multiplications, comparisons and moves of elements give is then bit-equal to

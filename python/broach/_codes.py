@@ -10,6 +10,8 @@ import types
 import weakref
 from typing import Callable, Iterable, TypeVar
 
+import torch
+
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
@@ -284,3 +286,39 @@ def _texts(values: Iterable[object]) -> set[str]:
     """Those among the values, and in tuples of them."""
     parts = [part for v in values for part in (v if isinstance(v, (tuple, frozenset)) else (v,))]
     return {part for part in parts if isinstance(part, str)}
+
+
+# Of Python's own, what gives nothing but what follows from its arguments.
+_PLAIN_BUILTINS = frozenset("bool enumerate float int isinstance len list max min range reversed slice sum tuple zip".split())
+_OPERATORS = frozenset({"torch._ops", "torch._library.custom_ops"})
+_ASK_FOR_LAYOUT = frozenset("stride is_contiguous storage_offset dim_order data_ptr untyped_storage".split())
+
+
+def reads_only_arguments(function: object) -> bool:
+    """Whether a function of torch's that calls an operator's registered gradient leads to code which names only functions of torch, and its
+    own likewise; code that keeps, reads or writes anything else, or asks how tensors lie in memory, does not."""
+    seen: set[int] = set()
+
+    def is_known(value: object) -> bool:
+        if isinstance(value, types.FunctionType):
+            return is_plain(value)
+        if isinstance(value, (types.BuiltinFunctionType, type)) and value.__module__ == "builtins":
+            return value.__name__ in _PLAIN_BUILTINS
+        named = isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type))
+        home = (value.__name__ if isinstance(value, types.ModuleType) else value.__module__) if named else type(value).__module__
+        return (home or "").split(".")[0] == "torch" if named else home in _OPERATORS or isinstance(value, torch.dtype)
+
+    def is_plain(f: types.FunctionType) -> bool:
+        if id(f) in seen:
+            return True
+        seen.add(id(f))
+        kept = [cell.cell_contents for cell in f.__closure__ or ()]
+        if (f.__module__ or "").split(".")[0] == "torch":  # it keeps the operator, and what was registered for it
+            registered = [getattr(x, "_backward_fn", None) for x in kept]
+            return all(is_plain(x) for x in [*kept, *registered] if isinstance(x, types.FunctionType))
+        code, builtins = f.__code__, f.__builtins__
+        nested = any(isinstance(k, types.CodeType) for k in code.co_consts)
+        found = [f.__globals__.get(n, builtins.get(n)) for n in code.co_names if n in f.__globals__ or n in builtins]
+        return not nested and not _ASK_FOR_LAYOUT.intersection(code.co_names) and all(map(is_known, [*found, *kept]))
+
+    return isinstance(function, types.FunctionType) and is_plain(function)

@@ -563,6 +563,45 @@ TEST_CASE("programs: the gradients of weights and arguments, which are other ten
   }
 }
 
+TEST_CASE("programs: writes that go by a number or a size which is another one in every call") {
+  torch::NoGradGuard no_grad;
+  auto decode = [](const Tensor& x, std::vector<Tensor>& cache, c10::SymInt at) {
+    cache[0].narrow_symint(0, at, 1).copy_(x);
+    return cache[0].narrow_symint(0, 0, at + 1).sum(0);
+  };
+  auto descend = [](Tensor& x, at::Scalar rate) { return x.sub_(x * rate), x.norm(); };
+  auto grow = [](Tensor& x) { return x.add_(1), x * 2; };
+  auto fast_decode = broach::compile(decode, Options().pure());
+  auto fast_descend = broach::compile(descend, Options().pure());
+  auto fast_grow = broach::compile(grow, Options().pure());
+  std::vector<Tensor> cache{torch::zeros({64, 4})}, twin{torch::zeros({64, 4})};
+  Tensor w = torch::randn({5}), v = w.clone();
+  for (int i = 0; i < 40; ++i) {
+    const Tensor x = torch::randn({1, 4}), y = torch::randn({i + 2}), z = y.clone();
+    CHECK(close(fast_decode(x, cache, c10::SymInt(i)), decode(x, twin, c10::SymInt(i))));
+    CHECK(close(fast_descend(w, 0.1 / (i + 1)), descend(v, 0.1 / (i + 1))));
+    Tensor mine = y, theirs = z;
+    CHECK(close(fast_grow(mine), grow(theirs)));
+    CHECK((close(cache[0], twin[0]) && close(w, v) && close(y, z)));
+  }
+  CHECK(fast_decode.explain().compiled_calls >= 30);
+  CHECK(fast_descend.explain().compiled_calls >= 30);
+  CHECK(fast_grow.explain().compiled_calls >= 30);
+}
+
+TEST_CASE("programs: writes that go by a counter of the host's are refused, though calls have other sizes each") {
+  torch::NoGradGuard no_grad;
+  int64_t calls = 0;
+  Tensor cache = torch::zeros({64});
+  auto program = [&](const Tensor& x) { return cache[calls++].copy_(x.sum()), cache.sum(); };
+  auto fast = broach::compile(program, Options().pure());
+  const std::string said = error_of([&] {
+    for (const int n : {3, 7, 4, 9, 5, 2, 11, 6, 13, 8, 20, 12, 15, 30, 14, 40, 17, 50}) fast(torch::ones({n}));
+  });
+  CHECK(has(said, "writes to tensors"));
+  CHECK(calls > 3);
+}
+
 TEST_CASE("programs: what an argument is a view of, which is another tensor in every call") {
   torch::NoGradGuard no_grad;
   auto program = [](const Tensor& x) { return Tensor(x._base()) * 2 + x.sum(); };
