@@ -113,10 +113,9 @@ Verdict HostState::judge(const Capture& capture, const std::string& kept, CallSi
   if (!writes_alike_ && capture.writes_inputs()) {
     if (capture.differentiable().empty() && trains(capture))
       return {Outcome::unsupported, "the program trains: it writes to tensors that it holds and computes gradients"};
-    const std::string did = done_by(capture);
-    Run run{std::move(sizes), given_to(capture), digest(did.data(), did.size()), {}, {}};
+    Run run{std::move(sizes), given_to(capture), {}, {}};
     std::string rest;
-    take_numbers(did, rest, run.numbers);
+    take_numbers(done_by(capture), rest, run.numbers);
     run.rest = digest(rest.data(), rest.size());
     auto before = std::ranges::find_if(before_, [&](const Run& r) { return r.sizes == run.sizes && r.given == run.given; });
     if (before == before_.end() && !follows_from_what_is_given(run)) {
@@ -125,7 +124,7 @@ Verdict HostState::judge(const Capture& capture, const std::string& kept, CallSi
                      "the program writes to tensors that it is given or holds, and its calls do not show whether it does the same in each: "
                      "no two had the same sizes and numbers");
     }
-    if (before != before_.end() && !(before->did == run.did))
+    if (before != before_.end() && !(before->rest == run.rest && before->numbers == run.numbers))
       return {
           Outcome::unsupported,
           "the program writes to tensors that it is given or holds, and did so otherwise in two runs: it depends on state of its host code"};

@@ -36,13 +36,12 @@ class HostState {
   struct Run {
     CallSizes sizes;
     std::string given;  // element types and needs of inputs, modes, and values that were read: what may lead a program another way
-    Digest did;
-    // The recording's text without its numbers, and these in its order.
+    // What it did: the recording's text without its numbers, and these in its order.
     Digest rest;
     std::vector<double> numbers;
   };
   Verdict unclear(int most, const std::string& reason);
-  // Whether some runs that were given others did as this one, but for numbers that each of them was given likewise.
+  // Whether runs that were given other numbers did the same with these.
   bool follows_from_what_is_given(const Run& last) const;
 
   std::vector<Run> before_;  // of a program that writes to its inputs, one for each way to call it

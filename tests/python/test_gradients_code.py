@@ -603,11 +603,7 @@ class ByLayout(Function):
         return g * (2.0 if g.is_contiguous() else 3.0) + g.stride(0)
 
 
-class Flat(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x + x
-
+class Flat(ByLayout):
     @staticmethod
     def backward(ctx, g):
         return g.view(-1).view(g.shape) * 2

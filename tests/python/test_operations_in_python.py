@@ -174,10 +174,6 @@ def constant_read_by_both():
     return lambda x: op(x.detach()) + CONSTANT, lambda i: None
 
 
-def number_that_only_the_operation_reads():
-    return counter_read_by_the_operation()
-
-
-@pytest.mark.parametrize("make", [scaled_by_what_it_kept, constant_read_by_both, number_that_only_the_operation_reads])
+@pytest.mark.parametrize("make", [scaled_by_what_it_kept, constant_read_by_both, counter_read_by_the_operation])
 def test_what_does_not_meet_the_programs_state_is_compiled(make):
     agree(make, compiled_calls=4)
