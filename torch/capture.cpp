@@ -675,6 +675,11 @@ static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::S
   return p.isDouble() && p.toDouble() == 0;
 }
 
+// Attention's gradients drop what attention dropped, by the seed that it gave, and draw nothing themselves.
+static bool drops_the_same(std::string_view name) {
+  return name == "aten::_scaled_dot_product_efficient_attention_backward" || name == "aten::_scaled_dot_product_cudnn_attention_backward";
+}
+
 // A number as an operation got it that converts it itself; one in a tensor's place is converted element by element, whatever it is.
 static bool is_converted(const c10::Argument& argument, const c10::IValue& v) {
   auto optional = argument.type()->cast<c10::OptionalType>();
@@ -758,7 +763,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   size_t n = schema.arguments().size(), base = stack->size() - n;
   TraceOp out;
   out.schema = name;
-  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack);
+  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack) && !drops_the_same(name);
   std::vector<std::pair<at::Tensor, TensorId>> written;
   std::vector<c10::IValue> numbers;
   {

@@ -148,7 +148,12 @@ void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands,
   for (int64_t i : call.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
   const size_t first = call.results.size();
   for (size_t i = 0; first + i < call.result_strides.size(); ++i)
-    operands[i] = with_strides(std::move(operands[i]), evaluate(call.result_strides[first + i], symbols));
+    if (const Shape& strides = call.result_strides[first + i]; !strides.empty())
+      operands[i] = with_strides(std::move(operands[i]), evaluate(strides, symbols));
+  // Without a dimension whose elements lie side by side, eager would have taken another kernel.
+  if (call.schema.starts_with("aten::_scaled_dot_product_"))
+    for (at::Tensor& t : operands)
+      if (t.dim() == 4 && t.size(3) != 1 && t.stride(3) != 1) t = t.contiguous();
 }
 
 class AtenCall : public ExternRunner {

@@ -29,6 +29,12 @@ std::string value_text(const at::Tensor& t) {
   return s.isBoolean() ? str(Scalar(s.toBool())) : s.isIntegral(false) ? str(Scalar(s.toLong())) : str(Scalar(s.toDouble()));
 }
 
+// Without the library's list of C++ frames.
+std::string message_of(const std::exception& e) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&e);
+  return of_torch ? of_torch->what_without_backtrace() : e.what();
+}
+
 // Off the CPU other settings hold, and ATen's contractions take no memory but the host's and what the target for CUDA says is a device's.
 PipelineOptions options_for(const Trace& trace, PipelineOptions options) {
   auto off_the_cpu = [](const TraceTensor& t) { return t.type.device.kind != DeviceKind::cpu; };
@@ -467,7 +473,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallIn
   } catch (const std::exception& e) {
     if (!decided) return std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
     random.put_back();
-    throw FailedRun(e.what());
+    throw FailedRun(message_of(e));
   }
   std::vector<at::Tensor> out = results(inputs, made, symbols);
   out.resize(first);
@@ -493,7 +499,7 @@ std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, Ru
     check(stages_->run(inputs, sizes_, symbols.sizes, made), "sizes that it finds out are others than those that it is compiled for");
   } catch (const std::exception& e) {
     random.put_back();
-    throw FailedRun(e.what());
+    throw FailedRun(message_of(e));
   }
   commit(inputs, made);
   std::vector<at::Tensor> out = results(inputs, made, symbols);

@@ -17,6 +17,7 @@
 #include "externs.h"
 #include "support/error.h"
 #include "support/log.h"
+#include "trace/mutations.h"
 
 namespace broach {
 
@@ -231,6 +232,7 @@ constexpr std::string_view kRecordable[] = {
     "aten::index_select",
     "aten::index.Tensor",
     "aten::index_put",
+    "aten::_index_put_impl",
     "aten::gather",
     "aten::scatter.src",
     "aten::scatter.value",
@@ -326,13 +328,16 @@ SteadyMemory::~SteadyMemory() {
 bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given) {
   constexpr int64_t kMostGiven = int64_t{4} << 20;  // bytes whose copy takes less than launching most calls does, and that are there twice
   const ExternCall& call = step.operation.call();
-  if (!pools() || (std::ranges::find(kRecordable, call.schema) == std::end(kRecordable) && !is_library_convolution(call, step.operands)))
+  bool is_out = false;
+  const auto names = functional_names(call.schema, &is_out);  // what writes its operand is given a copy of it
+  const std::string_view name = names.empty() || is_out ? std::string_view(call.schema) : names[0];
+  if (!pools() || (std::ranges::find(kRecordable, name) == std::end(kRecordable) && !is_library_convolution(call, step.operands)))
     return false;
   auto is_elsewhere = [](const Operand& o) { return o.type.device.kind != DeviceKind::cuda; };
   auto is_mask = [](const Operand& o) { return o.type.dtype == DType::b1 || o.type.dtype == DType::u8; };
   if (std::ranges::any_of(step.operands, is_elsewhere) || std::ranges::any_of(call.args, is_opaque)) return false;
   // What a mask selects is counted on the host.
-  if (call.schema.starts_with("aten::index") && std::ranges::any_of(step.operands, is_mask)) return false;
+  if (name.find("index") != name.npos && std::ranges::any_of(step.operands, is_mask)) return false;
   for (size_t i = 0; i < call.args.size(); ++i)
     if (call.schema.starts_with("aten::_scaled") && is_drawn_with(call, i)) return false;
   int64_t bytes = 0;

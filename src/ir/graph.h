@@ -89,8 +89,10 @@ struct ExternCall {
   std::string schema;
   std::vector<ExternArg> args;
   std::vector<Type> results;
-  std::vector<Shape> result_strides;  // as eager made them; empty for contiguous
-  // Has an effect beyond its results (random numbers, mutation of an argument, printing): never merged, dropped or reordered.
+  // As eager made them; empty for contiguous. Behind these may be the operands', which the call then gets; empty for those that may lie
+  // otherwise.
+  std::vector<Shape> result_strides;
+  // Has an effect beyond its results (random numbers, printing): never merged, dropped or reordered.
   bool effect = false;
   // Operands (by position among the node's inputs) that the call writes into. The graph stays functional: the runner copies
   // them first, and their new values are the last results.

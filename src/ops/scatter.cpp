@@ -91,7 +91,56 @@ Value written_by_scatter(GraphBuilder& b, const Write& w) {
   return b.cast(r, type);
 }
 
-Value written(OpCall& c, const Write& w) { return compares_well(c, w) ? written_by_comparing(c.b, w) : written_by_scatter(c.b, w); }
+// ---- sums of whole rows ----
+
+// Of few rows each is a sum over all positions, which fuses with what comes before.
+Value summed_by_comparing(GraphBuilder& b, const Value& source, const Value& index, const SymInt& rows) {
+  const SymInt count = source.shape()[0], width = source.shape()[1];
+  const Shape all{rows, count, width};
+  const Value row = b.expand(along(b, b.cast(positions(b, rows), index.dtype()), 0, 3), all);
+  const Value here = b.binary(Op::eq, b.expand(along(b, index, 1, 3), all), row);
+  return b.reduce(Op::reduce_sum, b.where(here, b.expand(b.reshape(source, {1, count, width}), all), b.full(all, 0.0, source.dtype())),
+                  {1});
+}
+
+// Rows of sums of the source's rows that `index` puts there; -1 puts one nowhere.
+Value sum_of_rows(GraphBuilder& b, const Value& source, const Value& index, const SymInt& rows) {
+  const DType type = source.dtype();
+  if (few(rows)) return b.cast(summed_by_comparing(b, b.cast(source, compute_dtype(type)), index, rows), type);
+  return b.cast(b.emit(Op::sum_rows, {source, index}, {{Attr::shape, Shape{rows, source.shape()[1]}}}), type);
+}
+
+bool is_zeros(Value v) {
+  while (is_view(v.node->op)) v = v.node->inputs[0];
+  return v.node->op == Op::scalar && as_double(v.node->get<Scalar>(Attr::value)) == 0;
+}
+
+// Zeros to which rows are added, as the gradient of a selection is.
+std::optional<Value> written_as_rows(GraphBuilder& b, const Write& w) {
+  constexpr double kMostSteps = 1 << 28;  // of a target that looks for each row among all positions
+  const Symbols& symbols = b.symbols();
+  if (w.update != Update::add || !is_floating(w.x.dtype()) || !is_zeros(w.x) ||
+      static_cast<double>(symbols.hint(w.count())) * static_cast<double>(symbols.hint(w.limit())) > kMostSteps)
+    return std::nullopt;
+  SymInt width(1);
+  for (size_t d = 0; d < w.shape.size(); ++d) {
+    if (d == static_cast<size_t>(w.dim)) continue;
+    if (w.index.shape()[d] != SymInt(1) || w.shape[d] != w.x.shape()[d]) return std::nullopt;
+    if (d < static_cast<size_t>(w.dim) && w.shape[d] != SymInt(1)) return std::nullopt;
+    width = width * w.shape[d];
+  }
+  Value index = b.reshape(b.cast(w.index, DType::i64), {w.count()});
+  if (few(w.limit())) index = take(b, positions(b, w.limit()), index, 0);                            // makes one outside an error
+  else index = b.where(with_number(b, Op::lt, index, int64_t{0}), size_value(b, w.limit()), index);  // -1 would be no place
+  const Value source = b.reshape(broadcast_to(b, w.source, w.shape), {w.count(), width});
+  return b.reshape(sum_of_rows(b, source, index, w.limit()), w.x.shape());
+}
+
+Value written(OpCall& c, const Write& w) {
+  if (compares_well(c, w)) return written_by_comparing(c.b, w);
+  if (const auto rows = written_as_rows(c.b, w)) return *rows;
+  return written_by_scatter(c.b, w);
+}
 
 Result write(OpCall& c, const Write& w) {
   if (w.source.dtype() != w.x.dtype()) return std::nullopt;
@@ -341,16 +390,6 @@ Lowering max_unpool(size_t dims) {
   };
 }
 
-// Of few rows each is a sum over all positions, which fuses with what comes before.
-Value summed_by_comparing(GraphBuilder& b, const Value& source, const Value& index, const SymInt& rows) {
-  const SymInt count = source.shape()[0], width = source.shape()[1];
-  const Shape all{rows, count, width};
-  const Value row = b.expand(along(b, b.cast(positions(b, rows), index.dtype()), 0, 3), all);
-  const Value here = b.binary(Op::eq, b.expand(along(b, index, 1, 3), all), row);
-  return b.reduce(Op::reduce_sum, b.where(here, b.expand(b.reshape(source, {1, count, width}), all), b.full(all, 0.0, source.dtype())),
-                  {1});
-}
-
 Result embedding_backward(OpCall& c) {
   GraphBuilder& b = c.b;
   Value grad = c.tensor(0), i = c.tensor(1);
@@ -367,8 +406,7 @@ Result embedding_backward(OpCall& c) {
   // Nothing is added for the index that stands for padding, which -1 does where none is given.
   const Value none = b.constant(int64_t{-1}, index.dtype());
   if (c.integer(3) != SymInt(-1)) index = b.where(b.binary(Op::eq, index, b.cast(size_value(b, c.integer(3)), index.dtype())), none, index);
-  if (few(rows)) return as_result(c, b.cast(summed_by_comparing(b, b.cast(source, wide), index, rows), grad.dtype()));
-  return as_result(c, b.cast(b.emit(Op::sum_rows, {source, index}, {{Attr::shape, Shape{rows, width}}}), grad.dtype()));
+  return as_result(c, b.cast(sum_of_rows(b, source, index, rows), grad.dtype()));
 }
 
 // ---- positions counted by a mask ----

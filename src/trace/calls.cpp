@@ -193,12 +193,24 @@ void Calls::set_results(ExternCall& call, const TraceOp& op) const {
   }
 }
 
+// What CUDA's kernels of attention add to the scores: rows of it begin where they can be read in pieces, as eager has seen to.
+static TensorId attention_bias(const TraceOp& op) {
+  static const std::map<std::string, size_t, std::less<>> arguments = {{"aten::_scaled_dot_product_efficient_attention", 3},
+                                                                       {"aten::_scaled_dot_product_efficient_attention_backward", 4},
+                                                                       {"aten::_scaled_dot_product_cudnn_attention", 3},
+                                                                       {"aten::_scaled_dot_product_cudnn_attention_backward", 8}};
+  const auto at = arguments.find(op.schema);
+  const auto* given = at == arguments.end() ? nullptr : std::get_if<Arg::Tensor>(&op.args.at(at->second).value);
+  return given ? given->id : kNoTensor;
+}
+
 std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<TensorId>& mutated) {
   auto call = std::make_shared<ExternCall>();
   call->schema = op.schema;
   // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie; oneDNN's recurrent layers
   // read memory as if it lay as their callers in eager leave it.
   const bool exact = op.effect || !op.schema.starts_with("aten::") || op.schema.starts_with("aten::mkldnn_rnn_layer");
+  const TensorId bias = attention_bias(op);
   std::vector<Shape> operand_strides;
   std::vector<Value> inputs;
   std::map<TensorId, uint32_t> positions;
@@ -206,8 +218,8 @@ std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<Tenso
     auto [it, fresh] = positions.emplace(id, static_cast<uint32_t>(inputs.size()));
     if (!fresh) return it->second;
     inputs.push_back(read(id));
-    if (exact) operand_strides.push_back(info(id).strides);
-    else if (is_contiguous(info(id)) && may_be_strided(memory_.value(id))) call->contiguous.push_back(it->second);
+    if (exact || bias != kNoTensor) operand_strides.push_back(exact || id == bias ? info(id).strides : Shape());
+    if (!exact && is_contiguous(info(id)) && may_be_strided(memory_.value(id))) call->contiguous.push_back(it->second);
     return it->second;
   };
   for (const Arg& a : op.args) call->args.push_back(extern_arg(a, position));
@@ -217,7 +229,7 @@ std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<Tenso
     call->results.push_back(info(m).type);
     call->result_strides.push_back(contiguous_strides(info(m).type.shape));
   }
-  call->effect = op.effect || !mutated.empty() || !op.binds.empty();
+  call->effect = op.effect || !op.binds.empty();  // what it writes are results of its own
   call->binds = op.binds;
   if (call->results.empty()) {  // an op without results is there for its effect
     call->effect = true;

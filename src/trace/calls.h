@@ -36,6 +36,8 @@ class Calls {
   std::optional<Value> lower_as(const std::string& schema, const std::vector<Arg>& args, TensorId target, bool is_out);
   // The results, and then the new elements of the operands that are written.
   std::vector<Value> call_extern(const TraceOp& op, const std::vector<TensorId>& mutated);
+  // Whether it stems from a lowering that was not taken, for what the target has not.
+  bool is_refused(const Value& v) const;
 
  private:
   const TraceTensor& info(TensorId id) const { return memory_.info(id); }
@@ -49,7 +51,6 @@ class Calls {
   bool is_supported(size_t before, std::span<const Value> results) const;
   // Nothing was taken of what was made since.
   void refuse_since(size_t before);
-  bool is_refused(const Value& v) const;
   bool may_be_strided(const Value& v) const;
   void set_results(ExternCall& call, const TraceOp& op) const;
 

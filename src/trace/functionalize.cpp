@@ -244,7 +244,8 @@ class Functionalizer {
   }
 
   // An index outside is an error though nobody reads what it selects: that becomes one more output, which is no result. Not where the index
-  // is made of positions and constants alone, as lowerings make one, nor where gradients are selected, by an index that the program used.
+  // is made of positions and constants alone, as lowerings make one, nor where gradients are selected, by an index that the program used, nor
+  // of a lowering that was not taken.
   void keep_what_may_fail(std::vector<Value>& outputs) const {
     const std::deque<Node>& nodes = b_.graph().nodes();
     std::vector<bool> is_read(nodes.size()), is_fixed(nodes.size()), is_late(nodes.size());
@@ -256,7 +257,7 @@ class Functionalizer {
       is_late[n.id] = (n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + tangents_ >= t_.inputs.size()) ||
                       std::ranges::any_of(n.inputs, [&](const Value& v) { return is_late[v.node->id]; });
     for (const Node& n : std::views::reverse(nodes)) {
-      if (!is_read[n.id] && !is_late[n.id] && checks_index(n.op) && !is_fixed[n.inputs[1].node->id])
+      if (!is_read[n.id] && !is_late[n.id] && checks_index(n.op) && !is_fixed[n.inputs[1].node->id] && !calls_.is_refused({&n, 0}))
         outputs.push_back({&n, 0}), is_read[n.id] = true;
       if (is_read[n.id])
         for (const Value& v : n.inputs) is_read[v.node->id] = true;

@@ -326,6 +326,25 @@ void check_parts(const cuda::LibraryProduct& product, const cuda::OddProduct& od
 
 }  // namespace
 
+TEST_CASE("cuda: a product's bias has as many dimensions as the result") {
+  // Windows of a picture: of the rows' dimensions some lie apart and others are one.
+  const Schedule s = Schedule::parse(
+      "buffer m0 : f32[2, 8, 8, 7, 7, 96] strides [301056, 37632, 672, 5376, 96, 1] elements 602112 input 0\n"
+      "buffer m1 : f32[96, 288] strides [1, 96] elements 27648 input 1\n"
+      "buffer m2 : f32[288] strides [1] elements 288 input 2\n"
+      "buffer m3 : f32[2, 8, 8, 7, 7, 288] strides [903168, 112896, 14112, 2016, 288, 1] elements 1806336 output 0\n"
+      "outputs [3]\n"
+      "contraction dot(batch=0) : (f32[2, 8, 8, 7, 7, 96], f32[96, 288]) -> (f32[2, 8, 8, 7, 7, 288]) of f32[2, 8, 8, 7, 7, 96] "
+      "m0[0][301056, 37632, 672, 5376, 96, 1], f32[96, 288] m1[0][1, 96] weights [-1, 1] bias f32[1, 1, 1, 1, 1, 288] "
+      "m2[0][288, 288, 288, 288, 288, 1] into f32[2, 8, 8, 7, 7, 288] m3[0][903168, 112896, 14112, 2016, 288, 1] reads [0, 1, 2] "
+      "writes [3]\n");
+  const cuda::ProductForm f = cuda::product_form(std::get<ContractionStep>(s.steps.at(0).work), {});
+  CHECK(f.result.sizes == Sizes{16, 8, 7, 7, 288});
+  REQUIRE(f.bias);
+  CHECK(f.bias->sizes == Sizes{1, 1, 1, 1, 288});
+  CHECK(f.bias->strides.back() == 1);
+}
+
 TEST_CASE("cuda: products of odd sizes are made of others") {
   const auto product = [](Sizes x, Sizes xs, Sizes w, Sizes ws, Sizes y) {
     return *cuda::library_product({{x, xs, DType::bf16}, {w, ws, DType::bf16}, {y, {y[1], 1}, DType::bf16}, {}, {}});

@@ -48,6 +48,26 @@ TEST_CASE("devices: a number of the host's is copied to a device that cannot rea
   CHECK(s.copies > 0);
 }
 
+TEST_CASE("devices: what a target has not is a call of the library's, and nothing of it is left") {
+  Capabilities few = all_capabilities();
+  std::erase_if(few.routines, [](const auto& routine) { return routine.first == Op::scatter; });
+  const Program p = functionalize(Trace::parse("input t0: i64[48]@cuda:0 strides [1] offset 0 storage 0\n"
+                                               "input t1: i64[48]@cuda:0 strides [1] offset 0 storage 1\n"
+                                               "t2: i64[48]@cuda:0 strides [1] offset 0 storage 2 = aten::clone(t1, none)\n"
+                                               "t2: i64[48]@cuda:0 strides [1] offset 0 storage 2 = "
+                                               "aten::index_put_(t2, {t0}?, t1, false) mutates t2\n"
+                                               "return t2\n"),
+                                  {.capabilities = &few, .device = {DeviceKind::cuda, 0}});
+  REQUIRE(p.graph->outputs().size() == 1);  // the index is checked by the call
+  const Node& call = *p.graph->outputs()[0].node;
+  CHECK(call.op == Op::extern_call);
+  CHECK(!call.has_effect());
+  std::vector<bool> is_read(p.graph->nodes().size());
+  for (const Node& n : p.graph->nodes())
+    for (const Value& v : n.inputs) is_read[v.node->id] = true;
+  for (const Node& n : p.graph->nodes()) CHECK((n.op != Op::scatter || !is_read[n.id]));
+}
+
 TEST_CASE("devices: the position of an only element lies where the element does") {
   const Program p = functionalize(Trace::parse("input t0: f32[1]@cuda:0 strides [1] offset 0 storage 0\n"
                                                "t1: i64[]@cuda:0 strides [] offset 0 storage 1 = aten::argmax(t0, none, false)\n"

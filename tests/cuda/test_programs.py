@@ -401,6 +401,19 @@ def test_products_of_stacks(dtype):
     _agree(lambda q, k: torch.einsum("bmhd,bnhd->bhmn", q, k), q, k, dtype=dtype, native=False)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_windows(dtype):
+    """Rows whose dimensions lie apart, with a bias and with an activation behind it."""
+    dtype = DTYPES[dtype]
+    x, w, b = _on_gpu(2, 28, 28, 24, dtype=dtype), _on_gpu(40, 24, dtype=dtype) / 5, _on_gpu(40, dtype=dtype)
+
+    def program(x, w, b):
+        windows = x.view(2, 4, 7, 4, 7, 24).permute(0, 1, 3, 2, 4, 5)
+        return F.linear(windows, w, b), F.gelu(F.linear(windows.reshape(-1, 7, 7, 24), w, b)), F.linear(windows[0, 0, :, 0, 0], w, b)
+
+    _agree(program, x, w, b, dtype=dtype, native=False)
+
+
 def test_a_nan_behind_a_product():
     x, w = _on_gpu(4, 8), _on_gpu(8, 8)
     x[1, 2] = float("nan")
@@ -541,6 +554,96 @@ def test_threads():
     for t in threads:
         t.join()
     assert not errors, errors[0]
+
+
+_SELECTIONS = {
+    "rows": lambda t, i: t[i],
+    "rows by a matrix": lambda t, i: t[i.view(-1, 2)],
+    "elements": lambda t, i: t[i, i % 4],
+    "columns": lambda t, i: t[:, i % 4],
+    "largest": lambda t, i: t.topk(3, 0)[0] * i[:3, None],
+    "sorted": lambda t, i: t.sort(0)[0][i],
+    "gather": lambda t, i: t.gather(0, (i % 9)[:, None].expand(-1, 4)),
+}
+
+
+@pytest.mark.parametrize("name", _SELECTIONS)
+@pytest.mark.parametrize("rows", [9, 300, 200000])
+def test_gradients_of_selections(name, rows):
+    select, table = _SELECTIONS[name], _on_gpu(rows, 4, dtype=torch.float64).requires_grad_()
+    compiled = _compiled(select)
+    for _ in range(6):
+        index = torch.randint(-9, 9, (2000,), device="cuda")
+        got = []
+        for program in (select, compiled):
+            y = program(table, index)
+            weight = torch.linspace(-1, 1, y.numel(), device="cuda", dtype=torch.float64).view_as(y)
+            got.append(torch.autograd.grad((y * weight).sum(), table)[0])
+        torch.testing.assert_close(got[1], got[0], rtol=1e-9, atol=1e-9)
+    told = compiled.stats()
+    assert told["compiled_calls"] >= 4 and not told["eager_reasons"], told["eager_reasons"]
+
+
+def test_elements_are_written_where_an_index_says():
+    """As a mixture of experts sorts its tokens and puts them back: the program is compiled, whoever writes."""
+
+    def program(x, choice):
+        order = torch.argsort(choice, stable=True)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(order.numel(), device="cuda")
+        ends = torch.zeros(4, dtype=torch.int64, device="cuda").scatter_add_(0, choice, torch.ones_like(choice)).cumsum(0)
+        return (x[order].tanh() * 2)[back], x.clone().index_copy_(0, order[:3], x[:3]), ends
+
+    _agree(program, _on_gpu(48, 8), torch.randint(4, (48,), device="cuda"), calls=5, native=False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_attention_that_drops(dtype):
+    """Drawn as eager draws, and dropped again for the gradients by the seed that the call gave."""
+    q, k, v = (_on_gpu(2, 4, 24, 16, dtype=DTYPES[dtype]).requires_grad_() for _ in range(3))
+    masks = [None, torch.rand(2, 1, 1, 24, device="cuda") > 0.2]
+    for mask in masks:
+
+        def program(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=0.3)
+
+        compiled = broach.compile(program)
+        for seed in range(6):
+            got = []
+            for call in (program, compiled):
+                torch.manual_seed(seed)
+                y = call(q, k, v)
+                got.append((y.detach(), *torch.autograd.grad(y.float().square().sum(), (q, k, v)), torch.rand(1, device="cuda")))
+            for have, want in zip(got[1], got[0]):
+                _close(have, want, DTYPES[dtype])
+        told = compiled.stats()
+        assert told["compiled_calls"] >= 4 and not told["eager_reasons"], told["eager_reasons"]
+
+
+@pytest.mark.parametrize("tokens", [49, 64])
+def test_a_bias_of_attention_that_is_computed(tokens):
+    """Its rows lie as the kernel wants them, whatever layout the program's own kernels give what it is made of."""
+    heads = 4
+    table = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, heads)).cuda()
+    at = _on_gpu(tokens, tokens, 2)
+    q, k, v = (_on_gpu(3, heads, tokens, 16).requires_grad_() for _ in range(3))
+
+    def program(q, k, v):
+        bias = table(at).permute(2, 0, 1).unsqueeze(0).contiguous()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias), F.scaled_dot_product_attention(q, k, v, attn_mask=16 * bias.sigmoid())
+
+    for learns in (False, True):
+        compiled = broach.compile(program)
+        with torch.set_grad_enabled(learns):
+            for _ in range(5):
+                want, have = program(q, k, v), compiled(q, k, v)
+                _close(have, want)
+                if learns:
+                    wanted = [q, k, v, *table.parameters()]
+                    grads = [torch.autograd.grad(sum(y.square().sum() for y in r), wanted) for r in (want, have)]
+                    for a, b in zip(*grads):
+                        torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-3)
+        assert not compiled.stats()["eager_reasons"], compiled.stats()["eager_reasons"]
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "gpt2"])

@@ -47,6 +47,7 @@ ProductForm product_form(const ContractionStep& step, std::span<const int64_t> s
     if (e.operand) f.operands.push_back(window(*e.operand, symbols));
   std::vector<Window*> with_rows{&f.x, &f.result};
   for (Window& w : f.operands) with_rows.push_back(&w);
+  if (f.bias) with_rows.push_back(&*f.bias);
   if (f.result.sizes.size() == batch + 1)  // a vector: one row
     for (Window* w : with_rows) insert(*w, batch, 1, 0);
   for (size_t d = batch; d + 2 < f.result.sizes.size();) {
