@@ -1,6 +1,7 @@
 #include "callable.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <pybind11/stl.h>
@@ -31,8 +32,9 @@ struct Callable {
   struct Data {
     Subject subject;
     Ref policy, fallback;
-    bool strict = false;  // one attempt only
-    bool guarded = true;  // false: a program without state or effects, as Dynamo hands over
+    bool only_with_gradients = false;  // the fallback: calls without them may be compiled
+    bool strict = false;               // one attempt only
+    bool guarded = true;               // false: a program without state or effects, as Dynamo hands over
     std::vector<bool> constant;
     ProgramOptions options;
     std::vector<std::shared_ptr<Version>> versions;  // the last one used first
@@ -52,14 +54,26 @@ void note(Callable::Data& d, const std::string& why) {
 
 // ---- calls ----
 
-// No more attempts: the policy says what runs from now on, or raises.
-bool give_up(Callable& c, const Reason& why) {
+bool runs_eagerly_by(PyObject* policy) {
+  Ref eagerly = Ref::steal(PyObject_GetAttrString(policy, "runs_eagerly"));
+  if (!eagerly) PyErr_Clear();
+  return eagerly.get() == Py_True;
+}
+
+// Whether calls under these settings go to what runs in the program's place.
+bool has_given_up(const Callable::Data& d) { return d.fallback && (!d.only_with_gradients || at::GradMode::is_enabled()); }
+
+// No more attempts: the policy says what runs from now on, or raises. What is refused for what the program computes, and not for what its
+// code does, may be refused for its gradients.
+bool give_up(Callable& c, const Reason& why, Outcome outcome = Outcome::rejected) {
   auto& d = *c.data;
   note(d, why.text);
   d.subject.is_known = true;
   PyObject* fallback = PyObject_CallMethod(d.policy.get(), "give_up", "ss", why.text.c_str(), name_of(why.fallback));
   if (!fallback) return false;
   d.fallback = Ref::steal(fallback);
+  const bool is_of_front = outcome == Outcome::rejected || outcome == Outcome::spoilt || outcome == Outcome::learnt;
+  d.only_with_gradients = !is_of_front && at::GradMode::is_enabled() && runs_eagerly_by(d.policy.get());
   d.versions.clear();
   return true;
 }
@@ -84,7 +98,7 @@ PyObject* call_plainly(Callable& c, const Arguments& a) {
 // Whether a version that ran eagerly may be tried again, or else something runs from now on. False with a Python error.
 bool goes_on(Callable& c, const Version& v) {
   Reason why = v.function.failure();
-  return why.empty() || give_up(c, why);
+  return why.empty() || give_up(c, why, Outcome::unsupported);
 }
 
 // What follows from a call that captured. False with a Python error.
@@ -105,7 +119,7 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   std::erase(d.versions, v);
   const char* because = d.strict && verdict.outcome == Outcome::spoilt ? nullptr : why_anew(verdict.outcome, d.spoilt);
   if (verdict.outcome != Outcome::learnt) note(d, verdict.reason.text);
-  if (!because) return give_up(c, verdict.reason);
+  if (!because) return give_up(c, verdict.reason, verdict.outcome);
   d.spoilt += verdict.outcome == Outcome::spoilt;
   log_info("captured anew with the next call: ", because);
   return true;
@@ -206,6 +220,7 @@ void give_up_differing(Callable::Data& d, Version& v, const std::string& why, co
   std::string changed;
   v.reads_the_same(&changed);
   d.fallback = Ref::borrow(py::object(py::reinterpret_borrow<py::object>(d.policy.get()).attr("differs")(why, changed, written)).ptr());
+  d.only_with_gradients = false;
   note(d, cat("differs from eager: ", why));
   d.versions.clear();
 }
@@ -302,7 +317,7 @@ PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
     Ref result = Ref::steal(v->run(p));
     p.turn.reset();
     if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
-    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !d.fallback && !goes_on(c, *v)) return nullptr;
+    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !has_given_up(d) && !goes_on(c, *v)) return nullptr;
     return result.release();
   }
   return call_anew(c, a, waited);
@@ -318,7 +333,7 @@ PyObject* call_callable(PyObject* self, PyObject* const* args, size_t flags, PyO
       return call(d.subject.program.get(), a);
     }
     Turns::get().wait_for_stand_ins([&] { return d.subject.objects(std::nullopt); });
-    if (d.fallback) {
+    if (has_given_up(d)) {
       ++d.fallback_calls;
       const Turns::OwnCode turn(d.subject.objects(std::nullopt));  // a compiled call may be under way
       return call(d.fallback.get(), a);
@@ -440,7 +455,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   s["gradients"] = gradients;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();
-  s["front"] = !d.guarded ? "dynamo" : d.fallback ? "fallback" : "native";
+  s["front"] = !d.guarded ? "dynamo" : d.fallback && d.versions.empty() ? "fallback" : "native";
   return s.release().ptr();
   END_HANDLE_TH_ERRORS
 }
@@ -449,6 +464,7 @@ PyObject* reset(PyObject* self, PyObject*) {
   auto& d = data_of(self);
   auto versions = std::exchange(d.versions, {});
   Ref fallback = std::exchange(d.fallback, Ref());
+  d.only_with_gradients = false;
   d.captures = d.spoilt = 0;
   d.subject.says_compiling = first_says(d.strict);
   d.subject.has_checkpoints = d.subject.is_known = false;

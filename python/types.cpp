@@ -118,7 +118,14 @@ bool is_numpy_scalar(PyTypeObject* t) {
 }
 
 bool is_value_type(PyTypeObject* t) { return native_types().values.contains(t->tp_name) || is_numpy_scalar(t); }
-bool is_stateless_type(PyTypeObject* t) { return native_types().stateless.contains(t->tp_name); }
+
+// Of pybind11, whose members are made once and have no attributes.
+static bool is_enumeration(PyTypeObject* t) {
+  PyObject* dict =
+      std::string_view(Py_TYPE(t)->tp_name).ends_with("pybind11_type") && t->tp_dictoffset == 0 ? cpython::type_dict(t) : nullptr;
+  return dict && PyDict_GetItemString(dict, "__entries") && PyDict_GetItemString(dict, "__members__");
+}
+bool is_stateless_type(PyTypeObject* t) { return native_types().stateless.contains(t->tp_name) || is_enumeration(t); }
 
 bool may_be_made(PyTypeObject* t) {
   if (is_value_type(t) || is_stateless_type(t) || native_types().makers.contains(t->tp_name)) return true;

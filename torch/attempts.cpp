@@ -1,6 +1,7 @@
 #include "attempts.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "support/error.h"
 #include "support/log.h"
@@ -24,6 +25,8 @@ constexpr Next kNext[] = {
     {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, false, "what it reads or selects is known only as it runs"},
     {of(Outcome::wants_apart), kPlain, kPlain, kApart, false, "what stands for an input has no history that leads elsewhere"},
 };
+
+constexpr Next kBack = {of(Outcome::refuses_symbols), kStandIns, kPlain, kPlain, true, "without the others it has given a program before"};
 
 // What a front does after its own verdicts.
 struct Anew {
@@ -63,7 +66,23 @@ std::string Attempt::str() const {
              then.empty() ? "" : " -> ", then);
 }
 
+// To the most of this that has given a program with what stands for values.
+const Next* Plan::go_back(With with) {
+  With most = kPlain;
+  for (const With c : compiled_)
+    if (c != with && (c & with) == c && std::popcount(c) > std::popcount(most)) most = c;
+  if (most == kPlain) return nullptr;
+  const auto drops = static_cast<With>(with & ~most);
+  dropped_ |= drops;
+  with_ = static_cast<With>(with_ & ~drops);
+  return &kBack;
+}
+
 const Next* Plan::follow(Outcome outcome, With with) {
+  if (outcome == Outcome::compiled && (with & kStandIns) && std::ranges::find(compiled_, with) == compiled_.end())
+    compiled_.push_back(with);
+  if (outcome == Outcome::refuses_symbols)
+    if (const Next* back = go_back(with)) return back;
   auto fits = [&](const Next& n) {
     return (n.outcomes & of(outcome)) && (n.with & with) == n.with && (!n.adds || (n.adds & ~(with_ | dropped_)));
   };

@@ -90,12 +90,16 @@ struct Next {
 class Plan {
  public:
   bool has(With with) const { return (with_ & with) == with; }
-  // Moves on by the first row that fits; null if there is nothing else to try.
+  // Moves on by the first row that fits; null if there is nothing else to try. Where more than what has given a program before is refused,
+  // that comes first.
   const Next* follow(Outcome outcome, With with);
   void add(With with) { with_ |= with; }
 
  private:
+  const Next* go_back(With with);
+
   With with_ = kSizes | kNumbers, dropped_ = kPlain;
+  std::vector<With> compiled_;  // with what stands for values
 };
 
 // Why a front captures anew after this outcome, with `in_a_row` others before; null if it gives up.

@@ -70,10 +70,10 @@ Function::Results Function::run_eager(const CallInputs& call, const std::string&
 Function::Results Function::run_failed(const CallInputs& call, const FailedRun& failed) {
   Results results = run_eager(call, "");
   std::string why = cat("a compiled run fails where eager does not: ", failed.what());
-  log_warning(why);
   std::lock_guard lock(stats_mutex_);
-  if (std::find(stats_.eager_reasons.begin(), stats_.eager_reasons.end(), why) == stats_.eager_reasons.end())
-    stats_.eager_reasons.push_back(std::move(why));
+  if (std::find(stats_.eager_reasons.begin(), stats_.eager_reasons.end(), why) != stats_.eager_reasons.end()) return results;
+  log_warning(why);
+  stats_.eager_reasons.push_back(std::move(why));
   return results;
 }
 

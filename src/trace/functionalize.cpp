@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <ranges>
+#include <set>
 
 #include "support/error.h"
 #include "trace/calls.h"
@@ -12,6 +13,22 @@
 namespace broach {
 
 namespace {
+
+static bool is_empty(const TraceOp& op) { return op.schema.starts_with("aten::empty") || op.schema.starts_with("aten::new_empty"); }
+static bool reads_elements(const TraceOp& op) {
+  std::string_view name = std::string_view(op.schema).substr(0, op.schema.find('.'));
+  return !name.ends_with("_like") && !name.starts_with("aten::new_");
+}
+
+// What is scaled by a beta of 0 is not looked at.
+static bool ignores_first(const TraceOp& op) {
+  static const std::set<std::string_view> names = {"aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm", "aten::addr"};
+  if (!names.contains(op.schema)) return false;
+  const auto& beta = op.args.at(3).value;
+  if (const auto* integer = std::get_if<SymInt>(&beta)) return *integer == SymInt(0);
+  const auto* number = std::get_if<Scalar>(&beta);
+  return number && !is_complex(*number) && as_double(*number) == 0;
+}
 
 class Functionalizer {
  public:
@@ -45,18 +62,11 @@ class Functionalizer {
     bool shares = false;
     for (TensorId r : op.results) shares |= r != kNoTensor && memory_.storage(r).root != kNoTensor;
     if (shares) return process_view(op);
-    for_each_tensor(op.args, [&](TensorId id) {
-      if (reads_elements(op)) memory_.must_be_written(id);
-    });
+    for (size_t i = ignores_first(op) ? 1 : 0; reads_elements(op) && i < op.args.size(); ++i)
+      for_each_tensor({op.args[i]}, [&](TensorId id) { memory_.must_be_written(id); });
     define(op, calls_.compute(op));
     if (is_empty(op))
       for (TensorId r : op.results) memory_.mark_unwritten(r);
-  }
-
-  static bool is_empty(const TraceOp& op) { return op.schema.starts_with("aten::empty") || op.schema.starts_with("aten::new_empty"); }
-  static bool reads_elements(const TraceOp& op) {
-    std::string_view name = std::string_view(op.schema).substr(0, op.schema.find('.'));
-    return !name.ends_with("_like") && !name.starts_with("aten::new_");
   }
 
   void define(const TraceOp& op, const std::vector<Value>& values) {

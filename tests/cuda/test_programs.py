@@ -597,7 +597,7 @@ def test_elements_are_written_where_an_index_says():
     _agree(program, _on_gpu(48, 8), torch.randint(4, (48,), device="cuda"), calls=5, native=False)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_gradients_of_attention_that_drops(dtype):
     """Drawn as eager draws, and dropped again for the gradients by the seed that the call gave."""
     q, k, v = (_on_gpu(2, 4, 24, 16, dtype=DTYPES[dtype]).requires_grad_() for _ in range(3))

@@ -131,3 +131,80 @@ def test_words_in_a_reason_decide_nothing():
     compiled, _ = attempts(scope["program"], *[[torch.ones(100)]] * 4, capture="either")
     told = compiled.stats()
     assert any("is caught" in why for why in told["reasons"]) and compiled.fallback is not scope["program"]
+
+
+def _selected(model):
+    return lambda x, chosen: model(x)[chosen > 0].sum()
+
+
+def test_gradients_that_are_refused_leave_calls_without_them_compiled():
+    model = torch.nn.Linear(4, 4)
+    program = _selected(model)
+    compiled = broach.compile(program)
+
+    def evaluate(count):
+        before = compiled.stats()["compiled_calls"]
+        with torch.no_grad():
+            for _ in range(count):
+                x, chosen = torch.randn(8, 4), torch.randn(8)
+                torch.testing.assert_close(compiled(x, chosen), program(x, chosen))
+        return compiled.stats()["compiled_calls"] - before
+
+    def train(count):
+        for _ in range(count):
+            x, chosen = torch.randn(8, 4), torch.randn(8)
+            grads = [torch.autograd.grad(p(x, chosen), model.weight)[0] for p in (compiled, program)]
+            torch.testing.assert_close(*grads)
+
+    with torch.enable_grad():
+        assert evaluate(4) > 0
+        train(5)
+        assert compiled.stats()["front"] == "fallback"
+        assert evaluate(4) > 0
+        train(2)
+        assert evaluate(2) == 2  # of the version from before
+
+
+def test_gradients_first():
+    program = _selected(torch.nn.Linear(4, 4))
+    compiled = broach.compile(program)
+    for learns in (True, False):
+        with torch.set_grad_enabled(learns):
+            for _ in range(5):
+                x, chosen = torch.randn(8, 4), torch.randn(8)
+                torch.testing.assert_close(compiled(x, chosen), program(x, chosen))
+    assert compiled.stats()["compiled_calls"] > 0
+
+
+def test_what_the_codes_effects_forbid_is_not_tried_again_without_gradients(capsys):
+    def program(x):
+        print("run")
+        return x * 2
+
+    compiled = broach.compile(program)
+    for learns in (True, True, True, False, False):
+        with torch.set_grad_enabled(learns):
+            compiled(torch.ones(2, requires_grad=True))
+    assert capsys.readouterr().out == 5 * "run\n"
+    assert compiled.stats()["front"] == "fallback"
+
+
+def test_sizes_that_are_refused_beside_values_leave_these_as_they_were():
+    """A step whose optimizer reads a count, on a batch of another size."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss  # with its history, which symbols for sizes do not bear
+
+    compiled = broach.compile(step, options={"capture": "native"})
+    with torch.enable_grad():
+        for n in (8, 8, 8, 8, 8, 3, 8, 3, 8, 5, 5, 8, 3):
+            compiled(torch.randn(n, 2))
+    told = compiled.stats()
+    assert told["front"] == "native" and told["compiled_calls"] >= 7
+    assert any("has given a program before" in then for *_, then in told["attempts"]), told["attempts"]

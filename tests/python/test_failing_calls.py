@@ -201,3 +201,39 @@ def test_sizes_for_which_eager_raises(name):
         x = torch.arange(float(n)).view(1, 1, n)
         got, want = outcome(compiled, x), outcome(program, x)
         assert same(got, want), (n, got, want)
+
+
+def test_an_error_that_the_program_catches_is_told_once(capfd):
+    def program(a):
+        try:
+            return torch.linalg.cholesky(a)
+        except torch.linalg.LinAlgError:
+            return torch.zeros_like(a)
+
+    compiled = broach.compile(program)
+    one = torch.eye(3)
+    for sign in (1, 1, -1, -1, 1, -1):
+        torch.testing.assert_close(compiled(sign * one), program(sign * one))
+    told = capfd.readouterr().err
+    assert told.count("fails where eager does not") <= 1
+    assert "frame #" not in told  # the library's list of C++ frames is nothing for a reader
+
+
+@pytest.mark.parametrize("operation", ["baddbmm", "addbmm", "addmm", "addmv", "addr"])
+def test_what_a_beta_of_zero_leaves_out_may_be_without_elements(operation):
+    sizes = {
+        "baddbmm": ((2, 5, 6), (2, 5, 4), (2, 4, 6)),
+        "addbmm": ((5, 6), (2, 5, 4), (2, 4, 6)),
+        "addmm": ((5, 6), (5, 4), (4, 6)),
+        "addmv": ((5,), (5, 4), (4,)),
+        "addr": ((5, 6), (5,), (6,)),
+    }[operation]
+
+    def program(a, b):
+        return getattr(torch, operation)(torch.empty(sizes[0]), a, b, beta=0, alpha=0.5)
+
+    compiled = broach.compile(program, options={"capture": "native"})
+    for _ in range(3):
+        a, b = (torch.randn(s) for s in sizes[1:])
+        torch.testing.assert_close(compiled(a, b), program(a, b))
+    assert compiled.stats()["compiled_calls"] >= 2
