@@ -14,14 +14,14 @@ namespace broach {
 
 namespace {
 
-static bool is_empty(const TraceOp& op) { return op.schema.starts_with("aten::empty") || op.schema.starts_with("aten::new_empty"); }
-static bool reads_elements(const TraceOp& op) {
+bool is_empty(const TraceOp& op) { return op.schema.starts_with("aten::empty") || op.schema.starts_with("aten::new_empty"); }
+bool reads_elements(const TraceOp& op) {
   std::string_view name = std::string_view(op.schema).substr(0, op.schema.find('.'));
   return !name.ends_with("_like") && !name.starts_with("aten::new_");
 }
 
 // What is scaled by a beta of 0 is not looked at.
-static bool ignores_first(const TraceOp& op) {
+bool ignores_first(const TraceOp& op) {
   static const std::set<std::string_view> names = {"aten::addmm", "aten::addmv", "aten::addbmm", "aten::baddbmm", "aten::addr"};
   if (!names.contains(op.schema)) return false;
   const auto& beta = op.args.at(3).value;
