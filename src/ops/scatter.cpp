@@ -1,6 +1,7 @@
 // Writes at positions that tensors name. Each is a scatter primitive, or, where there are few positions in a small tensor, a
 // comparison of each position of the written dimension with each index, which fuses with what comes before and after.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "ops/indexing.h"
@@ -112,7 +113,9 @@ Value sum_of_rows(GraphBuilder& b, const Value& source, const Value& index, cons
 
 bool is_zeros(Value v) {
   while (is_view(v.node->op)) v = v.node->inputs[0];
-  return v.node->op == Op::scalar && as_double(v.node->get<Scalar>(Attr::value)) == 0;
+  if (v.node->op != Op::scalar) return false;
+  const double number = as_double(v.node->get<Scalar>(Attr::value));
+  return number == 0 && !std::signbit(number);  // -0.0 stays where nothing is added
 }
 
 // Zeros to which rows are added, as the gradient of a selection is.

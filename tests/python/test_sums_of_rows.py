@@ -34,6 +34,16 @@ def test_rows_are_added_up(rows, dtype):
     assert stats(compiled)["compiled_calls"] >= 2
 
 
+def test_negative_zeros_stay_where_nothing_is_added():
+    def program(i, v):
+        return torch.full((300, 4), -0.0).index_add(0, i, v)
+
+    compiled = native(program)
+    for _ in range(3):
+        index, values = torch.randint(0, 20, (30,)), torch.ones(30, 4)
+        assert torch.equal(torch.signbit(program(index, values)), torch.signbit(compiled(index, values)))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 def test_indices_count_from_the_end_where_eager_lets_them(rows):
     def program(i, v):
