@@ -54,12 +54,6 @@ void note(Callable::Data& d, const std::string& why) {
 
 // ---- calls ----
 
-bool runs_eagerly_by(PyObject* policy) {
-  Ref eagerly = Ref::steal(PyObject_GetAttrString(policy, "runs_eagerly"));
-  if (!eagerly) PyErr_Clear();
-  return eagerly.get() == Py_True;
-}
-
 // Whether calls under these settings go to what runs in the program's place.
 bool has_given_up(const Callable::Data& d) { return d.fallback && (!d.only_with_gradients || at::GradMode::is_enabled()); }
 
@@ -73,7 +67,7 @@ bool give_up(Callable& c, const Reason& why, Outcome outcome = Outcome::rejected
   if (!fallback) return false;
   d.fallback = Ref::steal(fallback);
   const bool is_of_front = outcome == Outcome::rejected || outcome == Outcome::spoilt || outcome == Outcome::learnt;
-  d.only_with_gradients = !is_of_front && at::GradMode::is_enabled() && runs_eagerly_by(d.policy.get());
+  d.only_with_gradients = !is_of_front && at::GradMode::is_enabled() && fallback == d.subject.program.get();
   d.versions.clear();
   return true;
 }

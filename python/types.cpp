@@ -44,6 +44,13 @@ bool is_made_by_statement(PyTypeObject* t) {
   return t->tp_basicsize <= t->tp_base->tp_basicsize + (fields + 2) * kPointer;    // and perhaps a dict and a list of weak references
 }
 
+// Of pybind11's, whose members are numbers with names and have no attributes.
+bool is_enumeration(PyTypeObject* t) {
+  if (!std::string_view(Py_TYPE(t)->tp_name).ends_with("pybind11_type") || t->tp_dictoffset != 0) return false;
+  PyObject* dict = cpython::type_dict(t);
+  return PyDict_GetItemString(dict, "__entries") && PyDict_GetItemString(dict, "__members__");
+}
+
 }  // namespace
 
 std::string_view text_of(PyObject* s) {
@@ -118,13 +125,6 @@ bool is_numpy_scalar(PyTypeObject* t) {
 }
 
 bool is_value_type(PyTypeObject* t) { return native_types().values.contains(t->tp_name) || is_numpy_scalar(t); }
-
-// Of pybind11, whose members are made once and have no attributes.
-static bool is_enumeration(PyTypeObject* t) {
-  PyObject* dict =
-      std::string_view(Py_TYPE(t)->tp_name).ends_with("pybind11_type") && t->tp_dictoffset == 0 ? cpython::type_dict(t) : nullptr;
-  return dict && PyDict_GetItemString(dict, "__entries") && PyDict_GetItemString(dict, "__members__");
-}
 bool is_stateless_type(PyTypeObject* t) { return native_types().stateless.contains(t->tp_name) || is_enumeration(t); }
 
 bool may_be_made(PyTypeObject* t) {

@@ -110,10 +110,10 @@ class Explanation:
         # How the program was captured: "native" or "dynamo", or "eager" if not at all, and why not natively.
         self.front = "dynamo" if not native or native["front"] == "fallback" else native["front"]
         if native and native["runs_eagerly"]:
-            self.front = "eager"
+            self.front = "eager" if native["front"] == "fallback" else native["front"]
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
-        if self.front == "eager":
+        if native and native["runs_eagerly"]:  # also where only calls with gradients do
             self.eager_reasons += [why for why in self.capture_reasons if why not in self.eager_reasons]
         # What each capture was tried with, what came of it, why, and what that led to; the native ones first.
         tried = [native] if native and native not in self.modules else []

@@ -193,7 +193,7 @@ void Calls::set_results(ExternCall& call, const TraceOp& op) const {
   }
 }
 
-// What CUDA's kernels of attention add to the scores: rows of it begin where they can be read in pieces, as eager has seen to.
+// What the library's fused attention adds to the scores: rows of it begin where they can be read in pieces, as eager has seen to.
 static TensorId attention_bias(const TraceOp& op) {
   static const std::map<std::string, size_t, std::less<>> arguments = {{"aten::_scaled_dot_product_efficient_attention", 3},
                                                                        {"aten::_scaled_dot_product_efficient_attention_backward", 4},

@@ -163,6 +163,9 @@ def test_gradients_that_are_refused_leave_calls_without_them_compiled():
         assert evaluate(4) > 0
         train(2)
         assert evaluate(2) == 2  # of the version from before
+    with torch.no_grad():
+        told = broach.explain(compiled, torch.randn(8, 4), torch.randn(8))
+    assert told.front == "native" and "depend on data" in told.eager_reasons[0]
 
 
 def test_gradients_first():

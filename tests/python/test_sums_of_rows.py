@@ -6,7 +6,8 @@ import broach
 import pytest
 import torch
 from compared import difference, native, stats
-from gradient_programs import with_gradients  # noqa: F401
+from gradient_programs import with_gradients  # noqa: F401 a fixture
+from selections import SELECTIONS, selected_with_gradient
 from torch import nn
 
 ROWS = (3, 8, 9, 300)
@@ -80,21 +81,6 @@ def test_an_index_outside_is_the_error_that_it_is_in_eager(rows):
         assert not difference(program(good, values), compiled(good, values))
 
 
-SELECTIONS = {
-    "rows": lambda t, i: t[i],
-    "rows by a matrix": lambda t, i: t[i.view(-1, 2)],
-    "elements": lambda t, i: t[i, i % 4],
-    "columns": lambda t, i: t[:, i % 4],
-    "index_select": lambda t, i: t.index_select(0, i.abs() % 9),
-    "gather": lambda t, i: t.gather(0, (i.abs() % 9)[:, None].expand(-1, 4)),
-    "take": lambda t, i: t.take(i),
-    "a vector": lambda t, i: t[:, 0][i],
-    "twice": lambda t, i: t[i] + t[i.flip(0)] * 2,
-    "sorted": lambda t, i: t.sort(0)[0][i],
-    "largest": lambda t, i: t.topk(3, 0)[0] * i[:3, None],
-}
-
-
 @pytest.mark.parametrize("name", SELECTIONS)
 @pytest.mark.parametrize("rows", [9, 300])
 def test_gradients_of_selections(name, rows):
@@ -103,12 +89,8 @@ def test_gradients_of_selections(name, rows):
     compiled = native(select)
     for count in (40, 40, 12, 40):
         index = torch.randint(-9, 9, (count,))
-        got = []
-        for program in (select, compiled):
-            y = program(table, index)
-            weight = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)
-            got.append((y.detach(), torch.autograd.grad((y * weight).sum(), table)))
-        assert not difference(*got, rtol=1e-12, atol=1e-12)
+        want, have = (selected_with_gradient(program, table, index) for program in (select, compiled))
+        assert not difference(want, have, rtol=1e-12, atol=1e-12)
     told = stats(compiled)
     assert told["compiled_calls"] >= 2 and not told["eager_reasons"], told["eager_reasons"]
 
