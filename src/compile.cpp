@@ -168,8 +168,6 @@ ReadForGradients read_for_gradients(const Trace& trace, size_t first_op) {
 
 std::optional<Joint> joint_of(const Trace& trace, const Program& program, const TracedGradients& traced, double memory_budget) {
   if (traced.gradients == 0) return std::nullopt;
-  auto binds = [](const TraceOp& op) { return !op.binds.empty(); };
-  if (std::any_of(trace.ops.begin(), trace.ops.end(), binds)) unsupported("gradients of a program with sizes that it computes");
   // Autograd runs the gradients of results on the host on whatever queue is current then, and those of a device's on the forward's.
   for (size_t i = trace.inputs.size() - traced.tangents; i < trace.inputs.size() && main_device(trace) != Device{}; ++i)
     if (trace.tensors[static_cast<size_t>(trace.inputs[i])].type.device == Device{})

@@ -6,6 +6,7 @@
 
 #include "passes/emission.h"
 #include "passes/passes.h"
+#include "passes/segments.h"
 #include "support/error.h"
 #include "support/min_cut.h"
 #include "trace/regions.h"
@@ -623,6 +624,7 @@ std::vector<Stage> split_gradients(Module& m, const Stage& whole, const PassCont
   Joint joint = *c.joint;
   joint.repeated_operands = c.capabilities->repeated_operands;
   Partition parts = partition(*whole.graph, joint);
+  if (std::ranges::any_of(parts.backward->nodes(), finds_sizes)) unsupported("gradients that find out sizes of their own");
   m.saved_bytes = parts.saved_bytes;
   const auto tangents = whole.takes.end() - static_cast<std::ptrdiff_t>(c.joint->tangents);
   Stage now{Stage::Runs::in_call, std::move(parts.forward), {whole.takes.begin(), tangents}, {}};

@@ -36,7 +36,8 @@ class Splitter {
   struct Given {
     Value value;
     size_t slot;
-    int into = -1;  // input of the whole that it is written into
+    int into = -1;      // input of the whole that it is written into
+    bool free = false;  // it may lie as is found best
   };
 
   struct Piece {
@@ -90,12 +91,18 @@ class Splitter {
     else pieces_[k].nodes.push_back(&n);
   }
 
+  // Whoever takes an output finds it in a slot that others take.
+  void give_as(size_t output, size_t slot) {
+    std::ranges::replace(m_.outputs, whole_.gives[output], slot);
+    for (Stage& s : m_.stages) std::ranges::replace(s.takes, whole_.gives[output], slot);
+  }
+
   // What a call gives back is stored as the caller wants it, once; a second one is a copy.
   void assign_output(size_t i) {
     const Value& v = g_.outputs()[i];
     const Node& n = *v.node;
-    const Shape& strides = g_.requests()[i].strides;
-    if (const int into = g_.requests()[i].into_input; into >= 0) {
+    const auto& [strides, into, free] = g_.requests()[i];
+    if (into >= 0) {
       const size_t last = pieces_.size() - 1;
       demand(v, last);
       demand(g_.inputs()[static_cast<size_t>(into)], last);
@@ -103,18 +110,16 @@ class Splitter {
     }
     size_t k = available(n);
     bool ours = n.op != Op::input && !on_demand(n) && taken_.insert({&n, v.index}).second;
-    if (ours && finds_sizes(n)) ours = n.call().result_strides[v.index] == strides;
-    if (ours && (finds_sizes(n) || stored_.contains({&n, v.index})) && m_.slots[slot_of(v, k)].strides == strides) {
-      std::replace(m_.outputs.begin(), m_.outputs.end(), whole_.gives[i], slot_of(v, k));
-      return;
-    }
-    if (ours && !finds_sizes(n) && !stored_.contains({&n, v.index})) {
+    if (ours && finds_sizes(n)) ours = free || n.call().result_strides[v.index] == strides;
+    const bool is_stored = finds_sizes(n) || stored_.contains({&n, v.index});
+    if (ours && is_stored && (free || m_.slots[slot_of(v, k)].strides == strides)) return give_as(i, slot_of(v, k));
+    if (ours && !is_stored && !free) {
       stored_[{&n, v.index}] = whole_.gives[i];
       k = level_[n.id];
     } else {
       demand(v, k);
     }
-    pieces_[k].outputs.push_back({v, whole_.gives[i]});
+    pieces_[k].outputs.push_back({v, whole_.gives[i], -1, free});
   }
 
   // ---- the stages' graphs ----
@@ -133,10 +138,10 @@ class Splitter {
   void finish(Emission& e, Stage& s, const std::vector<Given>& given) {
     std::vector<Value> outputs;
     std::vector<OutputRequest> requests;
-    for (const auto& [v, slot, into] : given) {
+    for (const auto& [v, slot, into, free] : given) {
       if (!e.has(v)) emit(e, *v.node);
       outputs.push_back(e.of(v));
-      if (into < 0) requests.push_back({m_.slots[slot].strides, -1});
+      if (into < 0) requests.push_back({m_.slots[slot].strides, -1, free});
       else
         requests.push_back({{}, static_cast<int>(std::ranges::find(s.takes, whole_.takes[static_cast<size_t>(into)]) - s.takes.begin())});
       s.gives.push_back(slot);
