@@ -140,11 +140,13 @@ void Capture::run(const std::function<void()>& program) {
 
 void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFloats::Id>& numbers) {
   differentiable_.runs_backward = has_run_backward_;
-  for (at::Tensor& t : outputs) {
+  auto give = [&](at::Tensor& t) {
     differentiable_.has_history.push_back(t.defined() && t.requires_grad());
     differentiable_.shown.push_back(shown_as(t));
     trace_.outputs.push_back(id_of_output(t));
-  }
+  };
+  for (at::Tensor& t : outputs) give(t);
+  for (at::Tensor& t : std::exchange(bases_, {})) give(t);
   for (const at::Tensor& t : unplaced_)
     if (!has_place(t)) fail_with("the program reads a tensor that is in none of the places where a later call would look for it");
   for (InputFacts& f : facts_) f.has_no_hooks = has_run_backward_;

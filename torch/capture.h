@@ -279,11 +279,13 @@ class Capture {
   bool guard_read(torch::jit::Stack& stack, const TraceOp& op);
   bool guard_comparison(const torch::jit::Stack& stack, const TraceOp& op);
   bool refuses_read() const;
+  bool lies_in_input(const at::Tensor& t) const;
+  void find_bases(const std::vector<at::Tensor>& results);
   std::string find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves);
   int32_t storage_of(const at::Tensor& t) const;
   at::Tensor add_tangent(const at::Tensor& result);
   std::string why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const;
-  std::string record_gradients(const std::vector<at::Tensor>& results, GradientCode* code);
+  std::string record_gradients(std::vector<at::Tensor> results, GradientCode* code);
   std::string run_engine(const std::function<void()>& engine, GradientCode* code);
   void protect(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written);
   bool same_sizes(const Shape& a, const Shape& b);  // guards keep the answer
@@ -340,12 +342,10 @@ class Capture {
   std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
 
   Differentiable differentiable_;
-  size_t first_gradient_op_ = 0;
+  size_t first_gradient_op_ = 0, gradient_count_ = 0;
   std::vector<TensorId> tangents_;
-  std::vector<at::Tensor> gradients_, real_tangents_;
-  size_t gradient_count_ = 0;
-  bool is_replaced_ = false, has_differentiated_ = false, in_gradients_ = false;
-  bool has_labels_ = false;
+  std::vector<at::Tensor> gradients_, real_tangents_, bases_;
+  bool is_replaced_ = false, has_differentiated_ = false, in_gradients_ = false, has_labels_ = false;
   int32_t first_storage_of_gradients_ = 0;
   std::vector<Region> regions_;  // those under way, the innermost last
   std::string no_gradients_;     // why

@@ -154,17 +154,45 @@ std::vector<std::vector<size_t>> roots_behind(const ag::edge_list& roots) {
   return out;
 }
 
+// What autograd meets behind some results, up to the leaves: by node, which of its results.
+std::set<std::pair<const ag::Node*, uint32_t>> met_behind(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& leaves) {
+  std::set<std::pair<const ag::Node*, uint32_t>> met;
+  std::unordered_set<const ag::Node*> entered;
+  std::vector<ag::Node*> stack;
+  auto enter = [&](ag::Node* n) {
+    if (entered.insert(n).second) stack.push_back(n);
+  };
+  for (const at::Tensor& t : leaves) entered.insert(ag::impl::gradient_edge(t).function.get());
+  for (const at::Tensor& t : results)
+    if (t.defined() && t.requires_grad())
+      if (const ag::Edge root = ag::impl::gradient_edge(t); root.function) enter(root.function.get());
+  while (!stack.empty()) {
+    ag::Node* n = stack.back();
+    stack.pop_back();
+    for (const ag::Edge& e : n->next_edges())
+      if (e.function) met.emplace(e.function.get(), e.input_nr), enter(e.function.get());
+  }
+  return met;
+}
+
 // The node that accumulates a leaf's gradient reduces it to the sizes that the leaf had as the node was made.
 bool accumulates_as_it_is(const at::Tensor& t) {
   const ag::Edge edge = ag::impl::gradient_edge(t);
   return edge.function->input_metadata(edge.input_nr).is_same_shape(t);
 }
 
-// Whether a result can be had, with its history, from another result of the call: a view of it, or the same detached.
+bool is_in(const at::Tensor& t, const std::vector<at::Tensor>& list) {
+  return std::ranges::any_of(list, [&](const at::Tensor& other) { return other.is_same(t); });
+}
+
+// Whether a result can be had, with its history, from another result of the call: a view of it, also of a complex one's parts, or the same
+// detached.
 bool is_window(const at::Tensor& t, const at::Tensor& base) {
   if (!t.defined() || !base.defined() || t.is_same(base) || !base.requires_grad()) return false;
-  if (t.scalar_type() != base.scalar_type() || t.is_conj() || t.is_neg() || base.is_conj() || base.is_neg()) return false;
-  return t.is_view() ? t.requires_grad() && t._base().is_same(base) : !t.requires_grad();
+  if (t.is_conj() || t.is_neg() || base.is_conj() || base.is_neg()) return false;
+  if (!t.is_view()) return t.scalar_type() == base.scalar_type() && !t.requires_grad();
+  const bool is_alike = t.scalar_type() == base.scalar_type() || t.scalar_type() == c10::toRealValueType(base.scalar_type());
+  return is_alike && t.requires_grad() && t._base().is_same(base);
 }
 
 }  // namespace
@@ -217,6 +245,26 @@ at::Tensor Capture::add_tangent(const at::Tensor& result) {
   return seen_by_program(t);
 }
 
+bool Capture::lies_in_input(const at::Tensor& t) const {
+  auto shares = [&](const at::Tensor& other) { return other.defined() && storage_of(other) == storage_of(t); };
+  return std::ranges::any_of(inputs_, shares) || std::ranges::any_of(lifted_, shares);
+}
+
+// Results in one memory of which none is the others' base, such as the halves of a tensor, are made as views of that, as in eager.
+void Capture::find_bases(const std::vector<at::Tensor>& results) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    const at::Tensor& t = results[r];
+    if (!t.defined() || !t.requires_grad() || !t.is_view()) continue;
+    if (lies_in_input(t)) continue;
+    auto shares = [&](const at::Tensor& other) { return other.defined() && storage_of(other) == storage_of(t); };
+    const at::Tensor base(t._base());
+    auto is_beside = [&](const at::Tensor& other) { return shares(other) && !other.is_same(t) && !is_window(other, t); };
+    if (is_in(base, results) || is_in(base, bases_) || !is_window(t, base) || !std::ranges::any_of(results, is_beside)) continue;
+    bases_.push_back(base);
+    differentiable_.bases.push_back(r);
+  }
+}
+
 std::string Capture::find_differentiable(const std::vector<at::Tensor>& results, std::vector<at::Tensor>& leaves) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     const at::Tensor& t = i < given_.size() ? inputs_[i] : lifted_[i - given_.size()];
@@ -229,11 +277,17 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     differentiable_.inputs.push_back(i);
     leaves.push_back(t);
   }
+  // A view that other results are made of passes on what it gets of them to whoever looks at it, so it needs a history of its own.
+  const bool any_view = std::ranges::any_of(results, [](const at::Tensor& t) { return t.defined() && t.requires_grad() && t.is_view(); });
+  const auto met = any_view ? met_behind(results, leaves) : std::set<std::pair<const ag::Node*, uint32_t>>();
+  auto is_met = [&](const at::Tensor& t) {
+    const ag::Edge e = ag::impl::gradient_edge(t);
+    return met.contains({e.function.get(), e.input_nr});
+  };
   for (size_t r = 0; r < results.size(); ++r) {
     const at::Tensor& t = results[r];
     if (!t.defined() || !t.requires_grad()) continue;
-    auto is_it = [&](const at::Tensor& other) { return other.is_same(t); };
-    if (std::any_of(results.begin(), results.begin() + static_cast<std::ptrdiff_t>(r), is_it)) continue;
+    if (is_in(t, {results.begin(), results.begin() + static_cast<std::ptrdiff_t>(r)})) continue;
     auto shares = [&](const at::Tensor& other) { return other.defined() && storage_of(other) == storage_of(t); };
     // A window of an input is made of it anew, and gets its history from there. as_strided's gradient divides among elements in one place.
     auto overlaps = [&](const at::Tensor& other) {
@@ -247,12 +301,17 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
     };
     if (std::ranges::any_of(inputs_, differs) || std::ranges::any_of(lifted_, differs))
       return "a result is a view of a tensor that is given, as numbers of another type";
-    if (std::any_of(inputs_.begin(), inputs_.end(), shares) || std::any_of(lifted_.begin(), lifted_.end(), shares)) continue;
+    const bool is_of_input = lies_in_input(t);
+    if (is_of_input && !(t.is_view() && is_met(t))) continue;
     if (t.is_leaf()) return "a result is a leaf that the program makes";
-    if (std::any_of(results.begin(), results.end(), [&](const at::Tensor& other) { return is_window(t, other); })) continue;
-    auto is_beside = [&](const at::Tensor& other) { return shares(other) && !is_it(other) && !is_window(other, t); };
-    if (std::any_of(results.begin(), results.end(), is_beside)) return "several results lie in the same memory, none as a view of another";
+    const auto base = std::ranges::find_if(results, [&](const at::Tensor& other) { return is_window(t, other); });
+    const bool is_of_result = !is_of_input && base != results.end();
+    if (is_of_result && !is_in(*base, bases_) && !is_met(t)) continue;
+    auto is_beside = [&](const at::Tensor& other) { return shares(other) && !other.is_same(t) && !is_window(other, t); };
+    if (!is_of_input && !is_of_result && std::ranges::any_of(results, is_beside))
+      return "several results lie in the same memory, none as a view of another";
     differentiable_.results.push_back(r);
+    differentiable_.view_of.push_back(is_of_result ? std::optional(static_cast<size_t>(base - results.begin())) : std::nullopt);
   }
   return "";
 }
@@ -309,10 +368,12 @@ std::string Capture::run_engine(const std::function<void()>& engine, GradientCod
 
 // Results that are windows of inputs and of other results are made of these anew, with a view's history.
 std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const {
-  for (size_t r : differentiable_.results) ends.push_back(results[r]);
+  for (size_t t = 0; t < differentiable_.results.size(); ++t)
+    if (const at::Tensor& end = results[differentiable_.results[t]]; !differentiable_.view_of[t] && !lies_in_input(end))
+      ends.push_back(end);
   Walk walk(ends, /*takes_code=*/true);
   for (const at::Tensor& t : results) {
-    if (!t.defined() || !t.requires_grad() || std::ranges::any_of(ends, [&](const at::Tensor& end) { return end.is_same(t); })) continue;
+    if (!t.defined() || !t.requires_grad() || is_in(t, ends)) continue;
     const ag::Edge edge = ag::impl::gradient_edge(t);
     if (!edge.function) return "a result is a view that was made under no_grad of a tensor that needs gradients";
     walk.from(edge);
@@ -321,7 +382,7 @@ std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std:
   return walk.with_code().empty() ? "" : "a result is a view that has a hook, or that a custom function gives";
 }
 
-std::string Capture::record_gradients(const std::vector<at::Tensor>& results, GradientCode* code) {
+std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientCode* code) {
   if (!no_gradients_.empty()) return no_gradients_;
   for (const at::Tensor& t : results) {
     if (!t.defined() || !t.requires_grad()) continue;
@@ -331,6 +392,8 @@ std::string Capture::record_gradients(const std::vector<at::Tensor>& results, Gr
       return cat("eager has no gradients of a result: ", e.what_without_backtrace());
     }
   }
+  find_bases(results);
+  results.insert(results.end(), bases_.begin(), bases_.end());
   std::vector<at::Tensor> leaves;
   if (std::string why = find_differentiable(results, leaves); !why.empty()) return why;
   if (!end_walks(leaves))
@@ -577,6 +640,7 @@ void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode
   gradients_.clear();
   tangents_.clear();
   real_tangents_.clear();
+  bases_.clear();
   std::lock_guard lock(mutex_);
   fail_with({cat("gradients are needed: ", why), Fallback::eager}, no_gradients_as_);
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,11 +30,13 @@ struct ShownAs {
 ShownAs shown_as(const at::Tensor& result);
 
 struct Differentiable {
-  std::vector<size_t> results;                     // by tangent: the first position among the program's results
+  std::vector<size_t> results;                     // by tangent: the first position among the program's results, and behind them its bases
+  std::vector<size_t> bases;                       // of results in one memory, where none of them is the others' base: one of its views
+  std::vector<std::optional<size_t>> view_of;      // by tangent: the position of what its result is a view of, if that is among those
   std::vector<size_t> inputs;                      // by gradient: position among the inputs, the lifted ones behind those given
   std::vector<std::vector<bool>> reaches;          // by tangent and gradient
   std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
-  std::vector<bool> has_history;                   // by result of the program
+  std::vector<bool> has_history;                   // by result of the program, and behind them by base
   std::vector<ShownAs> shown;                      // the same
   std::vector<std::string> used_up;                // by result: the node of eager's that the program's own backward has used up, if any
   bool runs_backward = false;                      // the program does, as a training step

@@ -6,6 +6,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -370,9 +371,14 @@ at::Tensor window_below(const at::Tensor& base, const ResultSpec& r, std::span<c
   return window(base, r, symbols);
 }
 
+void mark(const at::Tensor& view, const ShownAs& as) {
+  if (as.is_one_of_several && view.is_view())
+    ag::impl::get_view_autograd_meta(view)->set_creation_meta(ag::CreationMeta::MULTI_OUTPUT_NODE);
+}
+
 at::Tensor view(const at::Tensor& base, const ResultSpec& r, std::span<const int64_t> symbols, const ShownAs& as) {
   at::Tensor t = window(base, r, symbols);
-  if (as.is_one_of_several && t.is_view()) ag::impl::get_view_autograd_meta(t)->set_creation_meta(ag::CreationMeta::MULTI_OUTPUT_NODE);
+  mark(t, as);
   return t;
 }
 
@@ -582,6 +588,7 @@ std::vector<std::vector<size_t>> Backward::nodes(const RunInputs& inputs) const 
 void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
                        const std::shared_ptr<const FoundByCall>& found) const {
+  make_views(results);
   ag::edge_list edges(differentiable_.results.size());
   for (const std::vector<size_t>& own : nodes(inputs)) {
     NodePointer node = connect(own, call, results, inputs, made, symbols, found);
@@ -650,16 +657,32 @@ NodePointer Backward::connect(const std::vector<size_t>& own, const CallInputs& 
   return node;
 }
 
-// What lies in the memory of a result that has its history by now gets it from there.
+// What lies in the memory of another result, as a view of that.
+at::Tensor Backward::view_of(const at::Tensor& base, const at::Tensor& t, size_t result) const {
+  const bool is_part = base.is_complex() && !t.is_complex();
+  at::Tensor out = (is_part ? at::view_as_real(base) : base).as_strided(t.sizes(), t.strides(), t.storage_offset());
+  if (!differentiable_.has_history[result]) return out.detach();
+  mark(out, differentiable_.shown[result]);
+  return out;
+}
+
+// Those that get a history of their own.
+void Backward::make_views(std::vector<at::Tensor>& results) const {
+  for (size_t t = 0; t < differentiable_.view_of.size(); ++t)
+    if (const auto base = differentiable_.view_of[t]) {
+      const size_t own = differentiable_.results[t];
+      results[own] = view_of(results[*base], results[own], own);
+    }
+}
+
+// Others in the memory of a result that has its history by now get it from there.
 void Backward::make_windows(std::vector<at::Tensor>& results) const {
   const std::vector<size_t>& own = differentiable_.results;
   for (size_t i = 0; own.size() < results.size() && i < results.size(); ++i) {
     at::Tensor& t = results[i];
-    auto is_base = [&](size_t r) { return t.defined() && !t.is_same(results[r]) && t.is_alias_of(results[r]); };
+    auto is_base = [&](size_t r) { return t.defined() && !t.is_same(results[r]) && !results[r].is_view() && t.is_alias_of(results[r]); };
     auto base = std::find_if(own.begin(), own.end(), is_base);
-    if (base == own.end() || std::find(own.begin(), own.end(), i) != own.end()) continue;
-    t = results[*base].as_strided(t.sizes(), t.strides(), t.storage_offset());
-    if (!differentiable_.has_history[i]) t = t.detach();
+    if (base != own.end() && std::find(own.begin(), own.end(), i) == own.end()) t = view_of(results[*base], t, i);
   }
 }
 

@@ -118,6 +118,8 @@ class Backward : public std::enable_shared_from_this<Backward> {
   using Key = std::tuple<std::vector<bool>, std::vector<bool>, bool>;  // gradients, tangents, in parts
   std::shared_ptr<const BackwardVariant> variant(const Key& key) const;
   void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
+  at::Tensor view_of(const at::Tensor& base, const at::Tensor& t, size_t result) const;
+  void make_views(std::vector<at::Tensor>& results) const;
   void make_windows(std::vector<at::Tensor>& results) const;
   // Tangents, by the node that gets them.
   std::vector<std::vector<size_t>> nodes(const RunInputs& inputs) const;

@@ -108,10 +108,11 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
   const bool create_graph = c10::GradMode::is_enabled();
   const std::vector<at::Tensor> results = rerun_.run(program, {inputs, call.ints, call.floats}, lifted_, found);
   auto edge_of = [&](size_t t) {
-    const size_t r = differentiable_.results[t];
-    TORCH_CHECK(r < results.size() && results[r].defined() && results[r].requires_grad(),
+    const size_t own = differentiable_.results[t], given = differentiable_.has_history.size() - differentiable_.bases.size();
+    const size_t r = own < given ? own : differentiable_.bases[own - given];
+    TORCH_CHECK(r < results.size() && results[r].defined() && results[r].requires_grad() && (r == own || results[r].is_view()),
                 "broach: run again, the program does not give the same results");
-    return ag::impl::gradient_edge(results[r]);
+    return ag::impl::gradient_edge(r == own ? results[r] : at::Tensor(results[r]._base()));
   };
   ag::edge_list roots, leaves, all;
   for (size_t t = 0; t < tangents.size(); ++t) {

@@ -115,6 +115,7 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
     if (backward_ && i < given_) required_grad_[i] = true;
   add_devices(trace);
   has_history_ = differentiable.has_history;
+  bases_ = differentiable.bases.size();
   used_up_ = differentiable.used_up;
   shown_ = differentiable.shown;
   stats_.seconds = std::move(compiled->seconds);
@@ -527,6 +528,8 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
              : program_.speculative ? run_speculatively(call, inputs, symbols, observed)
                                     : run_directly(call, inputs, symbols);
   if (!out) return std::nullopt;
+  const auto end = out->begin() + static_cast<std::ptrdiff_t>(has_history_.size());
+  out->erase(end - static_cast<std::ptrdiff_t>(bases_), end);
   for (auto [i, steps] : version_steps_)
     for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
   return out;

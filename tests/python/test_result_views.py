@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import broach
 import pytest
 import torch
 import torch.nn.functional as F
@@ -194,3 +195,167 @@ def test_hooks_of_an_argument_that_the_program_asks_for(program, prepare, patter
         if pattern >> (i % 3) & 1:
             prepare(x)
         assert torch.equal(f(x), program(x))
+
+
+def _rows(x):
+    y = LAYER(x)
+    return y[:, 0], y[:, 1:]
+
+
+def _beside_detached(x):
+    y = LAYER(x)
+    return y[:, :3], y[:, 3:], y.detach()
+
+
+def _two_bases(x):
+    y = LAYER(x)
+    z = y.exp()
+    return *y.chunk(2, -1), *z.split(2, -1), x * 2
+
+
+def _selected(x):
+    y = LAYER(x)[x[:, 0] > -5]
+    return y[:, :1], y[:, 1:]
+
+
+def _overlapping(x):
+    y = LAYER(x)
+    return y[:, :4], y[:, 2:]
+
+
+def _parts_of_complex(x):
+    z = torch.fft.rfft(LAYER(x))
+    return z.real, z.imag
+
+
+def _beside_its_whole(x):
+    y = LAYER(x)
+    return y[:, :3], y[:, :3].exp(), y
+
+
+def _made_of_a_view(x):
+    y = LAYER(x)
+    head = y[:, :3]
+    return head, head.exp(), y
+
+
+def _made_of_a_view_of_what_is_given(x):
+    head = x[:, :3]
+    return head, x[:, 3:], LAYER(x) + head.exp().sum()
+
+
+def _one_besides(x):
+    a, b = LAYER(x).chunk(2, -1)
+    return a, b, a.exp()
+
+
+LAYER = nn.Linear(6, 6)
+# Results in one memory, of which the program does not give the whole.
+SEVERAL = [
+    lambda x: LAYER(x).chunk(2, -1),
+    lambda x: LAYER(x).unbind(0),
+    lambda x: LAYER(x).view(-1, 3, 2).unbind(1),
+    lambda x: LAYER(x).t().split([1, 5]),
+    _rows,
+    _beside_detached,
+    _two_bases,
+    _selected,
+    _overlapping,
+    _parts_of_complex,
+    _one_besides,
+    _beside_its_whole,
+    _made_of_a_view,
+    _made_of_a_view_of_what_is_given,
+]
+
+
+def _weighed(results):
+    return sum((r * torch.linspace(-1, 1.5, r.numel()).view_as(r)).sum() for r in results if r.requires_grad)
+
+
+def _written(results):
+    results[0].mul_(2).add_(1)
+    return sum(r.exp().sum() for r in results if r.requires_grad)
+
+
+def _written_without_gradients(results):
+    with torch.no_grad():
+        results[0].mul_(2)
+    return sum(r.exp().sum() for r in results if r.requires_grad)
+
+
+def _written_behind_what_reads_its_neighbour(results):
+    square = results[1].pow(2).sum()
+    results[0].add_(1)
+    return square + results[0].sum()
+
+
+def _with_hook(results):
+    results[0].register_hook(lambda g: g * 3)
+    return _weighed(results)
+
+
+def _of_gradients(results):
+    loss = _weighed(results)
+    (g,) = torch.autograd.grad(loss, LAYER.weight, create_graph=True)
+    return loss + g.pow(2).sum()
+
+
+USES = [
+    _weighed,
+    _written,
+    _written_without_gradients,
+    _written_behind_what_reads_its_neighbour,
+    _with_hook,
+    _of_gradients,
+    lambda results: results[0].pow(2).sum(),
+    lambda results: results[1].pow(2).sum(),
+    lambda results: results[0]._base.abs().pow(2).sum() + results[1].sum(),
+]
+
+
+def _seen(f, use, x):
+    """Elements, how they lie and what they are for autograd, gradients; or whether the error is that something was modified."""
+    LAYER.zero_grad()
+    results = f(x)
+    first = results[0].untyped_storage()._cdata
+    facts = [(r.stride(), r.storage_offset(), r.is_leaf, r._is_view(), r._version, r.untyped_storage()._cdata == first) for r in results]
+    try:
+        use(results).backward()
+    except RuntimeError as error:
+        return facts, "modified" in str(error)
+    return facts, [r.detach().clone() for r in results] + [x.grad, LAYER.weight.grad, LAYER.bias.grad]
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("program", SEVERAL)
+def test_several_results_in_one_memory(program, use):
+    f = native(program)
+    for call in range(CALLS):
+        torch.manual_seed(call)
+        x = torch.randn(4 if call < 3 else 5, 6)
+        (facts, want), (ours, have) = (_seen(g, use, x.clone().requires_grad_()) for g in (program, f))
+        assert ours == facts
+        if isinstance(want, bool):
+            assert have is want
+        else:
+            torch.testing.assert_close(have, want, rtol=1e-3, atol=1e-4)
+    assert f.stats()["compiled_calls"] >= 2, f.stats()["eager_reasons"]
+
+
+def test_gradients_of_halves_are_compiled():
+    """Not run again, and not summed of tensors that are zero in one half. A variational encoder gives such halves and what is made of them."""
+
+    def encode(x):
+        mean, scale = LAYER(x).chunk(2, -1)
+        return mean, scale, mean + (scale / 2).exp() * x[:, :3]
+
+    f = native(encode)
+    for _ in range(3):
+        mean, scale, drawn = f(torch.randn(4, 6))
+        loss = drawn.pow(2).sum() + (mean.pow(2) + scale.exp() - scale).sum()
+        with torch.profiler.profile() as profile:
+            loss.backward()
+    called = {event.key for event in profile.key_averages()}
+    assert not called & {"AsStridedBackward0", "aten::zeros", "aten::slice_backward", "aten::addmm"}, called
+    assert broach.explain(f, torch.randn(4, 6)).reruns == 0
