@@ -184,7 +184,11 @@ class CompiledCall : public ag::Node {
   // Gradients are given by several nodes, of which this is the first.
   void give_in_parts(std::shared_ptr<Runs> runs) { runs_ = std::move(runs); }
 
-  void add_result(const at::Tensor& t) { results_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr())}); }
+  // `is_base`: nobody is given it, but views of it.
+  void add_result(const at::Tensor& t, bool is_base) {
+    results_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr())});
+    if (is_base) results_.back().version = version_of(t);
+  }
 
   // For gradients of gradients, which run the program again. `reached`, by input: what no result depends on comes without its history, which
   // leads back to all calls before where the program keeps a result from call to call.
@@ -247,7 +251,7 @@ class CompiledCall : public ag::Node {
 
   // Whether no other backward can come.
   bool none_remains() const {
-    return std::ranges::all_of(results_, [](const Result& r) { return r.was_used || r.is_in_use || r.tensor.use_count() == 0; });
+    return std::ranges::all_of(results_, [](const Result& r) { return r.was_used || r.is_in_use || r.is_over(); });
   }
 
   // `what`: why it is.
@@ -284,6 +288,11 @@ class CompiledCall : public ag::Node {
   struct Result {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     bool is_in_use = false, was_used = false;  // in the backward under way, if that frees what it uses; in one that has done so
+    std::optional<int64_t> version = {};       // of a base: what is written to a view of it later makes it the history of all of them
+    bool is_over() const {
+      const auto alive = tensor.lock();
+      return !alive || (version && version_of(at::Tensor(alive)) == *version);
+    }
   };
   std::vector<Result> results_;            // of its own
   std::map<int, ag::variable_list> past_;  // by the engine's graph task: gradients that its results' nodes have found already
@@ -637,7 +646,7 @@ NodePointer Backward::connect(const std::vector<size_t>& own, const CallInputs& 
     at::Tensor& result = results[differentiable_.results[t]];
     if (differentiable_.results.size() == 1) ag::set_history(result, node);
     else node->add_input_metadata(result);
-    compiled.add_result(result);
+    compiled.add_result(result, differentiable_.results[t] >= differentiable_.has_history.size() - differentiable_.bases.size());
   }
   compiled.keep(call, reached, found);
   const size_t given = compiled_->module.inputs;

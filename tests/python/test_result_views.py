@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from compared import native
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 @pytest.fixture(autouse=True)
@@ -359,3 +360,20 @@ def test_gradients_of_halves_are_compiled():
     called = {event.key for event in profile.key_averages()}
     assert not called & {"AsStridedBackward0", "aten::zeros", "aten::slice_backward", "aten::addmm"}, called
     assert broach.explain(f, torch.randn(4, 6)).reruns == 0
+
+
+def test_what_is_saved_is_freed_once_all_halves_were_used():
+    f = native(lambda x: LAYER(x).exp().chunk(2, -1))
+    held = []
+    for call in range(4):
+        x = torch.randn(4, 6)
+        a, b = f(x)
+        held.append(StorageWeakRef(x.untyped_storage()))
+        del x
+        (a.sum() + b.pow(2).sum()).backward()  # the halves live on
+        assert call == 0 or held[-1].expired()
+    a, b = f(torch.randn(4, 6))
+    a.sum().backward()
+    b.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        b.sum().backward()
