@@ -19,8 +19,8 @@
 namespace broach {
 
 // What is added here is put back in torch/kept_settings.cpp.
-uint64_t ambient_settings() {
-  const auto& c = at::globalContext();
+AmbientSettings ambient_settings() {
+  auto& c = at::globalContext();
   uint64_t word = 0;
   int at = 0;
   auto add = [&](uint64_t value, int bits) {
@@ -60,7 +60,11 @@ uint64_t ambient_settings() {
   add(at::autocast::is_autocast_cache_enabled(), 1);
   add(c.checkSparseTensorInvariants() == true, 1);
   static_assert(6 + 13 + 2 + 1 + 12 + 4 * 7 + 2 <= 64);
-  return word;
+  uint64_t attention = c.userEnabledOverrideableSDP();
+  for (const at::SDPBackend backend : c.sDPPriorityOrder())
+    attention = attention << 4 | static_cast<uint64_t>(static_cast<int>(backend) + 1);
+  static_assert(1 + 4 * at::num_sdp_backends <= 64);
+  return {word, attention};
 }
 
 bool must_run_plainly() {

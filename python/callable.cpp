@@ -281,7 +281,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
 // `waited`: for another thread, and nothing was done.
 PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
   auto& d = *c.data;
-  uint64_t ambient = d.guarded ? ambient_settings() : 0;
+  const AmbientSettings ambient = d.guarded ? ambient_settings() : AmbientSettings();
   Pending p;
   p.subject = &d.subject;
   p.arguments = a;

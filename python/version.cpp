@@ -203,7 +203,7 @@ class WatchedRun {
   Subject& subject_;
   State& state_;
   bool works_invisibly_ = false;
-  uint64_t ambient_;
+  AmbientSettings ambient_;
   Ref random_;
   std::optional<Compiling> compiling_;
   std::optional<StandIns> checkpoints_, gradients_, optimizers_, numbers_;

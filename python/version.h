@@ -2,6 +2,7 @@
 // sizes.
 #pragma once
 
+#include "ambient.h"
 #include "attempts.h"
 #include "form.h"
 #include "function.h"
@@ -94,7 +95,7 @@ class Version : public std::enable_shared_from_this<Version> {
   // Begins to watch what calls depend on besides their arguments.
   void watch(const Subject& subject);
   // Whether it stands for calls of such arguments and settings, whose leaves it adds.
-  bool fits(const Arguments& a, uint64_t settings, Leaves& leaves) const {
+  bool fits(const Arguments& a, const AmbientSettings& settings, Leaves& leaves) const {
     return ambient == settings && form.match(a, leaves) && holds_the_same(leaves);
   }
   // Whether what it and its gradients read is as it was when it was captured.
@@ -107,7 +108,7 @@ class Version : public std::enable_shared_from_this<Version> {
   std::vector<at::Tensor> run_again(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats);
 
   ArgumentsForm form;
-  uint64_t ambient = 0;
+  AmbientSettings ambient = {};
   Function::Modes modes;                                    // under those settings, where they are watched
   std::shared_ptr<State> state;                             // null: nothing but the arguments counts
   std::vector<std::shared_ptr<State>> states_of_gradients;  // what Python code of gradients reads, of each recording

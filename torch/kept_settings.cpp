@@ -9,6 +9,7 @@
 #include <array>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "devices.h"
 
@@ -41,6 +42,8 @@ struct KeptSettings::Values {
        fills = c().deterministicFillUninitializedMemory();
   std::array<bool, 4> attention{c().userEnabledFlashSDP(), c().userEnabledMemEfficientSDP(), c().userEnabledMathSDP(),
                                 c().userEnabledCuDNNSDP()};
+  bool overrideable = c().userEnabledOverrideableSDP();
+  std::array<at::SDPBackend, at::num_sdp_backends> priority = c().sDPPriorityOrder();
   bool onednn = c().userEnabledMkldnn(), cudnn = c().userEnabledCuDNN(), benchmark = c().benchmarkCuDNN(),
        deterministic_cudnn = c().deterministicCuDNN(), deterministic_onednn = c().deterministicMkldnn();
   std::optional<at::Float32MatmulPrecision> precision = matmul_precision();
@@ -69,6 +72,10 @@ void KeptSettings::put_back() const {
   c.setDeterministicFillUninitializedMemory(v.fills);
   c.setSDPUseFlash(v.attention[0]), c.setSDPUseMemEfficient(v.attention[1]);
   c.setSDPUseMath(v.attention[2]), c.setSDPUseCuDNN(v.attention[3]);
+  c.setSDPUseOverrideable(v.overrideable);
+  std::vector<int64_t> priority;
+  for (const at::SDPBackend backend : v.priority) priority.push_back(static_cast<int64_t>(backend));
+  c.setSDPPriorityOrder(priority);
   c.setUserEnabledMkldnn(v.onednn), c.setUserEnabledCuDNN(v.cudnn), c.setBenchmarkCuDNN(v.benchmark);
   c.setDeterministicCuDNN(v.deterministic_cudnn), c.setDeterministicMkldnn(v.deterministic_onednn);
   if (v.precision && matmul_precision() != v.precision) c.setFloat32MatmulPrecision(name_of(*v.precision));

@@ -7,6 +7,8 @@ import contextlib
 import broach
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def _toggle_type():
@@ -23,6 +25,14 @@ def _toggle_precision():
 
 def _toggle_attention():
     torch.backends.cuda.enable_flash_sdp(not torch.backends.cuda.flash_sdp_enabled())
+
+
+def _toggle_overrideable():
+    torch._C._set_sdp_use_overrideable(not torch._C._get_overrideable_sdp_enabled())
+
+
+def _toggle_order():
+    torch._C._set_sdp_priority_order(torch._C._get_sdp_priority_order()[::-1])
 
 
 def _toggle_onednn():
@@ -46,6 +56,8 @@ SETTINGS = {
     "deterministic": (_toggle_deterministic, torch.are_deterministic_algorithms_enabled),
     "precision": (_toggle_precision, torch.get_float32_matmul_precision),
     "attention": (_toggle_attention, torch.backends.cuda.flash_sdp_enabled),
+    "overrideable": (_toggle_overrideable, torch._C._get_overrideable_sdp_enabled),
+    "order": (_toggle_order, torch._C._get_sdp_priority_order),
     "onednn": (_toggle_onednn, lambda: torch.backends.mkldnn.enabled),
     "autocast_cache": (_toggle_cache, torch.is_autocast_cache_enabled),
     "autocast_type": (_toggle_autocast_type, lambda: torch.get_autocast_dtype("cpu")),
@@ -102,3 +114,19 @@ def test_whether_autocast_keeps_weights_is_told():
             assert f(torch.ones(2))[1] is on
         finally:
             torch.set_autocast_cache_enabled(True)
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("kinds", [SDPBackend.MATH, [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]])
+def test_a_program_chooses_the_kind_of_attention(kinds, order):
+    def program(q):
+        with sdpa_kernel(kinds, set_priority=order):
+            return F.scaled_dot_product_attention(q, q, q).sin()
+
+    compiled = broach.compile(program)
+    before = torch._C._get_sdp_priority_order()
+    for _ in range(4):
+        q = torch.randn(1, 2, 8, 16)
+        torch.testing.assert_close(compiled(q), program(q))
+        assert torch._C._get_sdp_priority_order() == before and torch._C._get_overrideable_sdp_enabled()
+    assert compiled.stats()["compiled_calls"] >= 2, compiled.stats()["reasons"]
