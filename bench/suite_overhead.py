@@ -31,11 +31,13 @@ PROGRAMS = {"function": "Three ops on ten floats", "module": "300 parameters in 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="on cuda: what a call costs the host")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="broach: nothing else was in its process (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing (default %(default)s)")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    return [{"program": name, "seconds": chosen.seconds, "device": chosen.device} for name in PROGRAMS]
+    common = {"seconds": chosen.seconds, "device": chosen.device, "variants": chosen.variants.split(",")}
+    return [{"program": name, **common} for name in PROGRAMS]
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     x, y = torch.randn(10, device=where), torch.randn(10, device=where)
     program = three_ops if job["program"] == "function" else many_parameters(10).to(where)
     calls, failed = {}, {}
-    for name in VARIANTS:
+    for name in job["variants"]:
         if name == "reduce-overhead" and where == "cpu":
             continue
         # Weights of its own: Inductor's kernels take pointers to them at each call, after which Broach compares their elements.
@@ -106,7 +108,7 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         rows = [
             [text, cell(times[name]), _above(times[name], times["dynamo"]), _above(times[name], times["dynamo-fresh"])]
             for name, text in (*VARIANTS.items(), (ALONE, ALONE))
-            if name in samples or name != "reduce-overhead"
+            if name in samples or name in result.get("failed", {})
         ]
         out.append(Table(f"{title}, a call", ["variant", "µs", "above Dynamo", "above an allocation"], rows))
     return out
