@@ -134,6 +134,8 @@ bool Capture::takes_masks_apart(const c10::OperatorHandle& op, torch::jit::Stack
 }
 
 SymInt Capture::late_symbol(int64_t value, TraceOp& op, int32_t result, int32_t dim) {
+  // Eager finds them out once more for gradients, and raises an error where they are others then.
+  if (!regions_.empty() && no_gradients_.empty()) no_gradients_ = cat("sizes depend on data within a checkpoint", at_line());
   // 0 and 1 are numbers here too.
   SymInt s = trace_.symbols->fresh({value, value < 2 ? std::min<int64_t>(value, 0) : 2});
   op.binds.push_back({*s.as_symbol(), result, dim});

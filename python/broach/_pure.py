@@ -108,7 +108,8 @@ PURE = frozenset(
         is_grad_enabled is_inference_mode_enabled get_default_dtype is_autocast_enabled is_autocast_cpu_enabled get_autocast_dtype
         is_autocast_cache_enabled _get_tracing_state _is_tracing _has_torch_function _has_torch_function_unary
         _has_torch_function_variadic _get_float32_matmul_precision _get_deterministic_algorithms _get_flash_sdp_enabled
-        _get_mem_efficient_sdp_enabled _get_math_sdp_enabled _get_cudnn_sdp_enabled _get_overrideable_sdp_enabled _get_sdp_priority_order _get_mkldnn_enabled _log_api_usage_once
+        _get_mem_efficient_sdp_enabled _get_math_sdp_enabled _get_cudnn_sdp_enabled _get_overrideable_sdp_enabled
+        _get_sdp_priority_order _get_mkldnn_enabled _log_api_usage_once
         _is_torch_function_enabled _autocast_supported_devices _is_autocast_available _is_any_autocast_enabled
         set_autocast_enabled set_autocast_cpu_enabled set_autocast_dtype set_autocast_cache_enabled autocast_increment_nesting
         autocast_decrement_nesting clear_autocast_cache _set_grad_enabled
@@ -211,8 +212,8 @@ _NOTICED = frozenset(
     _set_grad_enabled _set_torch_function_state _set_fwd_grad_enabled set_autocast_enabled set_autocast_cpu_enabled
     set_autocast_dtype set_autocast_cpu_dtype set_autocast_gpu_dtype set_autocast_cache_enabled _set_view_replay_enabled
     _set_default_dtype _set_deterministic_algorithms _set_float32_matmul_precision _set_mkldnn_enabled _set_mkldnn_deterministic
-    _set_sdp_use_flash _set_sdp_use_mem_efficient _set_sdp_use_math _set_sdp_use_cudnn _set_sdp_use_overrideable _set_sdp_priority_order _set_skip_next_torch_function
-    _set_conj _set_neg
+    _set_sdp_use_flash _set_sdp_use_mem_efficient _set_sdp_use_math _set_sdp_use_cudnn _set_sdp_use_overrideable
+    _set_sdp_priority_order _set_skip_next_torch_function _set_conj _set_neg
     """.split()
 )
 

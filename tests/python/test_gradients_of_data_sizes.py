@@ -8,6 +8,7 @@ import torch
 from compared import difference, native, stats
 from gradient_programs import with_gradients  # noqa: F401
 from losses_of_data import PROGRAMS, SelectingGradient, arguments, trained, weighed
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 
 # Captured for each count of rows: torch's gradient of masked_select asks for plain sizes, and a slice for which of two is the larger.
@@ -46,7 +47,7 @@ def test_nothing_or_one_element_is_selected(name, selected):
     assert stats(compiled)["compiled_calls"] >= 3, stats(compiled)["eager_reasons"]
 
 
-@pytest.mark.parametrize("name", ["labelled_tokens", "positive_elements", "rows_as_results", "all_triplets", "within_a_checkpoint"])
+@pytest.mark.parametrize("name", ["labelled_tokens", "positive_elements", "rows_as_results", "all_triplets"])
 def test_gradients_of_gradients(name):
     program = PROGRAMS[name]
     compiled = native(program)
@@ -128,4 +129,28 @@ def test_gradients_that_find_out_sizes_are_eagers():
             y = f(x)
             weighed(y).backward()
             seen.append([y, x.grad])
+        assert not (why := difference(*seen)), (call, why)
+
+
+def test_a_checkpoint_that_finds_out_sizes_is_eagers():
+    """Eager finds them out again for gradients, and says so where they are others."""
+
+    def program(x, w, chosen):
+        return checkpoint(lambda a: (a @ w).tanh()[chosen].tanh(), x, use_reentrant=False)
+
+    compiled = broach.compile(program)
+    for call in range(8):
+        seen = []
+        for f in (program, compiled):
+            x, w, t = arguments(call)
+            chosen = torch.arange(len(t)) < 1 + call % 2
+            y = f(x, w, chosen)
+            if call < 5:
+                y.sum().backward()
+                seen.append([y, x.grad, w.grad])
+            else:
+                chosen.logical_not_()
+                with pytest.raises(CheckpointError):
+                    y.sum().backward()
+                seen.append([y])
         assert not (why := difference(*seen)), (call, why)
