@@ -56,6 +56,13 @@ symbol s1(hint=2, min=2)
 return %12, %18
 )";
 
+// Of two inputs and two outputs: the last ones are the tangent and its gradient.
+PassContext with_gradient() {
+  PassContext out;
+  out.joint = Joint{1, {false, true}, std::vector<bool>(2), std::vector<bool>(2), 1.0};
+  return out;
+}
+
 size_t count(const Graph& g, Op op) {
   size_t n = 0;
   for (const Node& node : g.nodes()) n += node.op == op;
@@ -87,10 +94,8 @@ TEST_CASE("a graph is cut where sizes become known") {
 }
 
 TEST_CASE("what gradients read is saved by the stages that find it") {
-  const auto g = std::make_shared<const Graph>(Graph::parse(kWithGradient));
-  Module m(g);
-  PassContext context;
-  context.joint = Joint{1, {false, true}, std::vector<bool>(2), std::vector<bool>(2), 1.0};
+  Module m(std::make_shared<const Graph>(Graph::parse(kWithGradient)));
+  const PassContext context = with_gradient();
   for (const char* name : {"split_gradients", "split_data_sizes"}) {
     std::ranges::find(passes(), std::string_view(name), &Pass::name)->run(m, context);
     m.verify();
@@ -103,7 +108,7 @@ TEST_CASE("what gradients read is saved by the stages that find it") {
   const Stage& later = m.stages.back();
   CHECK(count(*later.graph, Op::extern_call) == 0);
   CHECK(count(*later.graph, Op::scan_sum) == 0);
-  // Each once: the product that the next stage reads too, and the positions as they are counted.
+  // Each once: the sums that the next stage reads too, and the positions as they are counted.
   CHECK(m.stages[2].gives.size() == 2);
   for (size_t stage : {2, 3}) {
     bool taken = false;
@@ -124,8 +129,7 @@ TEST_CASE("gradients find out no sizes") {
 return %2, %6
 )";
   Module m(std::make_shared<const Graph>(Graph::parse(program)));
-  PassContext context;
-  context.joint = Joint{1, {false, true}, std::vector<bool>(2), std::vector<bool>(2), 1.0};
+  const PassContext context = with_gradient();
   CHECK_THROWS_AS(static_cast<void>(split_gradients(m, m.stages[0], context)), Unsupported);
 }
 

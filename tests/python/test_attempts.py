@@ -134,13 +134,13 @@ def test_words_in_a_reason_decide_nothing():
     assert any("is caught" in why for why in told["reasons"]) and compiled.fallback is not scope["program"]
 
 
-def _selected(model):
+def _with_selecting_gradient(model):
     return lambda x, chosen: (SelectingGradient.apply(model(x)) * chosen[:, None]).sum()
 
 
 def test_gradients_that_are_refused_leave_calls_without_them_compiled():
     model = torch.nn.Linear(4, 4)
-    program = _selected(model)
+    program = _with_selecting_gradient(model)
     compiled = broach.compile(program)
 
     def evaluate(count):
@@ -170,7 +170,7 @@ def test_gradients_that_are_refused_leave_calls_without_them_compiled():
 
 
 def test_gradients_first():
-    program = _selected(torch.nn.Linear(4, 4))
+    program = _with_selecting_gradient(torch.nn.Linear(4, 4))
     compiled = broach.compile(program)
     for learns in (True, False):
         with torch.set_grad_enabled(learns):

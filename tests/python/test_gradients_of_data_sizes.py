@@ -10,7 +10,6 @@ from gradient_programs import with_gradients  # noqa: F401
 from losses_of_data import PROGRAMS, SelectingGradient, arguments, trained, weighed
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-
 # Captured for each count of rows: torch's gradient of masked_select asks for plain sizes, and a slice for which of two is the larger.
 FIXED_ROWS = {"masked_select", "hard_negatives"}
 
@@ -130,6 +129,7 @@ def test_gradients_that_find_out_sizes_are_eagers():
             weighed(y).backward()
             seen.append([y, x.grad])
         assert not (why := difference(*seen)), (call, why)
+    assert stats(compiled)["compiled_calls"] == 0 and "depend on data" in stats(compiled)["reasons"][0]
 
 
 def test_a_checkpoint_that_finds_out_sizes_is_eagers():
@@ -154,3 +154,4 @@ def test_a_checkpoint_that_finds_out_sizes_is_eagers():
                     y.sum().backward()
                 seen.append([y])
         assert not (why := difference(*seen)), (call, why)
+    assert stats(compiled)["compiled_calls"] == 0 and "depend on data" in stats(compiled)["reasons"][0]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compared import native
+from losses_of_data import weighed
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -270,10 +271,6 @@ SEVERAL = [
 ]
 
 
-def _weighed(results):
-    return sum((r * torch.linspace(-1, 1.5, r.numel()).view_as(r)).sum() for r in results if r.requires_grad)
-
-
 def _written(results):
     results[0].mul_(2).add_(1)
     return sum(r.exp().sum() for r in results if r.requires_grad)
@@ -293,17 +290,17 @@ def _written_behind_what_reads_its_neighbour(results):
 
 def _with_hook(results):
     results[0].register_hook(lambda g: g * 3)
-    return _weighed(results)
+    return weighed(results)
 
 
 def _of_gradients(results):
-    loss = _weighed(results)
+    loss = weighed(results)
     (g,) = torch.autograd.grad(loss, LAYER.weight, create_graph=True)
     return loss + g.pow(2).sum()
 
 
 USES = [
-    _weighed,
+    weighed,
     _written,
     _written_without_gradients,
     _written_behind_what_reads_its_neighbour,
