@@ -117,7 +117,7 @@ class DoubtsInRun {
 
 class WatchedRun {
  public:
-  WatchedRun(Subject& subject, State& state)
+  WatchedRun(Subject& subject, State& state, bool runs_again)
       : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
     if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
     checkpoints_.emplace("broach._checkpoint");
@@ -125,7 +125,7 @@ class WatchedRun {
     optimizers_.emplace("broach._optimizers");
     if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
     doubts_.emplace(state);
-    watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never);
+    watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never, runs_again);
   }
 
   void stop() {
@@ -175,6 +175,7 @@ class WatchedRun {
 
   bool has_asked() const { return asked_; }
   bool has_effects() const { return !effects_.empty(); }
+  Verdict why_ended() const { return {Outcome::spoilt, effects_.front()}; }
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
   bool has_only_asked() const { return told_ && effects_.empty(); }
   // A `with` is no call that the interpreter tells about.
@@ -541,6 +542,11 @@ std::optional<Turns::Objects> Version::writes(const Leaves& leaves) const {
   if (!writes_state_ && !writes_arguments_) return std::nullopt;
   return subject_->objects(writes_arguments_ ? leaves.containers : std::vector<PyObject*>(), writes_state_);
 }
+  if (!result && !Function::is_capturing_symbols() && Watch::has_ended()) {
+    p.verdict = run.why_ended();
+    Function::abandon_capture(p.verdict);
+    throw py::error_already_set();
+  }
 
 static constexpr const char* kOthersRunIt = "writes objects of Python's while another thread runs it";
 
@@ -612,7 +618,7 @@ void Version::say_compiling_next(Pending& p) const {
 Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before) {
   std::optional<cpython::SignalsHeld> held(std::in_place);
   if (!held->run_handlers()) throw py::error_already_set();
-  WatchedRun run(*p.subject, *state);
+  WatchedRun run(*p.subject, *state, !given.own && !p.copies);
   Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
   held.reset();
   Ref result = Ref::steal(call(p.subject->program.get(), given.arguments));

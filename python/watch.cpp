@@ -14,6 +14,8 @@
 #include "keys.h"
 #include "support/error.h"
 
+namespace py = pybind11;
+
 namespace broach {
 
 namespace {
@@ -127,8 +129,12 @@ void set_native_functions(NativeFunctions f) { known() = std::move(f); }
 
 Fallback fallback_for(const std::string& name) { return is_within(known().eager, name) ? Fallback::eager : Fallback::dynamo; }
 
-Watch::Watch(State& state, const State* program, bool tells)
-    : state_(state), tells_(tells), program_(program), ends_on_effects_(program || Function::is_capturing_symbols()) {
+Watch::Watch(State& state, const State* program, bool tells, bool runs_again)
+    : state_(state),
+      tells_(tells),
+      program_(program),
+      ends_on_effects_(program || Function::is_capturing_symbols()),
+      runs_again_(runs_again) {
   auto before = cpython::current_profiler();
   before_ = before.function;
   before_argument_ = Ref::steal(before.argument);
@@ -191,7 +197,10 @@ void Watch::end_if_in_vain() {
 }
 
 PyObject* Watch::end_of_program() {
-  static PyObject* error = PyErr_NewException("broach.EndsSymbolicCapture", PyExc_BaseException, nullptr);
+  static PyObject* error = [] {
+    const py::error_scope of_the_program;
+    return PyErr_NewException("broach.EndsCapture", PyExc_BaseException, nullptr);
+  }();
   return error;
 }
 
@@ -530,7 +539,7 @@ void Watch::effect(PyFrameObject* frame, const Reason& what, bool first) {
   auto said = [&](const Reason& r) { return r.text == reason.text; };
   if (effects_.size() < 20 && std::none_of(effects_.begin(), effects_.end(), said))
     effects_.insert(first ? effects_.begin() : effects_.end(), std::move(reason));
-  ends_ = ends_ || ends_on_effects_;
+  ends_ = ends_ || ends_on_effects_ || runs_again_;
 }
 
 }  // namespace broach

@@ -34,14 +34,17 @@ Fallback fallback_for(const std::string& name);
 class Watch {
  public:
   // `program`: for what gradients run, the state of the program that they are of. It leaves nothing behind: it ends before it has an effect.
-  // `tells`: some code of libraries is told that it is compiled.
-  explicit Watch(State& state, const State* program = nullptr, bool tells = false);
+  // `tells`: some code of libraries is told that it is compiled. `runs_again`: the program does, on the caller's own arguments, if this
+  // run has an effect, and so it must end before.
+  explicit Watch(State& state, const State* program = nullptr, bool tells = false, bool runs_again = false);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   // Why a trace cannot stand for the run; empty if it can.
   const std::vector<Reason>& effects() const { return effects_; }
+  // Whether the error that is set is the end of a run, which had no effect.
+  static bool has_ended() { return PyErr_Occurred() && PyErr_ExceptionMatches(end_of_program()); }
   // Whether the program has asked whether it is compiled, and was told no; and nobody asked who computes something else where it is.
   bool asked_whether_compiling() const { return asked_ && !computes_otherwise_; }
   // Whether code that only saves work by knowing was told yes.
@@ -91,10 +94,11 @@ class Watch {
   std::vector<Reason> effects_;
   bool asked_ = false, has_told_ = false, computes_otherwise_ = false, goes_by_layout_ = false;
   const bool tells_;
-  PyFrameObject* told_ = nullptr;             // of code that is being told
-  std::optional<Compiling> compiling_;        // meanwhile
-  const State* program_;                      // of gradients; null: the program itself is watched
-  const bool ends_on_effects_;                // as a run on stand-ins does, too
+  PyFrameObject* told_ = nullptr;       // of code that is being told
+  std::optional<Compiling> compiling_;  // meanwhile
+  const State* program_;                // of gradients; null: the program itself is watched
+  const bool ends_on_effects_;          // as a run on stand-ins does, too
+  const bool runs_again_;
   std::optional<EngineOnThisThread> engine_;  // since it runs code of the program's own
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;

@@ -296,6 +296,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     if (sizes || !is_own) capture.roll_back(), gradients.put_back(), settings.put_back();
     if (sizes || is_own) throw;
     out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
+    if (capture.is_abandoned()) out.attempt.verdict = capture.verdict();
     out.must_run_eagerly = true;
     return;
   }

@@ -3,6 +3,9 @@ does."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import broach
 import pytest
 import torch
@@ -237,3 +240,28 @@ def test_what_a_beta_of_zero_leaves_out_may_be_without_elements(operation):
         a, b = (torch.randn(s) for s in sizes[1:])
         torch.testing.assert_close(compiled(a, b), program(a, b))
     assert compiled.stats()["compiled_calls"] >= 2
+
+
+FIRST_ERROR = """
+import broach, torch
+from torch.utils.checkpoint import checkpoint
+
+def program(x):
+    y = checkpoint(torch.sin, x, use_reentrant=False)
+    if x.numel() > 100:
+        raise KeyError("many")
+    print("ran")
+    return y
+
+f = broach.compile(program)
+for n in (3, 3, 3, 101, 3):
+    try:
+        f(torch.ones(n, requires_grad=True)).sum().backward()
+    except KeyError as e:
+        print(e)
+"""
+
+
+def test_the_first_error_of_a_process_comes_from_a_program():
+    done = subprocess.run([sys.executable, "-c", FIRST_ERROR], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.split() == ["ran"] * 3 + ["'many'", "ran"], done.stderr

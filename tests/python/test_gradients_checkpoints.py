@@ -1,6 +1,7 @@
 """Checkpoints within compiled programs: gradients are eager's, what is made inside is computed again, and what cannot be proven is eager's."""
 
 import functools
+import random
 import subprocess
 import sys
 
@@ -353,3 +354,45 @@ for n in 2, 2, 2, 7, 2:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n") == ["ok"] * 3 + ["The size of tensor a (7) m", "ok", ""]
+
+
+def _beside(effect):
+    """An effect in front of a checkpoint, behind one, and where a tensor with a history is written."""
+
+    def before(m, x):
+        effect()
+        return checkpoint(m, x, use_reentrant=False)
+
+    def behind(m, x):
+        y = checkpoint(m, x, use_reentrant=False)
+        effect()
+        return y
+
+    def written(m, x):
+        x = x * 2
+        x.mul_(2)
+        effect()
+        return checkpoint(m, x, use_reentrant=False)
+
+    return before, behind, written
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_what_a_program_does_besides_happens_once(place, capsys):
+    """Also where a call is recorded in vain and runs again."""
+
+    def run(c):
+        program = _beside(lambda: print(round(random.random(), 6)))[place]
+        random.seed(0)
+        saw = steps(c, block, program)
+        return saw, capsys.readouterr().out
+
+    def history(c):
+        program = _beside(lambda: print(round(random.random(), 6)))[place]
+        random.seed(0)
+        f, m = c(lambda x: program(m, x)), block()
+        saw = [f(torch.full((3, 16), i + 1.0, requires_grad=True) * 1).sum() for i in range(6)]
+        return saw, capsys.readouterr().out
+
+    for each in (run, history):
+        same(observed(each, broach.compile), observed(each, lambda f: f))
