@@ -25,6 +25,7 @@ namespace {
 
 constexpr size_t kMostVersions = 16;  // kept at once
 constexpr int kMostCaptures = 32;     // ever
+constexpr int kMostOfPart = 8;        // where the program around it was given up
 struct Callable {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* dict;
@@ -40,6 +41,8 @@ struct Callable {
     std::vector<std::shared_ptr<Version>> versions;  // the last one used first
     int captures = 0, spoilt = 0;                    // in a row
     bool busy = false;                               // some thread captures
+    bool is_part = false;                            // of a program that was given up
+    int most_captures() const { return is_part ? kMostOfPart : kMostCaptures; }
     int64_t plain_calls = 0, fallback_calls = 0;
     int64_t verify = 0, verify_next = 0, verify_seen = 0, verified = 0;  // option; when next, of how many calls; how many were
     std::vector<std::string> reasons;
@@ -67,7 +70,9 @@ bool give_up(Callable& c, const Reason& why, Outcome outcome = Outcome::rejected
   if (!fallback) return false;
   d.fallback = Ref::steal(fallback);
   const bool is_of_front = outcome == Outcome::rejected || outcome == Outcome::spoilt || outcome == Outcome::learnt;
-  d.only_with_gradients = !is_of_front && at::GradMode::is_enabled() && fallback == d.subject.program.get();
+  const Ref is_eager = Ref::steal(PyObject_GetAttrString(d.policy.get(), "runs_eagerly"));
+  if (!is_eager) return false;
+  d.only_with_gradients = !is_of_front && at::GradMode::is_enabled() && is_eager.get() == Py_True;
   d.versions.clear();
   return true;
 }
@@ -89,10 +94,18 @@ PyObject* call_plainly(Callable& c, const Arguments& a) {
   return call(d.subject.program.get(), a);
 }
 
+// False with a Python error.
+bool find_parts(Callable& c, const Version& v) {
+  auto& d = *c.data;
+  if (!d.guarded || d.subject.in_parts || !v.function.leaves_gradients()) return true;
+  d.subject.in_parts = Ref::steal(PyObject_CallMethod(d.policy.get(), "in_parts", nullptr));
+  return static_cast<bool>(d.subject.in_parts);
+}
+
 // Whether a version that ran eagerly may be tried again, or else something runs from now on. False with a Python error.
 bool goes_on(Callable& c, const Version& v) {
   Reason why = v.function.failure();
-  return why.empty() || give_up(c, why, Outcome::unsupported);
+  return why.empty() ? find_parts(c, v) : give_up(c, why, Outcome::unsupported);
 }
 
 // What follows from a call that captured. False with a Python error.
@@ -108,10 +121,12 @@ bool after_capture(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   if (verdict.is_good()) {
     d.subject.is_known = true;
     d.spoilt = 0;
-    return true;
+    return find_parts(c, *v);
   }
   std::erase(d.versions, v);
-  const char* because = d.strict && verdict.outcome == Outcome::spoilt ? nullptr : why_anew(verdict.outcome, d.spoilt);
+  // Of a part, what happens once has happened before: the program has run.
+  const int before = d.spoilt + d.is_part;
+  const char* because = d.strict && verdict.outcome == Outcome::spoilt ? nullptr : why_anew(verdict.outcome, before);
   if (verdict.outcome != Outcome::learnt) note(d, verdict.reason.text);
   if (!because) return give_up(c, verdict.reason, verdict.outcome);
   d.spoilt += verdict.outcome == Outcome::spoilt;
@@ -171,9 +186,9 @@ PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   if (d.guarded) v->form.set_places(d.subject.places);
   bool described = v->form.make(a, rules, p.leaves);
   if (!described && !d.guarded) return call_plainly(c, a);
-  if (!described || (d.guarded && d.captures >= kMostCaptures)) {
+  if (!described || (d.guarded && d.captures >= d.most_captures())) {
     // Dynamo would compile again and again, too, and each time for seconds.
-    Reason why = described ? Reason(cat("more than ", kMostCaptures, " captures would be needed"), Fallback::eager)
+    Reason why = described ? Reason(cat("more than ", d.most_captures(), " captures would be needed"), Fallback::eager)
                            : v->form.form().problem_beside_results().within("is given ");
     alone.reset();  // what runs now may wait for others
     return give_up(c, why) ? call(d.fallback.get(), a) : nullptr;
@@ -359,8 +374,10 @@ PyObject* new_callable(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   data->strict = full && full.get() == Py_True;
   data->subject.says_compiling = first_says(data->strict);
   for (auto each : py::reinterpret_borrow<py::object>(constant)) data->constant.push_back(each.cast<bool>());
-  if (auto given = py::reinterpret_borrow<py::dict>(options); given.contains("verify")) data->verify = given["verify"].cast<int64_t>();
-  data->options = options_from(py::reinterpret_borrow<py::dict>(options));
+  auto given = py::reinterpret_borrow<py::dict>(options);
+  if (given.contains("verify")) data->verify = given["verify"].cast<int64_t>();
+  if (given.contains("is_part")) data->is_part = given["is_part"].cast<bool>();
+  data->options = options_from(given);
   auto* c = reinterpret_cast<Callable*>(type->tp_alloc(type, 0));
   if (!c) return nullptr;
   c->vectorcall = &call_callable;
@@ -376,6 +393,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(c->dict);
   if (!c->data) return 0;
   Py_VISIT(c->data->subject.program.get());
+  Py_VISIT(c->data->subject.in_parts.get());
   Py_VISIT(c->data->policy.get());
   Py_VISIT(c->data->fallback.get());
   for (const auto* places : {&c->data->subject.written, &c->data->subject.places})
@@ -401,6 +419,7 @@ int clear(PyObject* self) {
     Subject& subject = c->data->subject;
     auto versions = std::exchange(c->data->versions, {});
     auto written = std::exchange(subject.written, {}), places = std::exchange(subject.places, {});
+    Ref in_parts = std::exchange(subject.in_parts, Ref());
     Ref program = std::exchange(subject.program, Ref::borrow(Py_None)), policy = std::exchange(c->data->policy, Ref::borrow(Py_None)),
         fallback = std::exchange(c->data->fallback, Ref());
   }
@@ -449,6 +468,7 @@ PyObject* stats(PyObject* self, PyObject*) {
   s["gradients"] = gradients;
   s["state"] = state;
   s["settled"] = !d.guarded || d.fallback || !d.versions.empty();
+  s["is_part"] = d.is_part;
   s["front"] = !d.guarded ? "dynamo" : d.fallback && d.versions.empty() ? "fallback" : "native";
   return s.release().ptr();
   END_HANDLE_TH_ERRORS
@@ -457,7 +477,7 @@ PyObject* stats(PyObject* self, PyObject*) {
 PyObject* reset(PyObject* self, PyObject*) {
   auto& d = data_of(self);
   auto versions = std::exchange(d.versions, {});
-  Ref fallback = std::exchange(d.fallback, Ref());
+  Ref fallback = std::exchange(d.fallback, Ref()), in_parts = std::exchange(d.subject.in_parts, Ref());
   d.only_with_gradients = false;
   d.captures = d.spoilt = 0;
   d.subject.says_compiling = first_says(d.strict);

@@ -173,6 +173,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });
   m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);
+  add_parts(m);
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] {
     HostMemory::get().clear();

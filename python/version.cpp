@@ -503,7 +503,8 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   Given given(*this, p, inputs, ints, floats);
   if (!Capture::current()) {
     p.ran = p.verdict.is_good() ? Pending::Ran::eagerly : Pending::Ran::captured;  // in vain
-    p.result = checked(call(p.subject->program.get(), given.arguments));
+    const bool in_parts = p.subject->in_parts && function.leaves_gradients() && at::GradMode::is_enabled();
+    p.result = checked(call((in_parts ? p.subject->in_parts : p.subject->program).get(), given.arguments));
     return {};
   }
   p.verdict = {};  // there may be one of an attempt with symbols

@@ -25,6 +25,7 @@ constexpr size_t kMostPlaces = 32;  // that a program writes computed values to
 // The program of a callable, and what its captures have found out.
 struct Subject {
   Ref program;
+  Ref in_parts;                  // runs it eagerly where its gradients are not compiled
   bool has_checkpoints = false;  // which captured runs then take for regions
   // What torch.compiler.is_compiling() is in captured runs: as in eager, until that keeps a program that asks from being recorded, and as
   // under torch.compile then; never again once the program has raised because of it.

@@ -105,6 +105,8 @@ class Function {
   FunctionStats stats() const;
   // Why there is no program for calls that fit no version, and never will be; empty if there may be.
   Reason failure() const;
+  // Whether calls run eagerly while gradients are enabled, and only then.
+  bool leaves_gradients() const { return closed_ == Closed::with_gradients; }
   // Whether it was tried, in vain, with what stands for values. To be asked in a capture.
   bool refuses_stand_ins() const { return refuses_stand_ins_; }
   std::vector<std::shared_ptr<const CompiledProgram>> programs() const;

@@ -111,6 +111,8 @@ class Explanation:
         self.front = "dynamo" if not native or native["front"] == "fallback" else native["front"]
         if native and native["runs_eagerly"]:
             self.front = "eager" if native["front"] == "fallback" else native["front"]
+        # Of the modules that a program calls which is not compiled as a whole: how many are compiled by themselves.
+        self.parts = sum(m["is_part"] and bool(m["compiled_calls"]) for m in self.modules)
         self.captures = native["captures"] if native else 0
         self.capture_reasons: list[str] = native["reasons"] if native else []
         if native and native["runs_eagerly"]:  # also where only calls with gradients do
@@ -149,7 +151,8 @@ class Explanation:
             observers.current = before
         breaks = _graph_breaks() - breaks_before
         stats = {**native.stats(), "runs_eagerly": native.policy.runs_eagerly} if native is not None else None
-        told = [m.stats() for m in modules] if stats is None or stats["front"] != "native" else [stats]
+        told = [stats] if stats is not None and stats["front"] == "native" else []
+        told += [m.stats() for m in modules]
         return cls(told, [f"{why} ({n}x)" for why, n in breaks.items()], seconds, stats)
 
     @property
@@ -169,6 +172,7 @@ class Explanation:
 
         out = [
             ("captured", self.front if not self.captures else f"{self.front}, {self.captures} times"),
+            *([("in parts", f"{self.parts} of its modules")] if self.parts else []),
             ("graphs", f"{self.graphs}"),
             ("kernels", f"{self.kernels} ({self.distinct_kernels} distinct, {self.code_bytes / 1024:.0f} KiB of code)"),
             ("contractions", f"{self.contractions}"),

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from ._backend import Collected, backend, native_options, register
 from ._native import _C
-from ._options import Options
+from ._options import OPTIONS, Options
+from ._parts import Parts, cells
 
 log = logging.getLogger("broach")
 
@@ -27,11 +28,12 @@ class CaptureError(RuntimeError):
 class Front:
     """What the C side asks when it cannot go on with a program. Holds no reference to the compiled callable."""
 
-    def __init__(self, program: Callable, options: Options, fullgraph: bool, dynamic: bool | None):
+    def __init__(self, program: Callable, options: Options, fullgraph: bool, dynamic: bool | None, is_part: bool):
         self.program = program
         self.options = options
         self.fullgraph = fullgraph
         self.dynamic = dynamic
+        self.is_part = is_part  # of one that runs eagerly otherwise
         self.reasons: list[str] = []
         self.collected = Collected()
         self.runs_eagerly = False  # instead of through Dynamo
@@ -45,16 +47,31 @@ class Front:
         if self.fullgraph and fallback == "in parts":
             raise CaptureError(f"fullgraph=True, but the way through {describe(self.program)} depends on data: {why}")
         # Dynamo answers otherwise than eager in more ways than are known: it runs what is made for it, and where that is asked for.
-        is_for_dynamo = fallback == "torch.compile" or self.options.get("capture") == "either"
+        is_for_dynamo = not self.is_part and (fallback == "torch.compile" or self.options.get("capture") == "either")
         is_eager = fallback == "eager" or computes_with_numpy(self.program) or not is_for_dynamo
         if fallback == "nothing" or (is_eager and not self.fullgraph):
             self.runs_eagerly = True
             log.info("%s runs eagerly: %s", describe(self.program), why)
-            return self.program
+            return self.program if fallback == "nothing" else self.in_parts()
         log.info("%s goes through Dynamo: %s", describe(self.program), why)
         run = compile_with_dynamo(self.program, self.options, self.fullgraph, self.dynamic, self.collected, self.skip_gradients)
         run = _WithSettings(run, suppress_errors=not self.fullgraph)
         return run if self.fullgraph else self.apart_from_gradients(run)
+
+    def in_parts(self) -> Callable:
+        """What runs the program eagerly, with the modules compiled that it calls. Not where numbers are drawn by a counter: a reentrant
+        checkpoint's second run, which is eager, would draw others."""
+        wanted = self.options.get("parts", OPTIONS["parts"].default) and self.options.get("rng") != "counter"
+        if self.is_part or not wanted:
+            return self.program
+
+        self.collected.clear()  # of before a reset
+
+        def compile_part(program: Callable) -> Callable:
+            self.collected.append(compile_natively(program, self.options, False, self.dynamic, is_part=True))
+            return self.collected[-1]
+
+        return Parts(self.program, compile_part)
 
     def skip_gradients(self) -> None:
         """What Dynamo makes of hooks, checkpoints and custom functions is for a compiler that treats them in its own way."""
@@ -104,21 +121,12 @@ def _again(program: Callable, options: dict, fullgraph: bool, dynamic: bool | No
 def _may_need_gradients(program: Any, args: tuple, kwargs: dict) -> bool:
     """As far as can be told without running it; what is missed here the backend finds."""
     owner = getattr(program, "__self__", program)
-    held = [cell.cell_contents for cell in getattr(program, "__closure__", None) or () if _is_filled(cell)]
-    for x in (owner, *held, *pytree.tree_leaves((args, kwargs))):
+    for x in (owner, *cells(program), *pytree.tree_leaves((args, kwargs))):
         if isinstance(x, torch.nn.Module) and any(p.requires_grad for p in x.parameters()):
             return True
         if isinstance(x, torch.Tensor) and x.requires_grad:
             return True
     return False
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents
-    except ValueError:  # of a function that names itself
-        return False
-    return True
 
 
 def describe(program: Callable) -> str:
@@ -221,9 +229,9 @@ def _quiet_dynamo() -> None:
     logging.getLogger("torch._dynamo.convert_frame").addFilter(_Quiet.passes)
 
 
-def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None) -> Any:
-    front = Front(program, options, fullgraph, dynamic)
-    native = {**native_options(options), "dynamic": dynamic, "whole": fullgraph}
+def compile_natively(program: Callable, options: Options, fullgraph: bool, dynamic: bool | None, is_part: bool = False) -> Any:
+    front = Front(program, options, fullgraph, dynamic, is_part)
+    native = {**native_options(options), "dynamic": dynamic, "whole": fullgraph, "is_part": is_part}
     compiled = _C.Callable(program, front, (), native, True)
     register(compiled)
     functools.update_wrapper(compiled, program, updated=("__dict__",) if inspect.isfunction(program) else ())

@@ -90,6 +90,7 @@ OPTIONS = {
         Option("capture", "auto", _capture, "how programs are captured: natively, by Dynamo, by either, natively first, or natively and else not at all (auto)"),
         Option("verify", 0, _count, "compare natively captured calls with eager: this many first ones, then ever more rarely"),
         Option("branches", 16, _count, "most programs kept for the ways that data lets a program take; what takes more is no longer captured"),
+        Option("parts", True, _flag, "where a program cannot be captured as a whole, compile the modules that it calls, each by itself"),
         Option("strict", False, _flag, "results bit-equal to eager's for everything but contractions; slower"),
         Option("deterministic", False, _flag, "choose products and convolutions by rule, not by what was measured: equal bits from run to run"),
         Option("freeze", True, _flag, "keep weights packed for the kernels that read them; a write to a weight is noticed"),

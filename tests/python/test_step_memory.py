@@ -1,6 +1,7 @@
 """Memory of training steps: it is used again from one to the next, what was saved is let go as the gradients are computed, and nothing
 is kept for programs that are gone."""
 
+import ctypes
 import gc
 import pathlib
 import resource
@@ -16,6 +17,7 @@ LAYERS = 12
 
 
 def resident_mib():
+    ctypes.CDLL(None).malloc_trim(0)  # what the C library keeps for itself is not counted
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / MIB
 

@@ -75,7 +75,7 @@ def CF(m):
         @staticmethod
         def backward(ctx, g):
             (y,) = ctx.saved_tensors
-            return g * y * (2 if y.sum().item() > 0 else 3)
+            return g * y * (2 if y[0].sum().item() > 0 else 3)  # behind a batch norm all of them add up to rounding
 
     return lambda x: Fn.apply(m(x)) * 1
 
