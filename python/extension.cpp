@@ -16,8 +16,10 @@
 #include "function.h"
 #include "keys.h"
 #include "nodes.h"
+#include "parts.h"
 #include "passes/passes.h"
 #include "recorded_calls.h"
+#include "reference.h"
 #include "runtime/memory.h"
 #include "support/bug.h"
 #include "support/error.h"
@@ -64,6 +66,21 @@ bool is_of_library(torch::autograd::Node& node) {
   py::object made_by = py::getattr(o, "_forward_cls", py::none());
   return py::getattr(made_by, "__module__", py::none()).equal(py::str("torch._library.autograd")) &&
          py::module_::import("broach._codes").attr("reads_only_arguments")(made_by.attr("backward")).cast<bool>();
+}
+
+// torch's Python types of nodes have an attribute for each tensor that a node saves, which raises what a second backward does.
+bool has_freed(torch::autograd::Node& node) {
+  py::gil_scoped_acquire gil;
+  py::object o = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));
+  auto is_freed = [&](const py::handle& name) {
+    if (!name.cast<std::string>().starts_with("_saved_")) return false;
+    if (Ref saved = Ref::steal(PyObject_GetAttr(o.ptr(), name.ptr()))) return false;
+    const py::error_already_set error;  // or one that was written since
+    return error.matches(PyExc_RuntimeError) &&
+           std::string_view(error.what()).find(torch::autograd::ERR_BACKWARD_TWICE) != std::string_view::npos;
+  };
+  const py::list names = py::reinterpret_steal<py::list>(PyObject_Dir(reinterpret_cast<PyObject*>(Py_TYPE(o.ptr()))));
+  return std::any_of(names.begin(), names.end(), is_freed);
 }
 
 // A class attribute that the metaclass would take for its own; None removes it.
@@ -151,10 +168,12 @@ PYBIND11_MODULE(_C, m) {
     PyErr_Clear();
   };
   is_registered_gradient = is_of_library;
+  has_freed_saved = has_freed;
   unwrap_node = unwrap;
   wrap_node = wrap;
   add_callable_type(m);
   add_module_call(m);
+  add_parts(m);
   add_numbers(m);
   add_checkpoints(m);
   m.def("set_line", &Function::set_line);
@@ -173,7 +192,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_onednn_path", [](std::string path) { set_library_path("onednn", std::move(path)); });
   m.def("is_watched", [](const at::Tensor& t) { return is_marked(*storage_of(t)); });
   m.def("set_profiling", &Profile::enable);
-  add_parts(m);
   m.def("is_profiling", &Profile::enabled);
   m.def("release_memory", [] {
     HostMemory::get().clear();

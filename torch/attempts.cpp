@@ -16,17 +16,22 @@ constexpr uint32_t kNoProgram = of(Outcome::wants_stand_ins) | of(Outcome::learn
 
 // The first row that fits counts.
 constexpr Next kNext[] = {
-    {of(Outcome::refuses_symbols), kStandIns, kStandIns, kPlain, true,
+    {of(Outcome::refuses_symbols), kStandIns | kSizes, kPlain, kPlain, kSizes, true,
+     "what stands for its values may do without what stands for sizes"},
+    {of(Outcome::refuses_symbols), kStandIns, kStandIns, kSizes, kPlain, true,
      "what stands for its values asks for more than what stands for sizes"},
-    {of(Outcome::refuses_symbols), kNumbers, kNumbers, kPlain, true, "a number that it is given is a count of layers as often as a size"},
-    {of(Outcome::refuses_symbols), kSizes, kSizes, kPlain, true, "its sizes stay numbers"},
-    {kNoProgram, kStandIns, kStandIns, kPlain, false, "it has run, and may be compiled without what stands for its values"},
-    {kNoProgram, kSizes, kSizes, kPlain, false, "it has run, and may be compiled with its sizes as numbers"},
-    {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, false, "what it reads or selects is known only as it runs"},
-    {of(Outcome::wants_apart), kPlain, kPlain, kApart, false, "what stands for an input has no history that leads elsewhere"},
+    {of(Outcome::refuses_symbols), kStandIns, kStandIns, kPlain, kPlain, true, "what stands for its values asks for more than numbers do"},
+    {of(Outcome::refuses_symbols), kNumbers, kNumbers, kPlain, kPlain, true,
+     "a number that it is given is a count of layers as often as a size"},
+    {of(Outcome::refuses_symbols), kSizes, kSizes, kPlain, kPlain, true, "its sizes stay numbers"},
+    {kNoProgram, kStandIns, kStandIns, kPlain, kPlain, false, "it has run, and may be compiled without what stands for its values"},
+    {kNoProgram, kSizes, kSizes, kPlain, kPlain, false, "it has run, and may be compiled with its sizes as numbers"},
+    {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, kPlain, false, "what it reads or selects is known only as it runs"},
+    {of(Outcome::wants_apart), kPlain, kPlain, kApart, kPlain, false, "what stands for an input has no history that leads elsewhere"},
 };
 
-constexpr Next kBack = {of(Outcome::refuses_symbols), kStandIns, kPlain, kPlain, true, "without the others it has given a program before"};
+constexpr Next kBack = {
+    of(Outcome::refuses_symbols), kStandIns, kPlain, kPlain, kPlain, true, "without the others it has given a program before"};
 
 // What a front does after its own verdicts.
 struct Anew {
@@ -89,7 +94,7 @@ const Next* Plan::follow(Outcome outcome, With with) {
   auto next = std::find_if(std::begin(kNext), std::end(kNext), fits);
   if (next == std::end(kNext)) return nullptr;
   dropped_ |= next->drops;
-  with_ = static_cast<With>((with_ & ~next->drops) | next->adds);
+  with_ = static_cast<With>((with_ & ~(next->drops | next->sets_aside)) | next->adds);
   return next;
 }
 

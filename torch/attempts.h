@@ -22,7 +22,7 @@ enum class Outcome {
   unclear,          // its host code may have state: the next run tells
   needs_gradients,  // no backward is compiled
   learnt,           // rejected by the front, which knows by now what to do otherwise
-  spoilt,           // rejected by the front, for what may happen this once
+  spoilt,           // rejected, mostly by the front, for what may happen this once
   rejected,         // rejected by the front for good
   unsupported,      // what no other inputs change
   bug,              // in Broach
@@ -82,6 +82,7 @@ struct Next {
   uint32_t outcomes;
   With with;         // the attempt had these
   With drops, adds;  // dropped for good; added unless they were dropped before
+  With sets_aside;   // left out, but not for good
   bool at_once;      // in the same call; else in the next that is captured
   const char* because;
 };

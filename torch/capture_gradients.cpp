@@ -198,6 +198,7 @@ bool is_window(const at::Tensor& t, const at::Tensor& base) {
 }  // namespace
 
 bool (*is_registered_gradient)(ag::Node&) = nullptr;
+bool (*has_freed_saved)(ag::Node&) = nullptr;
 
 ShownAs shown_as(const at::Tensor& t) {
   if (!t.defined() || t.is_inference()) return {};
@@ -615,14 +616,23 @@ static bool is_released_before_code(const at::Tensor& t) {
   return false;
 }
 
+// The same where nodes compute in symbols, without running them.
+static bool is_released_symbolic(const at::Tensor& t) {
+  return std::ranges::any_of(edges_behind({t}), [](const ag::Edge& e) { return has_freed_saved(*e.function); });
+}
+
 bool Capture::has_released(const std::vector<at::Tensor>& results) {
   if (!has_run_backward_ || !runs_known_backwards_ || !differentiable_.used_up.empty()) return !differentiable_.used_up.empty();
   auto has_history = [](const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); };
   auto is_own_leaf = [&](const at::Tensor& t) { return t.defined() && t.requires_grad() && t.is_leaf() && has_made(t); };
   if (std::ranges::any_of(results, is_own_leaf)) return false;  // it may have a gradient
-  for (const at::Tensor& t : results)
-    if (has_history(t) && (real_tensor(t) || t.is_view() || !(runs_code_in_backward_ ? is_released_before_code(t) : is_released(t))))
-      return false;
+  auto is_used_up = [&](const at::Tensor& t) {
+    if (t.is_view()) return false;
+    if (symbolic_ && has_freed_saved) return is_released_symbolic(t);
+    if (real_tensor(t)) return false;
+    return runs_code_in_backward_ ? is_released_before_code(t) : is_released(t);
+  };
+  if (std::ranges::any_of(results, [&](const at::Tensor& t) { return has_history(t) && !is_used_up(t); })) return false;
   for (const at::Tensor& t : results) differentiable_.used_up.push_back(has_history(t) ? t.grad_fn()->name() : "");
   return true;
 }

@@ -22,6 +22,10 @@ NodePointer new_node(Args&&... args) {
 // seen to read nothing but what it is given. Answered by the front that knows such operators; null if none does.
 extern bool (*is_registered_gradient)(torch::autograd::Node&);
 
+// Whether what it saved for a gradient was freed by a backward that went through it. Answered by the front that can look at it without
+// running the node; null if none does.
+extern bool (*has_freed_saved)(torch::autograd::Node&);
+
 // Whether an operation's tags say that it draws random numbers; true for one that is not known.
 bool may_draw(const std::string& schema);
 

@@ -200,10 +200,10 @@ def test_sizes_that_are_refused_beside_values_leave_these_as_they_were():
 
     def step(x):
         optimizer.zero_grad()
-        loss = model(x).square().mean()
+        loss = model(x).square().mean() * {8: 1.0}.get(x.size(0), 2.0)  # a symbol has no hash
         loss.backward()
         optimizer.step()
-        return loss  # with its history, which symbols for sizes do not bear
+        return loss
 
     compiled = broach.compile(step, options={"capture": "native"})
     with torch.enable_grad():

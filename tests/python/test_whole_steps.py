@@ -72,6 +72,45 @@ def test_batches_of_other_sizes():
         pair.run(i, rows)
 
 
+@pytest.mark.parametrize("rows", [[8, 5] * 5, [8, 5, 11, 3, 9, 4, 64, 7, 6, 1]])
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS.values(), lambda p: torch.optim.NAdam(p, 1e-2), lambda p: torch.optim.Adagrad(p, 1e-2)])
+def test_one_program_for_batches_of_all_sizes(optimizer, rows):
+    """Though they give a loss with its history, and an optimizer's count decides; also if the first batches differ already."""
+    pair = Pair(usual, optimizer=optimizer, options={"capture": "native"})
+    for i, n in enumerate(rows):
+        loss = pair.run(i, n)
+        assert loss.requires_grad
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    seen = stats(pair.compiled)
+    assert seen["captures"] <= 5 and seen["compiled_calls"] >= 5, (seen["attempts"], seen["reasons"])
+    assert sum("sizes" in tried and outcome == "compiled" for tried, outcome, _, _ in seen["attempts"]) == 1
+
+
+def test_a_history_that_is_not_used_up():
+    """Though weights that it needs have been written since, gradients can still be asked for that do not need them."""
+    extra = torch.randn(3, requires_grad=True)
+
+    def step(m, o, x, y):
+        o.zero_grad()
+        loss = loss_of(m, x, y) + extra.exp().sum()
+        loss.backward(retain_graph=True)
+        o.step()
+        return loss
+
+    pair = Pair(step, dynamic=True)
+    for i, n in enumerate([8, 5, 3, 8, 9, 2]):
+        torch.manual_seed(i)
+        x, y = torch.randn(n, 16), torch.randn(n, 4)
+        found = []
+        for program in (pair.programs[0], pair.compiled):
+            loss = program(x, y)
+            found.append(torch.autograd.grad(loss, extra, retain_graph=True))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def test_a_loss_whose_history_is_used_up():
     pair = Pair(usual)
     for i in range(6):
