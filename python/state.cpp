@@ -130,7 +130,11 @@ int State::add(Kind kind, PyObject* o, int parent, std::string label) {
 }
 
 void State::leave_out(const StatePlace& place) {
-  if (place.kind == StatePlace::Kind::gradient) return void(met_gradients_.insert(place.owner.get()));
+  if (place.kind == StatePlace::Kind::gradient) {
+    met_gradients_.insert(place.owner.get());
+    given_gradients_.insert(THPVariable_Unpack(place.owner.get()).unsafeGetTensorImpl());
+    return;
+  }
   left_out_.push_back(place);
   if (place.kind != StatePlace::Kind::item) known_.emplace(place.owner.get(), -1);
 }
@@ -545,7 +549,7 @@ bool State::restore() const {
   for (const auto& [impl, held] : tensors_) {
     if (!held.tensor.is_leaf()) continue;
     if (held.tensor.requires_grad() != held.requires_grad) held.tensor.requires_grad_(held.requires_grad);
-    if (held.gradient && !held.tensor.grad().is_same(*held.gradient))
+    if (held.gradient && !given_gradients_.contains(impl) && !held.tensor.grad().is_same(*held.gradient))
       held.tensor.mutable_grad() = *held.gradient;  // its elements are the capture's to put back
   }
   PyErr_Clear();

@@ -281,7 +281,8 @@ class State {
   bool in_library_ = false;   // code of Python's own library is entered
   std::vector<int> touched_;  // nodes of dicts that have changed since they were last compared
   std::vector<StatePlace> left_out_, gradients_;
-  std::unordered_set<PyObject*> met_gradients_;  // whose gradients are in these lists
+  std::unordered_set<PyObject*> met_gradients_;                 // whose gradients are in these lists
+  std::unordered_set<const c10::TensorImpl*> given_gradients_;  // of tensors whose gradients are places: a run has others there
 };
 
 }  // namespace broach

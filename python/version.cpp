@@ -214,88 +214,7 @@ class WatchedRun {
   bool asked_ = false, told_ = false;
 };
 
-bool is_within_itself(PyObject* list) {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i)
-    if (PyList_GET_ITEM(list, i) == list) return true;
-  return false;
-}
-
 }  // namespace
-
-// Whether code that the program has run may read a list, and not only append to it.
-static bool reads_list(const State& state, const StatePlace& place) {
-  const py::error_scope of_the_program;
-  py::object find = py::module_::import("broach._codes").attr("reads_list");
-  const py::tuple names = py::cast(place.names);
-  return !state.is_met_once(place) || std::ranges::any_of(state.entered(), [&](PyCodeObject* code) {
-    const Owner whose = owner_of_file(code->co_filename);
-    if (whose != Owner::user && whose != Owner::library) return false;
-    return find(py::handle(reinterpret_cast<PyObject*>(code)), whose == Owner::user, names).cast<bool>();
-  });
-}
-
-// A list that the program was only seen to append to, and that it reads now, is given to it as a whole from now on.
-std::optional<Verdict> Subject::note_read_lists(const State& state) {
-  std::optional<Verdict> out;
-  for (StatePlace& place : places)
-    if (place.kind == StatePlace::Kind::tail && reads_list(state, place)) {
-      place.kind = StatePlace::Kind::whole;
-      out = {Outcome::learnt, cat("reads ", place.path)};
-    }
-  return out;
-}
-
-// What cannot be written back as a result is left to eager: Dynamo writes of it what it understands (no metaclass, no cache of a function).
-Verdict Subject::note_written(const State& state, const std::vector<State::Change>& changes) {
-  auto left = [](const std::string& path, const char* what = "") {
-    return Verdict{Outcome::spoilt, {cat("writes ", path, what), Fallback::eager}};
-  };
-  std::vector<StatePlace> found;
-  for (const State::Change& c : changes) {
-    auto place = state.place_of(c);
-    if (!place) return left(c.path, state.is_deque(c) ? ", a deque" : "");
-    if (place->kind == StatePlace::Kind::whole && is_within_itself(place->owner.get())) return left(c.path, ", a list within itself");
-    if (place->kind == StatePlace::Kind::whole && !(place->names = state.names_of_grown(c)).empty() && !reads_list(state, *place))
-      place->kind = StatePlace::Kind::tail;
-    if (std::find(found.begin(), found.end(), *place) == found.end()) found.push_back(std::move(*place));
-  }
-  auto contains = [](const std::vector<StatePlace>& in, const StatePlace& p) { return std::find(in.begin(), in.end(), p) != in.end(); };
-  for (StatePlace& place : found) {
-    if (contains(places, place) || !has_room(1)) return left(place.path);
-    (contains(written, place) ? places : written).push_back(place);
-  }
-  return {Outcome::learnt, cat("writes ", changes.front().path)};
-}
-
-bool Subject::has_room(size_t more) const {
-  auto is_kept = [](const StatePlace& p) { return p.kind != StatePlace::Kind::gradient; };
-  return static_cast<size_t>(std::ranges::count_if(places, is_kept)) + more <= kMostPlaces;
-}
-
-Verdict Subject::note_gradients(const std::vector<StatePlace>& met) {
-  const std::string why = cat("reads or writes ", met.front().path);
-  if (Function::is_capturing_symbols()) unsupported(why);  // what stands for its results is nobody's
-  places.insert(places.end(), met.begin(), met.end());
-  return {Outcome::learnt, why};
-}
-
-Verdict Subject::note_problems(const State& state) {
-  constexpr size_t kMost = 32;
-  const std::vector<Doubt> found = state.problems_of_names();
-  if (found.empty() || doubts.size() + found.size() > kMost) return {Outcome::rejected, *state.strictest_problem()};
-  for (const Doubt& d : found)
-    if (std::ranges::none_of(doubts, [&](const Doubt& known) { return known.is_of(d.module.get(), d.name.get()); })) doubts.push_back(d);
-  return {Outcome::learnt, found.front().reason.within("names what the next attempt looks for in what runs: ")};
-}
-
-Turns::Objects Subject::objects(std::optional<std::vector<PyObject*>> given, bool state) const {
-  Turns::Objects out{this, state, std::nullopt, std::move(given)};
-  if (written.empty() && !is_known) return out;
-  out.owners.emplace();
-  for (const auto* each : {&written, &places})
-    for (const StatePlace& place : *each) out.owners->push_back(place.owner.get());
-  return out;
-}
 
 Pending* Pending::current() { return pending; }
 
@@ -543,11 +462,6 @@ std::optional<Turns::Objects> Version::writes(const Leaves& leaves) const {
   if (!writes_state_ && !writes_arguments_) return std::nullopt;
   return subject_->objects(writes_arguments_ ? leaves.containers : std::vector<PyObject*>(), writes_state_);
 }
-  if (!result && !Function::is_capturing_symbols() && Watch::has_ended()) {
-    p.verdict = run.why_ended();
-    Function::abandon_capture(p.verdict);
-    throw py::error_already_set();
-  }
 
 static constexpr const char* kOthersRunIt = "writes objects of Python's while another thread runs it";
 
@@ -628,8 +542,17 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   p.may_have_lock = run.may_have_taken_lock();
   p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
+  if (!result && !Function::is_capturing_symbols() && Watch::has_ended()) {
+    p.verdict = run.why_ended();
+    Function::abandon_capture(p.verdict);
+    throw py::error_already_set();
+  }
   if (!result) return run_again(p, given, before, run.has_only_asked());
   p.verdict = run.verdict();
+  const Verdict& recorded = Capture::current()->verdict();
+  if (p.verdict.is_good() && recorded.outcome == Outcome::wants_stand_ins) p.verdict = p.subject->note_read_values().value_or(p.verdict);
+  const bool may_pass = p.verdict.is_good() || p.verdict.outcome == Outcome::spoilt || p.verdict.outcome == Outcome::learnt;
+  if (may_pass && recorded.outcome == Outcome::spoilt) p.verdict = recorded;
   p.has_effects = run.has_effects();
   // What stands for an argument has not its hooks.
   if (!given.own && p.verdict.outcome == Outcome::spoilt && run.works_invisibly()) p.verdict.outcome = Outcome::rejected;

@@ -44,6 +44,8 @@ struct Subject {
   Verdict note_gradients(const std::vector<StatePlace>& met);
   // Lists that a run may have read, of which those before were only seen to append.
   std::optional<Verdict> note_read_lists(const State& state);
+  // Of a run that reads values, which wrote numbers before.
+  std::optional<Verdict> note_read_values();
   // Whether computed values may be kept in so many more places.
   bool has_room(size_t more) const;
   // Writes of a run; what the program writes once it may not write again (a cache that is filled), what it writes again is repeated.

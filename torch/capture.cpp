@@ -555,7 +555,8 @@ void Capture::begin_view_in_place(const c10::OperatorHandle& op, TraceOp& out) {
   auto* self = out.args.empty() ? nullptr : std::get_if<Arg::Tensor>(&out.args[0].value);
   if (symbolic_ || !is_view || !self || std::find(trace_.inputs.begin(), trace_.inputs.end(), self->id) != trace_.inputs.end()) {
     const std::string why = cat(out.schema, " changes the sizes of a tensor in place", at_line());
-    return symbolic_ ? unsupported(why) : fail_with(why);  // the first before it is done, as it could not be taken back
+    // The first before it is done, as it could not be taken back. A parameter gets its sizes so in the first call, or a copy its memory.
+    return symbolic_ ? unsupported(why) : fail_with(why, Outcome::spoilt);
   }
   out.schema = full_name(*view);
   out.is_view = true;

@@ -319,7 +319,7 @@ void Capture::check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& wr
   for (const auto& [t, id] : written) {
     const TraceTensor& info = trace_.tensors[static_cast<size_t>(id)];
     if (info.type.dtype != DType::opaque && t.sizes() != c10::IntArrayRef(hints(*trace_.symbols, info.type.shape)))
-      fail_with(cat(name, " changes the sizes of a tensor that it writes"));
+      fail_with(cat(name, " changes the sizes of a tensor that it writes"), Outcome::spoilt);
   }
 }
 

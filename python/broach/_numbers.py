@@ -153,16 +153,23 @@ def _refuse(*_: Any) -> Any:
 
 
 class _Unreadable:
-    """Stands where the program keeps such a value."""
+    """Stands where the program keeps such a value. Who comes across it otherwise, looking through all objects, sees an object."""
 
-    __class__ = property(_refuse)  # type: ignore[assignment]
-    __getattribute__ = _refuse
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        return _refuse() if _C.is_capturing() else object.__getattribute__(self, name)
+
+
+def _refusing(name: str) -> Callable:
+    usual = getattr(object, name, None)
+    return lambda *values: usual(*values) if usual and not _C.is_capturing() else _refuse()
 
 
 _OPERATORS = "add sub mul truediv floordiv mod pow divmod matmul and or xor lshift rshift".split()
 _OTHERS = "neg pos abs invert bool int float complex index round trunc floor ceil len iter next getitem contains call eq ne lt le gt ge hash str repr format enter".split()
 for _name in (*_OPERATORS, *(f"r{n}" for n in _OPERATORS), *_OTHERS):
-    setattr(_Unreadable, f"__{_name}__", _refuse)
+    setattr(_Unreadable, f"__{_name}__", _refusing(f"__{_name}__"))
 UNREADABLE = _Unreadable()
 
 

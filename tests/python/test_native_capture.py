@@ -650,3 +650,14 @@ def test_constants_made_by_the_program(mode):
         for n in (3, 3, 4, 5):
             torch.testing.assert_close(compiled(torch.ones(n, 2)), program(torch.ones(n, 2)))
     assert stats(compiled)["compiled_calls"] == 2
+
+
+@pytest.mark.parametrize("make", [nn.LazyConv1d, nn.LazyLinear, nn.LazyBatchNorm1d])
+def test_sizes_that_parameters_get_in_the_first_call(make):
+    torch.manual_seed(0)
+    model = nn.Sequential(make() if make is nn.LazyBatchNorm1d else make(4, 3) if make is nn.LazyConv1d else make(4), nn.ReLU())
+    compiled = broach.compile(model)
+    for _ in range(6):
+        x = torch.randn(4, 3, 5)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert compiled._compiled_call.stats()["compiled_calls"] >= 2, compiled._compiled_call.stats()["attempts"]

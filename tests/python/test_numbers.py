@@ -3,6 +3,9 @@ containers, and in the state that the caller sets between calls; with eager's re
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import gc
 import math
 import re
 
@@ -373,3 +376,49 @@ def test_a_fraction_that_no_integer_can_be(made, dtype):
     for a in (math.nan, math.inf, 1e30):
         with pytest.raises(RuntimeError, match="without overflow"):
             compiled(torch.ones(1), a)
+
+
+def test_who_looks_through_all_objects_meets_no_stand_ins():
+    f = broach.compile(lambda x, n: x * n)
+    for n in (3, 5, 7):
+        f(torch.randn(n), float(n))
+    for o in gc.get_objects():
+        with contextlib.suppress(ReferenceError):  # of weak proxies
+            isinstance(o, torch.Tensor)
+    from broach import _numbers
+
+    assert not isinstance(_numbers.UNREADABLE, (int, torch.Tensor))
+    assert "object" in repr(_numbers.UNREADABLE) and _numbers.UNREADABLE == _numbers.UNREADABLE and hash(_numbers.UNREADABLE)
+    with pytest.raises(TypeError, match="changes from call to call"):
+        _numbers.UNREADABLE + 1
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_number_that_was_the_same_at_first(learns):
+    """A statistic that is 0 in the first calls, and another number in each one later."""
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.large, self.count, self.calls = nn.Linear(4, 4), -1.0, -1, 0
+
+        def forward(self, x):
+            h = self.layer(x)
+            self.large = (h.detach().abs() > 100).float().mean().item()
+            self.count = (h.detach().abs() > 100).sum().item()
+            self.calls += 1
+            return h
+
+    model = Counting()
+    twin = copy.deepcopy(model)
+    compiled = broach.compile(model)
+    with torch.set_grad_enabled(learns):
+        for step in range(14):
+            if step == 8:
+                for m in (model, twin):
+                    m.layer.weight.data.mul_(300)
+            x = torch.randn(8, 4)
+            torch.testing.assert_close(compiled(x), twin(x))
+            assert model.large == twin.large and model.count == twin.count and model.calls == twin.calls
+    told = compiled._compiled_call.stats()
+    assert told["compiled_calls"] > 5 and told["captures"] <= 8, told["attempts"]
