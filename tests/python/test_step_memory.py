@@ -27,7 +27,7 @@ def faults():
 
 
 untraced = pytest.mark.xfail(
-    not _C.has_bf16_contractions(), reason="without AVX-512 some MiB stay, and some hundred pages a step are fresh; where from is not known"
+    not _C.has_bf16_contractions(), reason="without AVX-512 some MiB stayed, and some hundred pages a step were fresh; not seen since the C library is trimmed"
 )
 
 
