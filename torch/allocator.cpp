@@ -4,7 +4,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstdlib>
 
 #include "target/region.h"
@@ -42,8 +41,6 @@ Region& region() {
   return *region;
 }
 
-std::atomic<int> step_users{0};
-
 class StepAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
@@ -75,11 +72,7 @@ c10::Allocator& step_allocator() {
   return *allocator;
 }
 
-StepMemoryUser::StepMemoryUser() { ++step_users; }
-
-StepMemoryUser::~StepMemoryUser() {
-  if (--step_users == 0) trim_step_memory();
-}
+StepMemoryUser::~StepMemoryUser() { trim_step_memory(); }
 
 void StepMemoryUser::begin_run() const { region().begin_run(); }
 

@@ -12,14 +12,14 @@ namespace broach {
 c10::Allocator& result_allocator();
 
 // For what programs with gradients make, which takes the same memory in every step: it is kept from one to the next, as fresh pages cost
-// up to a tenth of a step. As many stay as the last steps needed (Region), and none where no such program is left. An allocator of the
-// user's own is used for all.
+// up to a tenth of a step. As many stay as the last steps needed (Region), and none behind a program that is gone: the next step of another
+// takes fresh ones, once. An allocator of the user's own is used for all.
 c10::Allocator& step_allocator();
 
 // Somebody who runs such a program.
 class StepMemoryUser {
  public:
-  StepMemoryUser();
+  StepMemoryUser() = default;
   ~StepMemoryUser();
   StepMemoryUser(const StepMemoryUser&) = delete;
   StepMemoryUser& operator=(const StepMemoryUser&) = delete;
