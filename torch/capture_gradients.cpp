@@ -621,6 +621,19 @@ static bool is_released_symbolic(const at::Tensor& t) {
   return std::ranges::any_of(edges_behind({t}), [](const ag::Edge& e) { return has_freed_saved(*e.function); });
 }
 
+// The positions of those that a tensor's history leads to.
+static std::vector<size_t> inputs_behind(const at::Tensor& t, const std::vector<at::Tensor>& inputs) {
+  std::set<std::pair<const ag::Node*, uint32_t>> met;
+  for (const ag::Edge& e : edges_behind({t}))
+    for (const ag::Edge& next : e.function->next_edges()) met.emplace(next.function.get(), next.input_nr);
+  std::vector<size_t> out;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined() || !inputs[i].requires_grad()) continue;
+    if (const ag::Edge e = ag::impl::gradient_edge(inputs[i]); met.contains({e.function.get(), e.input_nr})) out.push_back(i);
+  }
+  return out;
+}
+
 bool Capture::has_released(const std::vector<at::Tensor>& results) {
   if (!has_run_backward_ || !runs_known_backwards_ || !differentiable_.used_up.empty()) return !differentiable_.used_up.empty();
   auto has_history = [](const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); };
@@ -633,7 +646,10 @@ bool Capture::has_released(const std::vector<at::Tensor>& results) {
     return runs_code_in_backward_ ? is_released_before_code(t) : is_released(t);
   };
   if (std::ranges::any_of(results, [&](const at::Tensor& t) { return has_history(t) && !is_used_up(t); })) return false;
-  for (const at::Tensor& t : results) differentiable_.used_up.push_back(has_history(t) ? t.grad_fn()->name() : "");
+  std::vector<at::Tensor> inputs = inputs_;
+  inputs.insert(inputs.end(), lifted_.begin(), lifted_.end());
+  for (const at::Tensor& t : results)
+    differentiable_.used_up.push_back(has_history(t) ? UsedUpHistory{t.grad_fn()->name(), inputs_behind(t, inputs)} : UsedUpHistory());
   return true;
 }
 

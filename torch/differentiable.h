@@ -29,6 +29,12 @@ struct ShownAs {
 };
 ShownAs shown_as(const at::Tensor& result);
 
+// A result's history that the program's own backward has used up.
+struct UsedUpHistory {
+  std::string node;            // of eager's; empty: the result has another history, or none
+  std::vector<size_t> inputs;  // that it leads to, the lifted ones behind those given
+};
+
 struct Differentiable {
   std::vector<size_t> results;                     // by tangent: the first position among the program's results, and behind them its bases
   std::vector<size_t> bases;                       // of results in one memory, where none of them is the others' base: one of its views
@@ -38,7 +44,7 @@ struct Differentiable {
   std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
   std::vector<bool> has_history;                   // by result of the program, and behind them by base
   std::vector<ShownAs> shown;                      // the same
-  std::vector<std::string> used_up;                // by result: the node of eager's that the program's own backward has used up, if any
+  std::vector<UsedUpHistory> used_up;              // by result, if the program's own backward has used up all of them
   bool runs_backward = false;                      // the program does, as a training step
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }

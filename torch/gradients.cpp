@@ -416,7 +416,15 @@ class UsedUp : public ag::Error {
 
 }  // namespace
 
-void give_used_up_history(const at::Tensor& t, const std::string& node) { ag::set_history(t, new_node<UsedUp>(node)); }
+// Its edges are what the engine goes by where it is asked for the gradients of some tensors alone.
+void give_used_up_history(const at::Tensor& t, const UsedUpHistory& history, const RunInputs& inputs) {
+  ag::edge_list edges;
+  for (size_t i : history.inputs)
+    if (inputs.tensors[i]->defined()) edges.push_back(ag::impl::gradient_edge(*inputs.tensors[i]));
+  NodePointer node = new_node<UsedUp>(history.node);
+  node->set_next_edges(std::move(edges));
+  ag::set_history(t, node);
+}
 
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols, std::span<const ShownAs> shown) {

@@ -25,8 +25,8 @@
 
 namespace broach {
 
-// Gives a result the history of one that a backward has gone through: another one is eager's error. `node`: what its node is called.
-void give_used_up_history(const at::Tensor& t, const std::string& node);
+// Gives a result the history of one that a backward has gone through: another one is eager's error.
+void give_used_up_history(const at::Tensor& t, const UsedUpHistory& history, const RunInputs& inputs);
 
 // The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
 // `shown`: as what, for autograd; views if empty.

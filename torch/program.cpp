@@ -401,7 +401,7 @@ std::vector<at::Tensor> CompiledProgram::results(const RunInputs& inputs, const 
   for (size_t i = 0; i < has_history_.size(); ++i)
     if (!has_history_[i] && program_.results[i].kind == ResultSpec::Kind::view_of_input && out[i].requires_grad()) out[i] = out[i].detach();
   for (size_t i = 0; i < used_up_.size(); ++i)
-    if (!used_up_[i].empty() && !out[i].requires_grad()) give_used_up_history(out[i], used_up_[i]);
+    if (!used_up_[i].node.empty() && !out[i].requires_grad()) give_used_up_history(out[i], used_up_[i], inputs);
   return out;
 }
 

@@ -183,11 +183,11 @@ class CompiledProgram {
   std::vector<HostFloats::Id> numbers_;  // inputs behind the lifted ones
   bool draws_ = false;                   // random numbers
   bool can_fail_ = false;
-  std::vector<std::string> used_up_;  // by result: the name of the node that is its history, of which nothing is left
-  std::vector<bool> has_history_;     // by result: of those that are windows of inputs
-  std::vector<ShownAs> shown_;        // by result
-  size_t bases_ = 0;                  // the last of both are what results are views of, which nobody is given
-  std::vector<bool> required_grad_;   // by input that the caller gives: must again if the program has gradients, else may
+  std::vector<UsedUpHistory> used_up_;  // by result
+  std::vector<bool> has_history_;       // by result: of those that are windows of inputs
+  std::vector<ShownAs> shown_;          // by result
+  size_t bases_ = 0;                    // the last of both are what results are views of, which nobody is given
+  std::vector<bool> required_grad_;     // by input that the caller gives: must again if the program has gradients, else may
   std::shared_ptr<const Backward> backward_;
   std::unique_ptr<const Stages> stages_;
   bool finds_sizes_ = false;

@@ -150,6 +150,22 @@ def test_a_loss_whose_history_is_used_up():
         assert not loss.detach().requires_grad
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_used_up_history_leads_to_weights(dynamic):
+    """Who asks for the gradients of some is told, too, instead of given those of what else there is."""
+    pair = Pair(usual, dynamic=dynamic)
+    for i in range(5):
+        loss, model = pair.run(i), pair.models[1]
+        other, weight = model(torch.randn(3, 16)).sum(), next(model.parameters())
+        for ask in (
+            lambda: torch.autograd.grad(loss + other, weight),
+            lambda: torch.autograd.grad(loss, weight, allow_unused=True),
+            lambda: (loss + other).backward(inputs=[weight]),
+        ):
+            with pytest.raises(RuntimeError, match="through the graph a second time"):
+                ask()
+
+
 def test_a_graph_that_is_retained_goes_on():
     def step(m, o, x, y):
         o.zero_grad()
