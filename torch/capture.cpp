@@ -206,27 +206,6 @@ void Capture::add_read(ValueRead r) {
 
 // ---- sizes as symbols ----
 
-namespace {
-
-bool has_symbols(const TraceTensor& t) {
-  auto symbolic = [](const SymInt& e) { return !e.is_constant(); };
-  return std::any_of(t.type.shape.begin(), t.type.shape.end(), symbolic) || std::any_of(t.strides.begin(), t.strides.end(), symbolic) ||
-         symbolic(t.offset);
-}
-
-}  // namespace
-
-at::Tensor Capture::seen_by_program(const at::Tensor& real) {
-  const TraceTensor& t = trace_.tensors[static_cast<size_t>(tensors_.at(real.unsafeGetTensorImpl()).id)];
-  auto it = seen_as_.find(real.unsafeGetTensorImpl());
-  if (it != seen_as_.end())
-    if (auto alive = it->second.lock()) return at::Tensor(std::move(alive));
-  if (!has_symbols(t)) return real;
-  at::Tensor stand_in = capture_tensor(real, t.type.shape, t.strides, t.offset, trace_.symbols, token_);
-  seen_as_.insert_or_assign(real.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(stand_in.getIntrusivePtr()));
-  return stand_in;
-}
-
 void Capture::must_not_give_gradients() const {
   if (std::ranges::any_of(inputs_, [](const at::Tensor& t) { return t.defined() && t.is_leaf() && t.grad().defined(); }))
     unsupported("a tensor that the program is given gets a gradient");
@@ -747,6 +726,11 @@ void Capture::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (std::ranges::any_of(torch::jit::last(*stack, op.schema().arguments().size()), is_of_other_tracer)) {
+    abandon({Outcome::unsupported, {kOtherTracer, Fallback::eager}});
+    c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
+    return op.callBoxed(stack);
+  }
   std::string name = full_name(op);
   has_run_backward_ = has_run_backward_ || (first_gradient_op_ == 0 && torch::autograd::get_current_graph_task_id() != -1);
   // Composite operations without an entry are taken apart by their own implementation, whose parts come here one by one; but for

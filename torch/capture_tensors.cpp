@@ -34,6 +34,12 @@ bool show_the_same(const Symbols& s, const TraceTensor& a, const TraceTensor& b)
          hints(s, a.strides) == hints(s, b.strides);
 }
 
+bool has_symbols(const TraceTensor& t) {
+  auto symbolic = [](const SymInt& e) { return !e.is_constant(); };
+  return std::any_of(t.type.shape.begin(), t.type.shape.end(), symbolic) || std::any_of(t.strides.begin(), t.strides.end(), symbolic) ||
+         symbolic(t.offset);
+}
+
 }  // namespace
 
 TensorId Capture::id_of(const at::Tensor& t) {
@@ -90,6 +96,17 @@ void Capture::look_at_lifted() {
         if (companion_of(t, c).is_same(lifted_[k])) facts_[given_.size() + k].companion_of = {c, i};
     }
   }
+}
+
+at::Tensor Capture::seen_by_program(const at::Tensor& real) {
+  const TraceTensor& t = trace_.tensors[static_cast<size_t>(tensors_.at(real.unsafeGetTensorImpl()).id)];
+  auto it = seen_as_.find(real.unsafeGetTensorImpl());
+  if (it != seen_as_.end())
+    if (auto alive = it->second.lock()) return at::Tensor(std::move(alive));
+  if (!has_symbols(t)) return real;
+  at::Tensor stand_in = capture_tensor(real, t.type.shape, t.strides, t.offset, trace_.symbols, token_);
+  seen_as_.insert_or_assign(real.unsafeGetTensorImpl(), c10::weak_intrusive_ptr<c10::TensorImpl>(stand_in.getIntrusivePtr()));
+  return stand_in;
 }
 
 void Capture::add_alias(TensorId id, TensorId of) {
@@ -277,6 +294,7 @@ bool Capture::is_written(int32_t storage) const {
 // ---- what no operation shows ----
 
 bool Capture::asks(const at::Tensor& t, std::string_view what) {
+  if (is_of_other_tracer(t)) return abandon({Outcome::unsupported, {kOtherTracer, Fallback::eager}}), true;
   const bool view = what == "_is_view";
   if (!view && what != "storage_offset") return true;
   std::lock_guard lock(mutex_);

@@ -331,6 +331,16 @@ class CaptureTensor : public c10::TensorImpl {
   Token token_;  // what autograd saves is a copy: it must not hold what it is a copy of
 };
 
+// Null for one of somebody else's.
+c10::intrusive_ptr<SizeNode> own_node(const c10::SymNode& node) {
+  auto as_own = [](const c10::SymNode& n) {
+    auto* own = dynamic_cast<SizeNode*>(n.get());
+    return own ? c10::intrusive_ptr<SizeNode>::reclaim_copy(own) : c10::intrusive_ptr<SizeNode>();
+  };
+  auto own = as_own(node);
+  return own || !unwrap_node ? own : as_own(unwrap_node(node));
+}
+
 std::vector<c10::SymInt> program_integers(const Shape& s, const std::shared_ptr<Symbols>& symbols) {
   std::vector<c10::SymInt> out;
   for (const SymInt& e : s) out.push_back(program_integer(e, symbols));
@@ -351,15 +361,23 @@ SymInt integer_of(const c10::SymInt& value) {
   return node->value();
 }
 
+bool is_of_other_tracer(const c10::IValue& v) {
+  if (v.isList()) return std::ranges::any_of(v.toListRef(), [](const c10::IValue& e) { return is_of_other_tracer(e); });
+  if (v.isTensor()) {
+    const at::Tensor& t = v.toTensor();
+    return t.defined() && t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !real_tensor(t);
+  }
+  if (v.isSymInt()) return !v.toSymInt().maybe_as_int() && !is_program_number(v.toSymInt().toSymNode());
+  return v.isSymFloat() && v.toSymFloat().is_symbolic() && !own_node(v.toSymFloat().toSymNodeImpl());
+}
+
 c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols) {
   return c10::SymFloat(SizeNode::of_float(symbols, value));
 }
 
 std::optional<HostFloats::Id> float_of(const c10::SymFloat& value) {
   if (!value.is_symbolic()) return std::nullopt;
-  c10::SymNode held = value.toSymNodeImpl();
-  auto node = dynamic_cast<SizeNode*>(held.get());
-  if (!node && unwrap_node) node = dynamic_cast<SizeNode*>((held = unwrap_node(held)).get());
+  const auto node = own_node(value.toSymNodeImpl());
   if (!node || !node->is_float()) fail("a symbolic number that is not Broach's");
   return node->number();
 }

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 import torch
 from gradient_programs import with_gradients  # noqa: F401 a fixture
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -42,6 +43,24 @@ def test_a_mode_around_gradients_sees_them_and_not_the_call():
     compiled = broach.compile(program)
     torch.testing.assert_close(_calls(compiled), _calls(program))
     assert compiled.stats()["compiled_calls"] >= 3
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("trace", ["make_fx", "export"])
+def test_a_program_that_traces_with_symbolic_sizes(trace, dynamic):
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return (torch.relu(x) @ x.t()).sum(0) * x.shape[0]
+
+    def program(x):
+        if trace == "make_fx":
+            return make_fx(Module(), tracing_mode="symbolic")(x)(x)
+        return torch.export.export(Module(), (x,), dynamic_shapes=({0: torch.export.Dim("n")},)).module()(x)
+
+    compiled = broach.compile(program, dynamic=dynamic)
+    for n in (4, 4, 5, 6, 7):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), program(x))
 
 
 @pytest.mark.parametrize("name", ["grad", "deterministic", "dtype", "precision"])
