@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.utils.checkpoint as checkpoints
 
-from ._captures import counted
+from ._captures import Replacements, counted
 from ._native import _C
 
 
@@ -125,18 +125,6 @@ def _number_of_settings() -> int:
 
 
 _MORE_SETTINGS = _number_of_settings()
-
-def _begin() -> None:
-    """Checkpoints of captured programs run once. Other threads notice nothing."""
-    for name, stand_in in _REPLACED.items():
-        if getattr(checkpoints, name, None) is _ORIGINAL[name]:
-            setattr(checkpoints, name, stand_in)
-
-
-def _end() -> None:
-    for name, stand_in in _REPLACED.items():
-        if getattr(checkpoints, name, None) is stand_in:
-            setattr(checkpoints, name, _ORIGINAL[name])
-
-
-enter, leave = counted(_begin, _end)
+_replacements = Replacements(checkpoints, _REPLACED)
+# Checkpoints of captured programs run once. Other threads notice nothing.
+enter, leave = counted(_replacements.begin, _replacements.end)

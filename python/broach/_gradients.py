@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._captures import counted
+from ._captures import Replacements, counted
 
 _own = torch._C.TensorBase.grad  # type: ignore[attr-defined]
 
@@ -23,13 +23,6 @@ def write_gradient(self: torch.Tensor, *value: object) -> None:
 _seen = property(read_gradient, write_gradient, write_gradient, _own.__doc__)
 
 
-def _begin() -> None:
-    """Other threads notice nothing."""
-    torch.Tensor.grad = _seen  # type: ignore[assignment]
-
-
-def _end() -> None:
-    del torch.Tensor.grad
-
-
-enter, leave = counted(_begin, _end)
+_replacements = Replacements(torch.Tensor, {"grad": _seen})
+# Other threads notice nothing.
+enter, leave = counted(_replacements.begin, _replacements.end)

@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 import torch
 
-from ._captures import counted
+from ._captures import Replacements, counted
 from ._native import _C
 
 
@@ -285,12 +285,12 @@ _QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "isinf": lambda x: bool(x == math.inf) or bool(x == -math.inf),
     "isfinite": lambda x: bool(x == x) and not (bool(x == math.inf) or bool(x == -math.inf)),
 }
-_MATH = {name: getattr(math, name) for name in (*_C.functions_of_numbers(), *_QUESTIONS)}
-_REPLACED = {
-    name: _question(_QUESTIONS[name], f) if name in _QUESTIONS else _function_of_numbers(f) for name, f in _MATH.items()
-}
-_OF_DATA = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
-_REPLACED_OF_DATA = {name: _function_of_data(f) for name, f in _OF_DATA.items()}
+_REPLACEMENTS = (
+    Replacements(math, {name: _function_of_numbers(getattr(math, name)) for name in _C.functions_of_numbers()}),
+    Replacements(math, {name: _question(answer, getattr(math, name)) for name, answer in _QUESTIONS.items()}),
+    Replacements(torch, {name: _function_of_data(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
+    Replacements(torch.Tensor, {"tolist": _list_of}),
+)
 _CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
 _KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
 
@@ -309,20 +309,14 @@ def _give(classes: dict[type, dict[str, Any]]) -> None:
 def _begin() -> None:
     """What a program may ask of a number knows those that stand for others. Other threads notice nothing."""
     _give(_CLASSES)
-    torch.Tensor.tolist = _list_of  # type: ignore[method-assign, assignment]
-    for name, f in _REPLACED.items():
-        setattr(math, name, f)
-    for name, f in _REPLACED_OF_DATA.items():
-        setattr(torch, name, f)
+    for replacements in _REPLACEMENTS:
+        replacements.begin()
 
 
 def _end() -> None:
     _give(_KEPT)
-    del torch.Tensor.tolist
-    for name, f in _MATH.items():
-        setattr(math, name, f)
-    for name, f in _OF_DATA.items():
-        setattr(torch, name, f)
+    for replacements in _REPLACEMENTS:
+        replacements.end()
 
 
 enter, leave = counted(_begin, _end)

@@ -13,7 +13,7 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ._captures import counted
+from ._captures import Replacements, counted
 from ._native import _C
 
 Update = Callable[..., "list[tuple[Tensor, Tensor]]"]  # what is stored, and where
@@ -117,13 +117,6 @@ _REPLACED = {
     "_fused_sgd_": _taken_apart(torch._fused_sgd_, 3, 0, _sgd),
     "_fused_adagrad_": _taken_apart(torch._fused_adagrad_, 4, 1, _adagrad),
 }
-_ORIGINAL = {name: getattr(torch, name) for name in _REPLACED}
-
-
-def _set(functions: dict[str, Callable]) -> None:
-    for name, function in functions.items():
-        setattr(torch, name, function)
-
-
+_replacements = Replacements(torch, _REPLACED)
 # Other threads notice nothing.
-enter, leave = counted(functools.partial(_set, _REPLACED), functools.partial(_set, _ORIGINAL))
+enter, leave = counted(_replacements.begin, _replacements.end)
