@@ -192,3 +192,18 @@ def test_margins_of_nan():
     x = torch.tensor([[NAN, 1.0], [0.5, 2.0]])
     same(lambda x: F.multi_margin_loss(x, torch.tensor([1, 0]), reduction="none"), lambda: x)
     same(lambda x: F.multilabel_margin_loss(x, torch.zeros(2, 2, dtype=torch.long), reduction="none"), lambda: x)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1, 3), (3, 80), (1,), ()])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+def test_running_sums_begin_with_a_zero(shape, dtype):
+    """Of which a negative zero makes a positive one; running products begin with a one."""
+
+    def program(x):
+        sums, products = x.cumsum(0), x.cumprod(0)
+        return (*(torch.view_as_real(t).signbit() if t.is_complex() else t.signbit() for t in (sums, products)), sums, products)
+
+    same(program, lambda: torch.full(shape, -0.0, dtype=dtype))
+    if not dtype.is_complex:
+        for value in (-INF, -0.0):
+            same(lambda x: (x.logcumsumexp(0), x.logcumsumexp(0).signbit()), lambda: torch.full(shape, value, dtype=dtype))  # noqa: B023

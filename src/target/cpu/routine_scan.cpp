@@ -1,5 +1,6 @@
 // Scans: one pass along each line. Lines that lie next to each other are scanned together, a row of them at a time.
 #include <algorithm>
+#include <limits>
 
 #include "target/cpu/routine.h"
 #include "target/cpu/routine_elements.h"
@@ -34,48 +35,47 @@ W log_of_sum(W total, W x) {
 // One line: the total stays in a register.
 template <class E, class Combine>
 void scan_line(const typename E::Stored* from, typename E::Stored* to, int64_t length, int64_t from_step, int64_t to_step,
-               const Combine& combine) {
+               Wide<typename E::Computed> total, const Combine& combine) {
   using W = Wide<typename E::Computed>;
-  W total{};
   for (int64_t i = 0; i < length; ++i) {
-    const W v = static_cast<W>(E::widen(from[i * from_step]));
-    total = i ? combine(total, v) : v;
+    total = combine(total, static_cast<W>(E::widen(from[i * from_step])));
     to[i * to_step] = E::narrow(static_cast<typename E::Computed>(total));
   }
 }
 
-// out[i] = combine of x[0 .. i], for the lines of a run.
+// out[i] = combine of `first`, as a sum begins with a zero, and x[0 .. i], for the lines of a run.
 template <class E, class Combine>
-void scan_run(const typename E::Stored* x, typename E::Stored* out, int64_t length, const LineRun& r, const Combine& combine) {
+void scan_run(const typename E::Stored* x, typename E::Stored* out, int64_t length, const LineRun& r, Wide<typename E::Computed> first,
+              const Combine& combine) {
   using W = Wide<typename E::Computed>;
   if (r.along[0] <= r.across[0] || r.lines == 1) {
     for (int64_t j = 0; j < r.lines; ++j)
-      scan_line<E>(x + r.offset[0] + j * r.across[0], out + r.offset[1] + j * r.across[1], length, r.along[0], r.along[1], combine);
+      scan_line<E>(x + r.offset[0] + j * r.across[0], out + r.offset[1] + j * r.across[1], length, r.along[0], r.along[1], first, combine);
     return;
   }
-  for (int64_t first = 0; first < r.lines; first += kTogether) {
-    const int64_t n = std::min(kTogether, r.lines - first);
-    const auto* from = x + r.offset[0] + first * r.across[0];
-    auto* to = out + r.offset[1] + first * r.across[1];
+  for (int64_t begin = 0; begin < r.lines; begin += kTogether) {
+    const int64_t n = std::min(kTogether, r.lines - begin);
+    const auto* from = x + r.offset[0] + begin * r.across[0];
+    auto* to = out + r.offset[1] + begin * r.across[1];
     W totals[kTogether];
+    std::fill_n(totals, n, first);
     for (int64_t i = 0; i < length; ++i, from += r.along[0], to += r.along[1])
       for (int64_t j = 0; j < n; ++j) {
-        const W v = static_cast<W>(E::widen(from[j * r.across[0]]));
-        totals[j] = i ? combine(totals[j], v) : v;
+        totals[j] = combine(totals[j], static_cast<W>(E::widen(from[j * r.across[0]])));
         to[j * r.across[1]] = E::narrow(static_cast<typename E::Computed>(totals[j]));
       }
   }
 }
 
 template <class E, class Combine>
-RoutineFunction scan(size_t dim, int64_t work, const Combine& combine) {
+RoutineFunction scan(size_t dim, int64_t work, Wide<typename E::Computed> first, const Combine& combine) {
   return [=](const RoutineArgs& args, const Threads& threads) {
     const RoutineTensor &x = args.operands[0], &out = args.results[0];
     const RoutineTensor* tensors[] = {&x, &out};
     const int64_t length = x.sizes[dim];
     if (!out.data || length == 0) return true;
     for_each_run(tensors, dim, length * work, threads, [&](const LineRun& r) {
-      scan_run<E>(static_cast<const typename E::Stored*>(x.data), static_cast<typename E::Stored*>(out.data), length, r, combine);
+      scan_run<E>(static_cast<const typename E::Stored*>(x.data), static_cast<typename E::Stored*>(out.data), length, r, first, combine);
     });
     return true;
   };
@@ -88,9 +88,9 @@ RoutineFunction arithmetic_scan(Op op, size_t dim) {
   if constexpr (std::is_same_v<T, bool>) {
     return {};
   } else {
-    if (op == Op::scan_sum) return scan<E>(dim, 1, [](W a, W b) { return sum_of(a, b); });
-    if (op == Op::scan_prod) return scan<E>(dim, 1, [](W a, W b) { return product_of(a, b); });
-    if constexpr (is_floating_v<T>) return scan<E>(dim, 32, [](W a, W b) { return log_of_sum(a, b); });
+    if (op == Op::scan_sum) return scan<E>(dim, 1, W(0), [](W a, W b) { return sum_of(a, b); });
+    if (op == Op::scan_prod) return scan<E>(dim, 1, W(1), [](W a, W b) { return product_of(a, b); });
+    if constexpr (is_floating_v<T>) return scan<E>(dim, 32, -std::numeric_limits<W>::infinity(), [](W a, W b) { return log_of_sum(a, b); });
     else return {};
   }
 }

@@ -1,6 +1,7 @@
 #include "target/reference/routines.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "support/error.h"
@@ -88,11 +89,13 @@ void scan(const Node& n, const HostTensor& x, HostTensor& out) {
     using E = decltype(element);
     using W = typename Wide<typename E::Computed>::type;
     for (int64_t l = 0; l < lines.count; ++l) {
-      W total{};
+      W total{};  // with which a sum begins
+      if constexpr (std::is_floating_point_v<W>)
+        if (n.op == Op::scan_logsumexp) total = -std::numeric_limits<W>::infinity();
       for (int64_t i = 0; i < lines.length; ++i) {
         const int64_t at = lines.start(l) + i * lines.step;
         const W next = static_cast<W>(load<E>(x.bytes.data(), at));
-        total = i ? accumulated(n.op, total, next) : next;
+        total = i || n.op != Op::scan_prod ? accumulated(n.op, total, next) : next;
         store<E>(out.bytes.data(), at, static_cast<typename E::Computed>(total));
       }
     }
