@@ -69,18 +69,29 @@ bool is_of_library(torch::autograd::Node& node) {
 }
 
 // torch's Python types of nodes have an attribute for each tensor that a node saves, which raises what a second backward does.
-bool has_freed(torch::autograd::Node& node) {
+std::optional<std::vector<at::Tensor>> saved_by(torch::autograd::Node& node) {
   py::gil_scoped_acquire gil;
   py::object o = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));
-  auto is_freed = [&](const py::handle& name) {
-    if (!name.cast<std::string>().starts_with("_saved_")) return false;
-    if (Ref saved = Ref::steal(PyObject_GetAttr(o.ptr(), name.ptr()))) return false;
-    const py::error_already_set error;  // or one that was written since
-    return error.matches(PyExc_RuntimeError) &&
-           std::string_view(error.what()).find(torch::autograd::ERR_BACKWARD_TWICE) != std::string_view::npos;
+  std::vector<at::Tensor> out;
+  auto add = [&](PyObject* value) {
+    if (THPVariable_Check(value)) out.push_back(THPVariable_Unpack(value));
   };
-  const py::list names = py::reinterpret_steal<py::list>(PyObject_Dir(reinterpret_cast<PyObject*>(Py_TYPE(o.ptr()))));
-  return std::any_of(names.begin(), names.end(), is_freed);
+  for (const PyTypeObject* type = Py_TYPE(o.ptr()); type; type = type->tp_base)
+    for (const PyGetSetDef* field = type->tp_getset; field && field->name; ++field) {
+      const std::string_view name = field->name;
+      if (!name.starts_with("_saved_") && name != "saved_tensors") continue;
+      const Ref value = Ref::steal(field->get(o.ptr(), field->closure));
+      if (!value) {
+        const py::error_already_set error;  // also of one that was written since
+        const bool is_freed = std::string_view(error.what()).find(torch::autograd::ERR_BACKWARD_TWICE) != std::string_view::npos;
+        if (error.matches(PyExc_RuntimeError) && is_freed) return std::nullopt;
+        continue;
+      }
+      add(value.get());
+      if (PyTuple_Check(value.get()))
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value.get()); ++i) add(PyTuple_GET_ITEM(value.get(), i));
+    }
+  return out;
 }
 
 // A class attribute that the metaclass would take for its own; None removes it.
@@ -168,7 +179,7 @@ PYBIND11_MODULE(_C, m) {
     PyErr_Clear();
   };
   is_registered_gradient = is_of_library;
-  has_freed_saved = has_freed;
+  saved_tensors = saved_by;
   unwrap_node = unwrap;
   wrap_node = wrap;
   add_callable_type(m);

@@ -24,6 +24,7 @@
 #include "capture.h"
 #include "engine_on_this_thread.h"
 #include "input_history.h"
+#include "kept_by_eager.h"
 #include "keys.h"
 #include "leaf_gradients.h"
 #include "nodes.h"
@@ -63,6 +64,13 @@ class Walk {
   const std::vector<ag::Node*>& with_code() const { return with_code_; }
   // How many results of a node have gradients.
   size_t results_of(const ag::Node* n) const { return results_.at(n).size(); }
+
+  // Of a node on the way. Nothing where the way ends.
+  std::optional<Reached> from(ag::Node& n) const {
+    const auto known = leaf_of_.contains(&n) ? reached_.end() : reached_.find(&n);
+    if (known == reached_.end()) return std::nullopt;
+    return Reached(known->second.begin(), known->second.begin() + static_cast<std::ptrdiff_t>(count_));
+  }
 
   // What is reached from a result. Without recursion: a graph is as deep as the program is long.
   const Reached& from(const ag::Edge& edge) {
@@ -198,7 +206,6 @@ bool is_window(const at::Tensor& t, const at::Tensor& base) {
 }  // namespace
 
 bool (*is_registered_gradient)(ag::Node&) = nullptr;
-bool (*has_freed_saved)(ag::Node&) = nullptr;
 
 ShownAs shown_as(const at::Tensor& t) {
   if (!t.defined() || t.is_inference()) return {};
@@ -319,6 +326,36 @@ std::string Capture::find_differentiable(const std::vector<at::Tensor>& results,
 
 namespace {
 
+// Of the tensors that others may write: the inputs, in these memories, and the results, of which `differentiable` have a history of their own.
+class Places {
+ public:
+  using StorageOf = std::function<int32_t(const at::Tensor&)>;
+  Places(const std::vector<int32_t>& inputs, const std::vector<at::Tensor>& results, const std::vector<size_t>& differentiable,
+         StorageOf storage_of)
+      : storage_of_(std::move(storage_of)) {
+    for (size_t i = 0; i < inputs.size(); ++i) by_storage_.emplace(inputs[i], i);
+    for (size_t r : differentiable) by_storage_.emplace(storage_of_(results[r]), inputs.size() + r);
+    for (size_t r = 0; r < results.size(); ++r) {
+      if (!results[r].defined()) continue;
+      as_they_are_.emplace(results[r].unsafeGetTensorImpl(), inputs.size() + r);
+      if (results[r].is_view() || !shown_as(results[r]).is_counted_apart)  // unlike what `.data` gives, whose writes nobody notices
+        by_storage_.emplace(storage_of_(results[r]), inputs.size() + r);
+    }
+    by_storage_.erase(-1);
+  }
+
+  std::optional<size_t> operator()(const at::Tensor& t) const {
+    if (const auto place = by_storage_.find(storage_of_(t)); place != by_storage_.end()) return place->second;
+    const auto place = as_they_are_.find(t.unsafeGetTensorImpl());
+    return place == as_they_are_.end() ? std::nullopt : std::optional(place->second);
+  }
+
+ private:
+  StorageOf storage_of_;
+  std::unordered_map<int32_t, size_t> by_storage_;
+  std::unordered_map<const c10::TensorImpl*, size_t> as_they_are_;
+};
+
 // Why the code that gradients run cannot be recorded. Each piece of it runs whatever gradients are asked for, and once for all of them:
 // what it gives need not be proportional to what it is given.
 std::string why_not_with_code(const Walk& walk, const std::vector<Reached>& reached, size_t leaves, const ag::edge_list& roots,
@@ -415,6 +452,14 @@ std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientC
   if (walk.with_code().empty()) code = nullptr;
   if (std::string why = code ? why_not_with_code(walk, reached, leaves.size(), roots, *code) : ""; !why.empty()) return why;
   if (roots.empty()) return "";
+  const bool any_region = std::ranges::any_of(trace_.ops, [](const TraceOp& op) { return op.schema == kEnterRegion; });
+  if (saved_tensors && !any_region) {  // within, eager keeps nothing
+    std::vector<int32_t> inputs;
+    for (TensorId id : trace_.inputs) inputs.push_back(trace_.tensors[static_cast<size_t>(id)].storage);
+    const Places places(inputs, results, differentiable_.results, [this](const at::Tensor& t) { return storage_of(t); });
+    differentiable_.kept = kept_by_eager(roots, [&](ag::Node& n) { return walk.from(n); }, places);
+    differentiable_.kept.inputs = inputs.size();
+  }
   trace_.ops.push_back(divider(kBeginGradients));
   first_gradient_op_ = trace_.ops.size();
   const size_t reads = trace_.reads.size(), decided = trace_.symbols->floats.deferred().size(), held = lifted_.size();
@@ -618,7 +663,7 @@ static bool is_released_before_code(const at::Tensor& t) {
 
 // The same where nodes compute in symbols, without running them.
 static bool is_released_symbolic(const at::Tensor& t) {
-  return std::ranges::any_of(edges_behind({t}), [](const ag::Edge& e) { return has_freed_saved(*e.function); });
+  return std::ranges::any_of(edges_behind({t}), [](const ag::Edge& e) { return !saved_tensors(*e.function); });
 }
 
 // The positions of those that a tensor's history leads to.
@@ -641,7 +686,7 @@ bool Capture::has_released(const std::vector<at::Tensor>& results) {
   if (std::ranges::any_of(results, is_own_leaf)) return false;  // it may have a gradient
   auto is_used_up = [&](const at::Tensor& t) {
     if (t.is_view()) return false;
-    if (symbolic_ && has_freed_saved) return is_released_symbolic(t);
+    if (symbolic_ && saved_tensors) return is_released_symbolic(t);
     if (real_tensor(t)) return false;
     return runs_code_in_backward_ ? is_released_before_code(t) : is_released(t);
   };

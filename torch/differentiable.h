@@ -35,16 +35,30 @@ struct UsedUpHistory {
   std::vector<size_t> inputs;  // that it leads to, the lifted ones behind those given
 };
 
+// What eager keeps for gradients, by groups of nodes that the same backwards go through.
+struct KeptByEager {
+  struct Group {
+    std::vector<bool> tangents, gradients;  // from whose results the engine comes, and to which it goes on
+    std::vector<size_t> places;             // of tensors that others may write
+    bool is_shared = false;                 // several results lead there
+  };
+  bool is_known = false;
+  std::vector<Group> groups;
+  std::vector<size_t> places;  // of all: inputs, the lifted ones behind those given, and behind them results
+  size_t inputs = 0;           // how many places are
+};
+
 struct Differentiable {
-  std::vector<size_t> results;                     // by tangent: the first position among the program's results, and behind them its bases
-  std::vector<size_t> bases;                       // of results in one memory, where none of them is the others' base: one of its views
-  std::vector<std::optional<size_t>> view_of;      // by tangent: the position of what its result is a view of, if that is among those
-  std::vector<size_t> inputs;                      // by gradient: position among the inputs, the lifted ones behind those given
-  std::vector<std::vector<bool>> reaches;          // by tangent and gradient
-  std::vector<std::vector<size_t>> through;        // by tangent: the others whose results autograd meets on the way to the inputs
-  std::vector<bool> has_history;                   // by result of the program, and behind them by base
-  std::vector<ShownAs> shown;                      // the same
-  std::vector<UsedUpHistory> used_up;              // by result, if the program's own backward has used up all of them
+  std::vector<size_t> results;                 // by tangent: the first position among the program's results, and behind them its bases
+  std::vector<size_t> bases;                   // of results in one memory, where none of them is the others' base: one of its views
+  std::vector<std::optional<size_t>> view_of;  // by tangent: the position of what its result is a view of, if that is among those
+  std::vector<size_t> inputs;                  // by gradient: position among the inputs, the lifted ones behind those given
+  std::vector<std::vector<bool>> reaches;      // by tangent and gradient
+  std::vector<std::vector<size_t>> through;    // by tangent: the others whose results autograd meets on the way to the inputs
+  std::vector<bool> has_history;               // by result of the program, and behind them by base
+  std::vector<ShownAs> shown;                  // the same
+  std::vector<UsedUpHistory> used_up;          // by result, if the program's own backward has used up all of them
+  KeptByEager kept;
   bool runs_backward = false;                      // the program does, as a training step
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }

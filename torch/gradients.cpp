@@ -95,19 +95,26 @@ struct Saved {
   ag::SavedVariable variable;
   at::Tensor own;  // instead of the variable
   uint64_t layout;
+  c10::VariableVersion counter = {};
+  uint32_t version = 0;
+  bool was_written() const { return counter.enabled() && counter.current_version() != version; }
 };
 
 // Some results of one call of a compiled program in autograd's graph.
 class CompiledCall : public ag::Node {
  public:
   // `own`: which of the call's tangents are those of its results; there are `tangents` in all.
-  CompiledCall(std::shared_ptr<const Backward> backward, std::vector<int64_t> symbols, std::vector<size_t> own, size_t tangents)
-      : backward_(std::move(backward)), symbols_(std::move(symbols)), own_(std::move(own)), tangents_(tangents) {}
+  CompiledCall(std::shared_ptr<const Backward> backward, std::vector<int64_t> symbols, std::vector<size_t> own, size_t tangents,
+               std::shared_ptr<KeptOfCall> kept)
+      : backward_(std::move(backward)), symbols_(std::move(symbols)), own_(std::move(own)), tangents_(tangents), kept_(std::move(kept)) {}
 
   std::string name() const override { return "BroachBackward"; }
 
   // Tensors that others may write to, which would be noticed.
-  void save(const at::Tensor& t, bool is_result) { saved_.push_back({ag::SavedVariable(t, is_result), at::Tensor(), layout_of(t)}); }
+  void save(const at::Tensor& t, bool is_result) {
+    const auto& counter = t.unsafeGetTensorImpl()->version_counter();
+    saved_.push_back({ag::SavedVariable(t, is_result), at::Tensor(), layout_of(t), counter, static_cast<uint32_t>(version_of(t))});
+  }
   void save_own(at::Tensor t) { saved_.push_back({ag::SavedVariable(), std::move(t), 0}); }
 
   ag::variable_list apply(ag::variable_list&& given) override {
@@ -115,9 +122,9 @@ class CompiledCall : public ag::Node {
     std::lock_guard lock(mutex_);
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     ag::variable_list tangents(tangents_);
+    use(given);
     for (size_t t = 0; t < given.size(); ++t) {
       if (!given[t].defined()) continue;
-      use(t);
       const at::Tensor& g = given[t];  // the derivative of a sign is a zero without elements, to which nothing can be added
       tangents[own_[t]] = g._is_zerotensor() ? at::zeros(g.sizes(), g.options()) : std::move(given[t]);
     }
@@ -127,10 +134,11 @@ class CompiledCall : public ag::Node {
       return give(backward_->as_run(run_eagerly(cat("broach: ", why, ": they need the program to be run again"), tangents), in_parts));
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains() && !saves_nothing();
     auto saved = [&](size_t i) {
-      auto& [variable, own, layout] = saved_[i];
-      if (own.defined()) return released_ ? std::move(own) : own;
-      at::Tensor t = variable.unpack(getptr());
-      if (layout_of(t) != layout)  // which no version counter tells
+      Saved& s = saved_[i];
+      if (s.own.defined()) return released_ ? std::move(s.own) : s.own;
+      if (backward_->knows_what_eager_keeps() && s.was_written()) throw NoCode("a tensor was written since, which eager does not keep");
+      at::Tensor t = s.variable.unpack(getptr());
+      if (layout_of(t) != s.layout)  // which no version counter tells
         throw NoCode("a tensor has other sizes, strides or elements than in the call, by its .data");
       return t;
     };
@@ -150,9 +158,10 @@ class CompiledCall : public ag::Node {
   ag::variable_list run_to(const std::vector<size_t>& ends, size_t tangent, const at::Tensor& value) {
     std::lock_guard lock(mutex_);
     TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
-    use(static_cast<size_t>(std::ranges::find(own_, tangent) - own_.begin()));
-    ag::variable_list tangents(tangents_);
+    ag::variable_list tangents(tangents_), own(own_.size());
     tangents[tangent] = value;
+    own[static_cast<size_t>(std::ranges::find(own_, tangent) - own_.begin())] = value;
+    use(own);
     ag::variable_list out = run_eagerly(
         "broach: gradients of a result from which another one is made (asked for, kept, or seen by a hook) need the program to be run again",
         tangents, ends);
@@ -210,10 +219,19 @@ class CompiledCall : public ag::Node {
   // What is linear can be had again, as from eager; but for gradients of gradients, which would keep what the call was given.
   bool saves_nothing() const { return !released_ && saved_.empty(); }
 
-  void use(size_t result) {
-    if (saves_nothing()) return;
-    TORCH_CHECK(!results_[result].was_used, ag::ERR_BACKWARD_TWICE);
-    results_[result].is_in_use = !ag::get_current_graph_task_keep_graph();
+  // `given`, by its results: tangents.
+  void use(const ag::variable_list& given) {
+    const bool keeps_graph = ag::get_current_graph_task_keep_graph();
+    if (kept_) {
+      std::vector<bool> tangents(tangents_);
+      for (size_t t = 0; t < given.size(); ++t) tangents[own_[t]] = given[t].defined();
+      kept_->use(tangents, wanted(), keeps_graph);
+    }
+    for (size_t t = 0; t < given.size() && !saves_nothing(); ++t) {
+      if (!given[t].defined()) continue;
+      TORCH_CHECK(!results_[t].was_used, ag::ERR_BACKWARD_TWICE);
+      results_[t].is_in_use = !keeps_graph;
+    }
   }
 
   size_t gradients() const { return num_outputs() - (runs_ ? 1 : 0); }
@@ -260,7 +278,8 @@ class CompiledCall : public ag::Node {
     const Rerun& rerun = backward_->rerun();
     TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
     for (const Saved& s : saved_)
-      if (!s.own.defined()) s.variable.unpack(getptr());  // eager's error where it was written since
+      if (!s.own.defined() && !(backward_->knows_what_eager_keeps() && s.was_written()))
+        s.variable.unpack(getptr());  // eager's error where it was written since
     std::vector<at::Tensor> tensors;
     for (const auto& [t, version] : given_) {
       TORCH_CHECK(version_of(t) == version || rerun.writes(tensors.size()), what,
@@ -277,6 +296,7 @@ class CompiledCall : public ag::Node {
   std::vector<int64_t> symbols_;
   std::vector<size_t> own_;
   size_t tangents_;
+  std::shared_ptr<KeptOfCall> kept_;  // null: eager keeps nothing that others may write or let go
   std::vector<Saved> saved_;
   std::shared_ptr<const ProgramAgain> again_;
   std::shared_ptr<const FoundByCall> found_;
@@ -405,26 +425,7 @@ at::Tensor laid_out(const at::Tensor& t, const Type& type, const Shape& strides,
   return at::empty_strided(sizes, steps, t.options()).copy_(t);
 }
 
-class UsedUp : public ag::Error {
- public:
-  explicit UsedUp(std::string name) : Error(ag::ERR_BACKWARD_TWICE), name_(std::move(name)) {}
-  std::string name() const override { return name_; }
-
- private:
-  const std::string name_;
-};
-
 }  // namespace
-
-// Its edges are what the engine goes by where it is asked for the gradients of some tensors alone.
-void give_used_up_history(const at::Tensor& t, const UsedUpHistory& history, const RunInputs& inputs) {
-  ag::edge_list edges;
-  for (size_t i : history.inputs)
-    if (inputs.tensors[i]->defined()) edges.push_back(ag::impl::gradient_edge(*inputs.tensors[i]));
-  NodePointer node = new_node<UsedUp>(history.node);
-  node->set_next_edges(std::move(edges));
-  ag::set_history(t, node);
-}
 
 std::vector<at::Tensor> tensors_of(const std::vector<ResultSpec>& specs, MemoryOf memory, const std::vector<bool>& own_history,
                                    std::span<const int64_t> symbols, std::span<const ShownAs> shown) {
@@ -606,13 +607,16 @@ void Backward::connect(const CallInputs& call, std::vector<at::Tensor>& results,
                        const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
                        const std::shared_ptr<const FoundByCall>& found) const {
   make_views(results);
+  const auto kept = differentiable_.kept.groups.empty() ? nullptr : std::make_shared<KeptOfCall>(differentiable_.kept);
   ag::edge_list edges(differentiable_.results.size());
   for (const std::vector<size_t>& own : nodes(inputs)) {
-    NodePointer node = connect(own, call, results, inputs, made, symbols, found);
+    NodePointer node = connect(own, call, results, inputs, made, symbols, found, kept);
     for (size_t k = 0; k < own.size(); ++k) edges[own[k]] = ag::Edge(node, static_cast<uint32_t>(k));
   }
   if (edges.size() > 1) connect_apart(results, edges);
   make_windows(results);
+  const size_t held = differentiable_.kept.inputs;
+  if (kept) kept->begin([&](size_t place) -> const at::Tensor& { return place < held ? *inputs.tensors[place] : results[place - held]; });
 }
 
 // Each of several results gets a node of its own, as in eager, so that each may have hooks, and keep its gradient or be asked for it.
@@ -632,7 +636,7 @@ void Backward::connect_apart(std::vector<at::Tensor>& results, const std::vector
 
 NodePointer Backward::connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results,
                               const RunInputs& inputs, const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
-                              const std::shared_ptr<const FoundByCall>& found) const {
+                              const std::shared_ptr<const FoundByCall>& found, const std::shared_ptr<KeptOfCall>& kept) const {
   ag::edge_list edges;
   std::vector<bool> reached(inputs.tensors.size());
   bool awaited = false;
@@ -642,7 +646,7 @@ NodePointer Backward::connect(const std::vector<size_t>& own, const CallInputs& 
     edges.push_back(reached[i] ? ag::impl::gradient_edge(*inputs.tensors[i]) : ag::Edge());
     if (ag::Node* n = edges.back().function.get()) awaited = awaited || is_awaited(*n);
   }
-  NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols, own, differentiable_.results.size());
+  NodePointer node = new_node<CompiledCall>(shared_from_this(), symbols, own, differentiable_.results.size(), kept);
   if (awaited) {
     auto runs = std::make_shared<Runs>();
     edges = first_of_parts(std::move(edges), parts_, runs, results[differentiable_.results[own[0]]]);

@@ -18,15 +18,13 @@
 
 #include "compile.h"
 #include "differentiable.h"
+#include "kept_by_eager.h"
 #include "nodes.h"
 #include "program.h"
 #include "rerun.h"
 #include "runner.h"
 
 namespace broach {
-
-// Gives a result the history of one that a backward has gone through: another one is eager's error.
-void give_used_up_history(const at::Tensor& t, const UsedUpHistory& history, const RunInputs& inputs);
 
 // The tensors that these are the memory of. `own_history`: which get one that is not that of what they are a window of; none if empty.
 // `shown`: as what, for autograd; views if empty.
@@ -108,6 +106,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   // Whether these tangents lie otherwise than the recorded ones, and code of the program's goes by that.
   bool lie_otherwise(const std::vector<at::Tensor>& tangents, std::span<const int64_t> symbols) const;
   const Rerun& rerun() const { return rerun_; }
+  bool knows_what_eager_keeps() const { return differentiable_.kept.is_known; }
   int64_t reruns() const { return reruns_; }
   const std::vector<size_t>& through(size_t tangent) const { return differentiable_.through[tangent]; }
 
@@ -125,7 +124,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   std::vector<std::vector<size_t>> nodes(const RunInputs& inputs) const;
   NodePointer connect(const std::vector<size_t>& own, const CallInputs& call, std::vector<at::Tensor>& results, const RunInputs& inputs,
                       const std::vector<at::Tensor>& made, const std::vector<int64_t>& symbols,
-                      const std::shared_ptr<const FoundByCall>& found) const;
+                      const std::shared_ptr<const FoundByCall>& found, const std::shared_ptr<KeptOfCall>& kept) const;
   void connect_apart(std::vector<at::Tensor>& results, const std::vector<torch::autograd::Edge>& edges) const;
 
   const Stage& stage() const { return compiled_->module.stages.back(); }

@@ -1,10 +1,13 @@
 // Nodes of autograd's: how they are made, and what is asked of others' code where gradients are needed.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace broach {
 
@@ -22,9 +25,9 @@ NodePointer new_node(Args&&... args) {
 // seen to read nothing but what it is given. Answered by the front that knows such operators; null if none does.
 extern bool (*is_registered_gradient)(torch::autograd::Node&);
 
-// Whether what it saved for a gradient was freed by a backward that went through it. Answered by the front that can look at it without
-// running the node; null if none does.
-extern bool (*has_freed_saved)(torch::autograd::Node&);
+// The tensors that it has saved for a gradient, but those that were written since; nothing if a backward that went through it has freed
+// them. Answered by the front that can look at them without running the node; null if none does.
+extern std::optional<std::vector<at::Tensor>> (*saved_tensors)(torch::autograd::Node&);
 
 // Whether an operation's tags say that it draws random numbers; true for one that is not known.
 bool may_draw(const std::string& schema);

@@ -476,6 +476,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallIn
     random.put_back();
     throw FailedRun(message_of(e));
   }
+  commit(inputs, made);
   std::vector<at::Tensor> out = results(inputs, made, symbols);
   out.resize(first);
   return out;
@@ -509,6 +510,8 @@ std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, Ru
 }
 
 void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const {
+  for (auto [i, steps] : version_steps_)
+    for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
   if (program_.commits.empty()) return;
   at::AutoDispatchBelowADInplaceOrView guard;
   for (auto [input, output] : program_.commits)
@@ -530,8 +533,6 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
   if (!out) return std::nullopt;
   const auto end = out->begin() + static_cast<std::ptrdiff_t>(has_history_.size());
   out->erase(end - static_cast<std::ptrdiff_t>(bases_), end);
-  for (auto [i, steps] : version_steps_)
-    for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
   return out;
 }
 
