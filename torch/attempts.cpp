@@ -11,22 +11,24 @@ namespace broach {
 namespace {
 
 constexpr uint32_t of(Outcome outcome) { return uint32_t{1} << static_cast<int>(outcome); }
+constexpr uint32_t kUndone = of(Outcome::refuses_symbols) | of(Outcome::lacks_stand_ins);
+constexpr const char* kKnownAsItRuns = "what it reads or selects is known only as it runs";
 constexpr uint32_t kNoProgram = of(Outcome::wants_stand_ins) | of(Outcome::learnt) | of(Outcome::spoilt) | of(Outcome::rejected) |
                                 of(Outcome::unsupported) | of(Outcome::bug);
 
 // The first row that fits counts.
 constexpr Next kNext[] = {
+    {of(Outcome::lacks_stand_ins), kPlain, kPlain, kStandIns, kPlain, true, kKnownAsItRuns},
     {of(Outcome::refuses_symbols), kStandIns | kSizes, kPlain, kPlain, kSizes, true,
      "what stands for its values may do without what stands for sizes"},
     {of(Outcome::refuses_symbols), kStandIns, kStandIns, kSizes, kPlain, true,
      "what stands for its values asks for more than what stands for sizes"},
     {of(Outcome::refuses_symbols), kStandIns, kStandIns, kPlain, kPlain, true, "what stands for its values asks for more than numbers do"},
-    {of(Outcome::refuses_symbols), kNumbers, kNumbers, kPlain, kPlain, true,
-     "a number that it is given is a count of layers as often as a size"},
-    {of(Outcome::refuses_symbols), kSizes, kSizes, kPlain, kPlain, true, "its sizes stay numbers"},
+    {kUndone, kNumbers, kNumbers, kPlain, kPlain, true, "a number that it is given is a count of layers as often as a size"},
+    {kUndone, kSizes, kSizes, kPlain, kPlain, true, "its sizes stay numbers"},
     {kNoProgram, kStandIns, kStandIns, kPlain, kPlain, false, "it has run, and may be compiled without what stands for its values"},
+    {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, kPlain, false, kKnownAsItRuns},
     {kNoProgram, kSizes, kSizes, kPlain, kPlain, false, "it has run, and may be compiled with its sizes as numbers"},
-    {of(Outcome::wants_stand_ins), kPlain, kPlain, kStandIns, kPlain, false, "what it reads or selects is known only as it runs"},
     {of(Outcome::wants_apart), kPlain, kPlain, kApart, kPlain, false, "what stands for an input has no history that leads elsewhere"},
 };
 
@@ -47,9 +49,19 @@ constexpr Anew kAnew[] = {
 }  // namespace
 
 const char* name_of(Outcome outcome) {
-  static constexpr const char* names[] = {
-      "compiled", "refuses symbols", "wants stand-ins", "wants inputs apart", "unclear", "needs gradients",
-      "learnt",   "spoilt",          "rejected",        "unsupported",        "bug",     "error"};
+  static constexpr const char* names[] = {"compiled",
+                                          "refuses symbols",
+                                          "lacks stand-ins",
+                                          "wants stand-ins",
+                                          "wants inputs apart",
+                                          "unclear",
+                                          "needs gradients",
+                                          "learnt",
+                                          "spoilt",
+                                          "rejected",
+                                          "unsupported",
+                                          "bug",
+                                          "error"};
   return names[static_cast<size_t>(outcome)];
 }
 

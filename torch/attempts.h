@@ -17,6 +17,7 @@ namespace broach {
 enum class Outcome {
   compiled,
   refuses_symbols,  // it does not bear what stands for its sizes, numbers or values, and is as if it had not run
+  lacks_stand_ins,  // as if it had not run, because of the next
   wants_stand_ins,  // it goes by values or sizes that only stand-ins let it be compiled for
   wants_apart,      // inputs have a history that leads to what else it reads: gradients end there only if something stands for them
   unclear,          // its host code may have state: the next run tells

@@ -767,7 +767,8 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
     if (name.starts_with("aten::as_strided") && !std::holds_alternative<std::monostate>(out.args.back().value))
       fix_offset(trace_.tensors[static_cast<size_t>(std::get<Arg::Tensor>(out.args[0].value).id)].storage);
     if (op.hasTag(at::Tag::inplace_view)) begin_view_in_place(op, out);
-    if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out)) begin_data_sizes(out);
+    const bool is_given_lengths = name == "aten::_ctc_loss";  // in numbers, by which the sizes go
+    if (op.hasTag(at::Tag::dynamic_output_shape) && !indexes_by_position(out) && !is_given_lengths) begin_data_sizes(out);
   }
   torch::jit::Stack given;
   if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());

@@ -54,6 +54,10 @@ std::optional<DataShapes> data_shapes(const Trace& trace, const TraceOp& op, con
   const std::string& s = op.schema;
   if (s == "aten::nonzero") return DataShapes{{{count, static_cast<int64_t>(shape_of_argument(trace, op, 0).size())}}};
   if (s == "aten::masked_select" || s == "aten::bincount") return DataShapes{{{count}}};
+  if (s == "aten::_ctc_loss.Tensor") {  // the size is of what its gradient goes by: one and twice the most targets
+    const Shape& steps = shape_of_argument(trace, op, 0);
+    return DataShapes{{{steps.at(1)}, {steps.at(1), steps.at(0), count}}, 1, 2};
+  }
   if (s == "aten::repeat_interleave.Tensor") return is_none(op, 1) ? std::optional(DataShapes{{{count}}}) : std::nullopt;
   if (s == "aten::_unique2") return distinct(trace, op, count, 2, 3);
   if (s == "aten::unique_consecutive")

@@ -3,13 +3,18 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Reduction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_ctc_loss.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -310,7 +315,6 @@ struct RawReader {
 };
 constexpr RawReader kRawReaders[] = {{"tensor_split.tensor_indices_or_sections"},
                                      {"_pad_packed_sequence"},
-                                     {"ctc_loss.Tensor", 2, 2},
                                      {"lstm.data"},
                                      {"gru.data"},
                                      {"rnn_tanh.data"},
@@ -327,6 +331,23 @@ void raw_reader(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::
   op.callBoxed(stack);
 }
 
+// Torch reads the lengths on the host for an operation that is given them as numbers; the same operation also takes them as tensors.
+at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
+                    const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  Capture* capture = Capture::current();
+  if (!log_probs.is_cpu() || log_probs.dim() != 3) {
+    for (const at::Tensor* t : {&input_lengths, &target_lengths})
+      if (capture) capture->must_read_elements(*t, "ctc_loss.Tensor");
+    return at::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity);
+  }
+  at::Tensor loss =
+      std::get<0>(at::_ctc_loss(log_probs, targets.to(log_probs.device(), at::kLong), input_lengths, target_lengths, blank, zero_infinity));
+  if (zero_infinity) loss = at::where(loss.eq(std::numeric_limits<double>::infinity()), at::zeros({}, loss.options()), loss);
+  if (reduction == at::Reduction::Mean) return loss.div(target_lengths.clamp_min(1)).mean();
+  return reduction == at::Reduction::Sum ? loss.sum() : loss;
+}
+
 // Registered as the library is loaded; nothing where there is no key for it.
 std::vector<torch::Library> registered() {
   std::vector<torch::Library> all;
@@ -335,6 +356,7 @@ std::vector<torch::Library> registered() {
   all[0].fallback(torch::CppFunction::makeFallthrough());
   torch::Library& m = all[1];
   m.impl("max_pool1d", &max_pool1d);
+  m.impl("ctc_loss.Tensor", &ctc_loss);
   m.impl("scaled_dot_product_attention", &attention);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);
   for (const char* name :

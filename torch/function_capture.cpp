@@ -179,7 +179,8 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
 void Function::run_again(const CallInputs& call, Recorded& recorded) {
   if (run_in_place(call, recorded)) return;
   recorded.program = nullptr;
-  recorded.attempt.verdict.outcome = Outcome::refuses_symbols;
+  Outcome& outcome = recorded.attempt.verdict.outcome;
+  outcome = outcome == Outcome::wants_stand_ins ? Outcome::lacks_stand_ins : Outcome::refuses_symbols;
 }
 
 // The compiled program, in the place of the run that was recorded. False if there is none for the call; nothing has happened then.

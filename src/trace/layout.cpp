@@ -106,6 +106,8 @@ class Results {
     if (op_.schema == "aten::unfold") return windows();
     if (op_.args.size() == 9 && op_.schema.ends_with(".input")) return recurrent();
     if (op_.schema.starts_with("aten::_scaled_dot_product_") && !OpTable::get().find(op_.schema)) return attention();
+    if (op_.schema == "aten::_ctc_loss_backward.Tensor")  // for which torch has no kernel without elements
+      return like(tensor(std::get<Arg::Tensor>(op_.args[1].value).id).type);
     const std::string form = op_.mutated.empty() ? "" : form_with_results(t_, op_);
     const std::string& schema = form.empty() ? op_.schema : form;
     const OpEntry* entry = OpTable::get().find(schema);
@@ -140,6 +142,11 @@ class Results {
     std::vector<int64_t> out;
     for (const SymInt& e : s) out.push_back(symbols().hint(e));
     return out;
+  }
+
+  std::optional<std::vector<TraceTensor>> like(const Type& type) {
+    auto only = result(seen_[0], scratch_.input(type));
+    return only ? std::optional(std::vector{std::move(*only)}) : std::nullopt;
   }
 
   // A lowering may ask for the sizes of its results, which are only known in numbers: what it makes of these must not pass for

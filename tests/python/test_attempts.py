@@ -31,6 +31,16 @@ def test_a_fraction_read_on_the_host_asks_for_stand_ins():
     assert "read on the host" in why and "known only as it runs" in then
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_sizes_stay_symbols_where_data_decides_others(gradients):
+    weight = torch.ones(3, requires_grad=True)
+    calls = [[torch.randn(n, 3), torch.arange(n) % 3 > 0] for n in (4, 5, 7, 9)]
+    with torch.set_grad_enabled(gradients):
+        compiled, tried = attempts(lambda x, mask: (x * weight)[mask].exp().sum(), *calls, dynamic=True)
+    assert tried[-1] == ("symbols for sizes, values", "compiled") and len(tried) == 2, tried
+    assert compiled.stats()["compiled_calls"] >= 2
+
+
 def test_numbers_are_given_up_in_the_same_call():
     def asks(x, n):
         return x * {int: 2, float: 3}[type(n)] + n
