@@ -30,6 +30,8 @@ enum class Outcome {
   error,            // the program's own
 };
 const char* name_of(Outcome outcome);
+// Whether the program is as if it had not run.
+constexpr bool is_undone(Outcome outcome) { return outcome == Outcome::refuses_symbols || outcome == Outcome::lacks_stand_ins; }
 
 // Who may run the program where no attempt gives one; what leaves less to TorchDynamo comes later.
 enum class Fallback {

@@ -120,6 +120,7 @@ Function::Results Function::capture_and_compile(const CallInputs& call, const Mo
     const Outcome outcome = recorded.attempt.verdict.outcome;
     const Next* next = plan.follow(outcome, recorded.attempt.with);
     if (next) recorded.attempt.then = next->because;
+    else if (is_undone(outcome)) recorded.must_run_eagerly = true;
     refuses_stand_ins_ = refuses_stand_ins_ || (next && (next->drops & kStandIns));
     log_->add(recorded.attempt);
     if (next && next->at_once) continue;
@@ -179,8 +180,9 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
 void Function::run_again(const CallInputs& call, Recorded& recorded) {
   if (run_in_place(call, recorded)) return;
   recorded.program = nullptr;
-  Outcome& outcome = recorded.attempt.verdict.outcome;
-  outcome = outcome == Outcome::wants_stand_ins ? Outcome::lacks_stand_ins : Outcome::refuses_symbols;
+  Attempt& attempt = recorded.attempt;
+  const bool lacks = attempt.verdict.outcome == Outcome::wants_stand_ins && !(attempt.with & kStandIns);
+  attempt.verdict.outcome = lacks ? Outcome::lacks_stand_ins : Outcome::refuses_symbols;
 }
 
 // The compiled program, in the place of the run that was recorded. False if there is none for the call; nothing has happened then.

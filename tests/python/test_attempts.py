@@ -41,6 +41,22 @@ def test_sizes_stay_symbols_where_data_decides_others(gradients):
     assert compiled.stats()["compiled_calls"] >= 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_gradients_that_find_out_sizes(dynamic):
+    where, calls = torch.tensor([0, 2, 2]), 5
+    program = lambda x, value: x.index_fill(0, where, value)  # noqa: E731
+    compiled = broach.compile(program, dynamic=dynamic)
+    with torch.enable_grad():
+        for call in range(calls):
+            seen = []
+            for f in (program, compiled):
+                x, value = torch.ones(3 + call, 2, requires_grad=True), torch.tensor(float(call), requires_grad=True)
+                y = f(x, value)
+                y.exp().sum().backward()
+                seen.append([y, x.grad, value.grad])
+            torch.testing.assert_close(*seen)
+
+
 def test_numbers_are_given_up_in_the_same_call():
     def asks(x, n):
         return x * {int: 2, float: 3}[type(n)] + n
