@@ -40,7 +40,6 @@ struct KeptByEager {
   struct Group {
     std::vector<bool> tangents, gradients;  // from whose results the engine comes, and to which it goes on
     std::vector<size_t> places;             // of tensors that others may write
-    bool is_shared = false;                 // several results lead there
   };
   bool is_known = false;
   std::vector<Group> groups;

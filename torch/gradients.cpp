@@ -120,7 +120,6 @@ class CompiledCall : public ag::Node {
   ag::variable_list apply(ag::variable_list&& given) override {
     const std::string changed = backward_->changed();
     std::lock_guard lock(mutex_);
-    TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     ag::variable_list tangents(tangents_);
     use(given);
     for (size_t t = 0; t < given.size(); ++t) {
@@ -134,9 +133,10 @@ class CompiledCall : public ag::Node {
       return give(backward_->as_run(run_eagerly(cat("broach: ", why, ": they need the program to be run again"), tangents), in_parts));
     released_ = !ag::get_current_graph_task_keep_graph() && none_remains() && !saves_nothing();
     auto saved = [&](size_t i) {
+      TORCH_CHECK(i < saved_.size(), ag::ERR_BACKWARD_TWICE);
       Saved& s = saved_[i];
       if (s.own.defined()) return released_ ? std::move(s.own) : s.own;
-      if (backward_->knows_what_eager_keeps() && s.was_written()) throw NoCode("a tensor was written since, which eager does not keep");
+      if (knows() && s.was_written()) throw NoCode("a tensor was written since, which eager does not keep");
       at::Tensor t = s.variable.unpack(getptr());
       if (layout_of(t) != s.layout)  // which no version counter tells
         throw NoCode("a tensor has other sizes, strides or elements than in the call, by its .data");
@@ -157,10 +157,8 @@ class CompiledCall : public ag::Node {
   // past them comes with what this node gives in the same run of the engine's.
   ag::variable_list run_to(const std::vector<size_t>& ends, size_t tangent, const at::Tensor& value) {
     std::lock_guard lock(mutex_);
-    TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     ag::variable_list tangents(tangents_), own(own_.size());
-    tangents[tangent] = value;
-    own[static_cast<size_t>(std::ranges::find(own_, tangent) - own_.begin())] = value;
+    tangents[tangent] = own[static_cast<size_t>(std::ranges::find(own_, tangent) - own_.begin())] = value;
     use(own);
     ag::variable_list out = run_eagerly(
         "broach: gradients of a result from which another one is made (asked for, kept, or seen by a hook) need the program to be run again",
@@ -216,6 +214,9 @@ class CompiledCall : public ag::Node {
   }
 
  private:
+  // What eager keeps, by which its errors go.
+  bool knows() const { return backward_->knows_what_eager_keeps(); }
+
   // What is linear can be had again, as from eager; but for gradients of gradients, which would keep what the call was given.
   bool saves_nothing() const { return !released_ && saved_.empty(); }
 
@@ -227,6 +228,8 @@ class CompiledCall : public ag::Node {
       for (size_t t = 0; t < given.size(); ++t) tangents[own_[t]] = given[t].defined();
       kept_->use(tangents, wanted(), keeps_graph);
     }
+    if (knows()) return;
+    TORCH_CHECK(!released_, ag::ERR_BACKWARD_TWICE);
     for (size_t t = 0; t < given.size() && !saves_nothing(); ++t) {
       if (!given[t].defined()) continue;
       TORCH_CHECK(!results_[t].was_used, ag::ERR_BACKWARD_TWICE);
@@ -269,7 +272,10 @@ class CompiledCall : public ag::Node {
 
   // Whether no other backward can come.
   bool none_remains() const {
-    return std::ranges::all_of(results_, [](const Result& r) { return r.was_used || r.is_in_use || r.is_over(); });
+    auto is_spent = [&](size_t r) { return knows() ? !kept_ || kept_->is_spent(own_[r]) : results_[r].was_used || results_[r].is_in_use; };
+    for (size_t r = 0; r < results_.size(); ++r)
+      if (!is_spent(r) && !results_[r].is_over()) return false;
+    return true;
   }
 
   // `what`: why it is.
@@ -278,8 +284,7 @@ class CompiledCall : public ag::Node {
     const Rerun& rerun = backward_->rerun();
     TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
     for (const Saved& s : saved_)
-      if (!s.own.defined() && !(backward_->knows_what_eager_keeps() && s.was_written()))
-        s.variable.unpack(getptr());  // eager's error where it was written since
+      if (!s.own.defined() && !(knows() && s.was_written())) s.variable.unpack(getptr());  // eager's error where it was written since
     std::vector<at::Tensor> tensors;
     for (const auto& [t, version] : given_) {
       TORCH_CHECK(version_of(t) == version || rerun.writes(tensors.size()), what,

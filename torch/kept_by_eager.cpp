@@ -72,9 +72,7 @@ KeptByEager kept_by_eager(const ag::edge_list& roots, ReachedFrom reached, Place
   KeptByEager out{.is_known = true};
   std::set<size_t> all;
   for (const auto& [group, places] : groups) {
-    const bool is_shared = std::ranges::count(group.first, true) > 1;
-    if (places.empty() && !is_shared) continue;
-    out.groups.push_back({group.first, group.second, {places.begin(), places.end()}, is_shared});
+    out.groups.push_back({group.first, group.second, {places.begin(), places.end()}});
     all.insert(places.begin(), places.end());
   }
   out.places.assign(all.begin(), all.end());
@@ -95,6 +93,9 @@ void KeptOfCall::use(const std::vector<bool>& given, const std::vector<bool>& wa
   const bool all = std::ranges::find(wanted, false) == wanted.end();
   auto goes_through = [&](const KeptByEager::Group& g) { return meet(g.tangents, given) && (all || meet(g.gradients, wanted)); };
   std::lock_guard lock(mutex_);
+  const int run = ag::get_current_graph_task_id();
+  for (size_t g = 0; g < kept_.groups.size(); ++g)
+    TORCH_CHECK(freed_by_[g] == kNone || freed_by_[g] == run || !goes_through(kept_.groups[g]), ag::ERR_BACKWARD_TWICE);
   for (const Written& w : may_be_written_) {
     const uint32_t now = w.counter.current_version();
     if (now == w.version) continue;
@@ -105,12 +106,15 @@ void KeptOfCall::use(const std::vector<bool>& given, const std::vector<bool>& wa
         "a compiled program is at version ",
         now, "; expected version ", w.version, " instead.");
   }
-  for (size_t g = 0; g < kept_.groups.size(); ++g) {
-    if (!kept_.groups[g].is_shared || !goes_through(kept_.groups[g])) continue;
-    const int run = ag::get_current_graph_task_id();
-    TORCH_CHECK(freed_by_[g] == kNone || freed_by_[g] == run, ag::ERR_BACKWARD_TWICE);
-    if (!keeps_graph) freed_by_[g] = run;
-  }
+  for (size_t g = 0; g < kept_.groups.size() && !keeps_graph; ++g)
+    if (goes_through(kept_.groups[g])) freed_by_[g] = run;
+}
+
+bool KeptOfCall::is_spent(size_t tangent) {
+  std::lock_guard lock(mutex_);
+  for (size_t g = 0; g < kept_.groups.size(); ++g)
+    if (kept_.groups[g].tangents[tangent] && freed_by_[g] == kNone) return false;
+  return true;
 }
 
 }  // namespace broach

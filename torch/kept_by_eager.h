@@ -33,6 +33,8 @@ class KeptOfCall {
   void begin(c10::function_ref<const at::Tensor&(size_t)> at);
   // Before a part of the engine's run under way, with these tangents and for these gradients: raises what eager does.
   void use(const std::vector<bool>& given, const std::vector<bool>& wanted, bool keeps_graph);
+  // Whether backwards have let go of all that leads from this tangent's result.
+  bool is_spent(size_t tangent);
 
  private:
   struct Written {
