@@ -40,6 +40,7 @@ struct KeptByEager {
   struct Group {
     std::vector<bool> tangents, gradients;  // from whose results the engine comes, and to which it goes on
     std::vector<size_t> places;             // of tensors that others may write
+    std::vector<bool> is_on_all_ways;       // by tangent: of whatever a backward from its result asks for
   };
   bool is_known = false;
   std::vector<Group> groups;

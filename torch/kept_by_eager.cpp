@@ -27,6 +27,11 @@ bool meet(const std::vector<bool>& a, const std::vector<bool>& b) {
   return false;
 }
 
+std::vector<bool> either(const std::vector<bool>& a, std::vector<bool> b) {
+  for (size_t i = 0; i < a.size(); ++i) b[i] = b[i] || a[i];
+  return b;
+}
+
 class UsedUp : public ag::Error {
  public:
   explicit UsedUp(std::string name) : Error(ag::ERR_BACKWARD_TWICE), name_(std::move(name)) {}
@@ -69,10 +74,16 @@ KeptByEager kept_by_eager(const ag::edge_list& roots, ReachedFrom reached, Place
     for (const at::Tensor& t : *saved)
       if (const auto place = t.defined() ? place_of(t) : std::nullopt) places.insert(*place);
   }
+  std::vector<std::vector<bool>> leads_to(roots.size());
+  for (const auto& [group, places] : groups)
+    for (size_t t = 0; t < roots.size(); ++t)
+      if (group.first[t]) leads_to[t] = either(leads_to[t], group.second);
   KeptByEager out{.is_known = true};
   std::set<size_t> all;
   for (const auto& [group, places] : groups) {
-    out.groups.push_back({group.first, group.second, {places.begin(), places.end()}});
+    std::vector<bool> on_all_ways;
+    for (size_t t = 0; t < roots.size(); ++t) on_all_ways.push_back(group.first[t] && group.second == leads_to[t]);
+    out.groups.push_back({group.first, group.second, {places.begin(), places.end()}, std::move(on_all_ways)});
     all.insert(places.begin(), places.end());
   }
   out.places.assign(all.begin(), all.end());
@@ -112,9 +123,13 @@ void KeptOfCall::use(const std::vector<bool>& given, const std::vector<bool>& wa
 
 bool KeptOfCall::is_spent(size_t tangent) {
   std::lock_guard lock(mutex_);
-  for (size_t g = 0; g < kept_.groups.size(); ++g)
-    if (kept_.groups[g].tangents[tangent] && freed_by_[g] == kNone) return false;
-  return true;
+  bool is_all_freed = true;
+  for (size_t g = 0; g < kept_.groups.size(); ++g) {
+    const bool is_freed = freed_by_[g] != kNone;
+    if (is_freed && kept_.groups[g].is_on_all_ways[tangent]) return true;
+    is_all_freed = is_all_freed && (is_freed || !kept_.groups[g].tangents[tangent]);
+  }
+  return is_all_freed;
 }
 
 }  // namespace broach

@@ -16,8 +16,8 @@
 
 namespace broach {
 
-// `reached`, by node: the leaves behind it; nothing where it is no part of the program. `place_of`: where a tensor lies that others may write. There must be a
-// front that can look at what nodes keep.
+// `reached`, by node: the leaves behind it; nothing where it is no part of the program. `place_of`: where a tensor lies that others may
+// write. There must be a front that can look at what nodes keep.
 using PlaceOf = c10::function_ref<std::optional<size_t>(const at::Tensor&)>;
 using ReachedFrom = c10::function_ref<std::optional<std::vector<bool>>(torch::autograd::Node&)>;
 KeptByEager kept_by_eager(const torch::autograd::edge_list& roots, ReachedFrom reached, PlaceOf place_of);
@@ -33,7 +33,7 @@ class KeptOfCall {
   void begin(c10::function_ref<const at::Tensor&(size_t)> at);
   // Before a part of the engine's run under way, with these tangents and for these gradients: raises what eager does.
   void use(const std::vector<bool>& given, const std::vector<bool>& wanted, bool keeps_graph);
-  // Whether backwards have let go of all that leads from this tangent's result.
+  // Whether no other backward from this tangent's result can come that would go through any of these nodes.
   bool is_spent(size_t tangent);
 
  private:

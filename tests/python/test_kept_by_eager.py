@@ -8,6 +8,7 @@ import broach
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 torch.manual_seed(0)
 LINEAR, NORM, LOG_SCALE = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Parameter(torch.randn(4))
@@ -186,6 +187,27 @@ def test_what_nodes_keep_nothing_for_may_be_used_again():
                 seen.append(x.grad)
             torch.testing.assert_close(*seen)
         assert compiled.stats()["compiled_calls"] >= 2
+
+
+def test_what_is_saved_is_freed_by_a_backward_for_some_tensors():
+    weights = [torch.randn(64, 64, requires_grad=True) for _ in range(3)]
+
+    def program(x):
+        for w in weights:
+            x = (x @ w).sin()
+        return x.sum()
+
+    compiled = broach.compile(program)
+    with torch.enable_grad():
+        for call in range(4):
+            x = torch.randn(1000, 64)
+            held = StorageWeakRef(x.untyped_storage())
+            y = compiled(x)
+            del x
+            torch.autograd.grad(y, weights[2])
+            assert call == 0 or held.expired()
+            with pytest.raises(RuntimeError, match="through the graph a second time"):
+                torch.autograd.grad(y, weights[0])
 
 
 class _Random:
