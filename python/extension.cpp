@@ -68,7 +68,8 @@ bool is_of_library(torch::autograd::Node& node) {
          py::module_::import("broach._codes").attr("reads_only_arguments")(made_by.attr("backward")).cast<bool>();
 }
 
-// torch's Python types of nodes have an attribute for each tensor that a node saves, which raises what a second backward does.
+// torch's Python types of nodes have an attribute for each tensor that a node saves, custom functions one for all of theirs. They raise what
+// a second backward does.
 std::optional<std::vector<at::Tensor>> saved_by(torch::autograd::Node& node) {
   py::gil_scoped_acquire gil;
   py::object o = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(node.getptr()));

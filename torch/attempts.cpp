@@ -70,6 +70,8 @@ const char* name_of(Fallback fallback) {
   return names[static_cast<size_t>(fallback)];
 }
 
+bool is_undone(Outcome outcome) { return (kUndone & of(outcome)) != 0; }
+
 std::string name_of(With with) {
   std::string out;
   for (auto [bit, name] : {std::pair{kSizes, "sizes"}, {kNumbers, "numbers"}, {kStandIns, "values"}})

@@ -31,7 +31,7 @@ enum class Outcome {
 };
 const char* name_of(Outcome outcome);
 // Whether the program is as if it had not run.
-constexpr bool is_undone(Outcome outcome) { return outcome == Outcome::refuses_symbols || outcome == Outcome::lacks_stand_ins; }
+bool is_undone(Outcome outcome);
 
 // Who may run the program where no attempt gives one; what leaves less to TorchDynamo comes later.
 enum class Fallback {

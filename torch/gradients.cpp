@@ -95,7 +95,7 @@ struct Saved {
   ag::SavedVariable variable;
   at::Tensor own;  // instead of the variable
   uint64_t layout;
-  c10::VariableVersion counter = {};
+  c10::VariableVersion counter = {};  // which the variable has as well, and tells of by an error alone
   uint32_t version = 0;
   bool was_written() const { return counter.enabled() && counter.current_version() != version; }
 };

@@ -20,9 +20,6 @@ constexpr const char* kRecurrentLayers[] = {"lstm.input", "gru.input", "rnn_tanh
 c10::SymInt program_integer(const SymInt& value, const std::shared_ptr<Symbols>& symbols);
 // Back again. A symbolic integer of somebody else's is an error.
 SymInt integer_of(const c10::SymInt& value);
-// Whether an argument is somebody else's, or holds one: torch's own tracers have symbolic numbers, and tensors of such sizes.
-bool is_of_other_tracer(const c10::IValue& argument);
-constexpr const char* kOtherTracer = "the program works with symbolic sizes of another tracer's, as torch.export and make_fx do";
 // The same for floating point numbers: of `symbols->floats`. Nothing for a plain one.
 // A front's interpreter may have put a node of ours into one of its own: how it comes out. May be null. Set once, at load.
 inline c10::SymNode (*unwrap_node)(const c10::SymNode&) = nullptr;
@@ -30,6 +27,9 @@ inline c10::SymNode (*unwrap_node)(const c10::SymNode&) = nullptr;
 inline c10::SymNode (*wrap_node)(const c10::SymNode&) = nullptr;
 c10::SymFloat program_float(HostFloats::Id value, const std::shared_ptr<Symbols>& symbols);
 std::optional<HostFloats::Id> float_of(const c10::SymFloat& value);
+// Whether an argument is a symbolic number of somebody else's, or a tensor of such sizes, or holds one: torch's own tracers make them.
+bool is_of_other_tracer(const c10::IValue& argument);
+constexpr const char* kOtherTracer = "the program works with symbolic sizes of another tracer's, as torch.export and make_fx do";
 
 // ---- for a front that replaces functions of numbers ----
 bool is_program_number(const c10::SymNode& node);
