@@ -115,6 +115,17 @@ TEST_CASE("tile product: rows, columns and depths that are no multiples of a blo
   }
 }
 
+TEST_CASE("tile product: more rows than are worked on together, sums that wait for their epilogue behind others") {
+  if (!has_tiles()) return;
+  for (const Case& c : {Case{1100, 64, 64, 64, 64}, Case{1300, 1024, 192, 1024, 192}, Case{1100, 256, 192, 256, 192},
+                        Case{1100, 320, 64, 320, 64}, Case{1090, 544, 192, 544, 192}, Case{33, 320, 320, 320, 320},
+                        Case{800, 1056, 192, 1056, 192}, Case{20, 2080, 320, 2080, 320}, Case{450, 2080, 64, 2080, 64}}) {
+    CAPTURE(c.rows);
+    CAPTURE(c.depth);
+    check_product(c);
+  }
+}
+
 TEST_CASE("tile product: divided among threads") {
   if (!has_tiles()) return;
   for (int threads : {2, 3, 7, 16}) {

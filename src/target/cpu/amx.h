@@ -108,9 +108,11 @@ struct TileColumns {
   int64_t deeper, next, row = 16;
 };
 
-// c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]. Strides in elements.
-template <int R>
-inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, float* c, int64_t c_row, bool add) {
+// c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]. Strides in elements. `between` is called behind each of the n steps: the unit that multiplies
+// tiles is then busy for some 64 cycles, and the others have nothing to do.
+template <int R, class Between>
+inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, float* c, int64_t c_row, bool add,
+                           Between between) {
   const int64_t c_bytes = c_row * 4, a_bytes = a_row * 2;
   asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
   if (add) {
@@ -140,6 +142,7 @@ inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& 
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    between();
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + 16, c_bytes);
@@ -147,6 +150,11 @@ inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& 
     _tile_stored(2, c + 16 * c_row, c_bytes);
     _tile_stored(3, c + 16 * c_row + 16, c_bytes);
   }
+}
+
+template <int R>
+inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, float* c, int64_t c_row, bool add) {
+  multiply_tiles<R>(a, a_row, b, n, c, c_row, add, [] {});
 }
 
 // 2^x, as exp2_of, for results that are rounded to bf16: within 3e-6, relatively, by the best polynomial of the fourth degree on [-1/2, 1/2].

@@ -25,14 +25,17 @@ std::optional<onednn::Operand> matrix(const onednn::Operand& o) {
   return m;
 }
 
-// Into how many parts rows and blocks of columns are divided among threads, so that these read as little as possible.
-std::pair<int64_t, int64_t> grid_for(int64_t threads, int64_t rows, int64_t blocks) {
+// Into how many parts rows and blocks of columns are divided among threads, so that these wait as little as possible for what they read.
+// The weight is fetched ahead; rows are not, but those that a thread has computed before lie near it, if it computes the same ones now.
+std::pair<int64_t, int64_t> grid_for(int64_t threads, int64_t rows, int64_t blocks, int64_t depth) {
+  constexpr double kRow = 4;  // as many columns of the weight cost as much
   std::pair<int64_t, int64_t> best{1, 1};
   double least = 0;
   for (int64_t by_rows = 1; by_rows <= threads; ++by_rows) {
     const int64_t r = std::min(by_rows, (rows + kTileBlockRows - 1) / kTileBlockRows), c = std::min(threads / by_rows, blocks);
+    const int64_t part = (rows + r - 1) / r, times = (part + tile_rows(depth) - 1) / tile_rows(depth);  // that the weight is read
     const double reads =
-        static_cast<double>(rows) / static_cast<double>(r) + static_cast<double>(blocks * kTileBlockColumns) / static_cast<double>(c);
+        kRow * static_cast<double>(part) + static_cast<double>(times * blocks * kTileBlockColumns) / static_cast<double>(c);
     const double cost = reads + 1e9 * static_cast<double>(threads - r * c);  // a thread without work costs more than any reading
     if (by_rows == 1 || cost < least) least = cost, best = {r, c};
   }
@@ -112,7 +115,7 @@ void TileProduct::run(const void* source, const void* packed, void* bias, std::s
   const int64_t row_blocks = (rows_ + kTileBlockRows - 1) / kTileBlockRows;
   const int64_t work = 2 * kTileBlockRows * kTileBlockColumns * depth_ / 25 + 1;  // a picosecond each, counted in 25
   const int64_t wanted = is_worth_threads(row_blocks * blocks, work, threads.count()) ? threads.count() : 1;
-  const auto [by_rows, by_blocks] = grid_for(wanted, rows_, blocks);
+  const auto [by_rows, by_blocks] = grid_for(wanted, rows_, blocks, depth_);
   auto part = [&](int64_t i) {
     thread_local std::vector<char> memory;
     void* scratch = aligned_scratch(memory, sizeof(float) * static_cast<size_t>(tile_scratch(depth_)));

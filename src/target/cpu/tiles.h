@@ -25,13 +25,18 @@ struct TileRows {
   const void* context;
 };
 
-// Rows that are worked on together, so that these stay in the second-level cache.
+// Whether the sums of one block of columns may wait for their epilogue until those of the next are there: it takes longer than the last
+// of the parts that the depth is divided into, but not where there are many of these.
+constexpr bool has_two_sums(int64_t depth) { return depth <= 1024; }
+// Rows that are worked on together, so that these and their sums stay in the second-level cache.
 constexpr int64_t tile_rows(int64_t depth) {
-  const int64_t n = (int64_t{5} << 18) / (depth * 2) / kTileBlockRows * kTileBlockRows;
-  return n < 64 ? 64 : n > 256 ? 256 : n;
+  const int64_t row = depth * 2 + kTileBlockRow * 4 * (has_two_sums(depth) ? 2 : 1);
+  const int64_t n = (int64_t{27} << 16) / row / kTileBlockRows * kTileBlockRows;
+  return n < 64 ? 64 : n > 1024 ? 1024 : n;
 }
+constexpr int64_t tile_sums(int64_t depth) { return tile_rows(depth) * kTileBlockRow * (has_two_sums(depth) ? 2 : 1); }
 // Sums of these, and the last rows with zeros behind them.
-constexpr int64_t tile_scratch(int64_t depth) { return tile_rows(depth) * kTileBlockRow + kTileBlockRows * depth / 2; }
+constexpr int64_t tile_scratch(int64_t depth) { return tile_sums(depth) + kTileBlockRows * depth / 2; }
 
 void multiply_amx(const TileRows& work);
 
