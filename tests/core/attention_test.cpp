@@ -186,7 +186,7 @@ struct HalfHead {
     a.keys = keys, a.depth = depth, a.value_depth = value_depth, a.scale = 0.3f, a.causal = causal, a.bf16 = true, a.scratch = memory();
     a.head_rows = rows;
     for (; a.first < rows; a.first = a.last) {
-      a.last = std::min(rows, a.first + kAttentionRows);
+      a.last = std::min(rows, a.first + (code == attention_amx ? kAmxAttentionRows : kAttentionRows));
       code(a);
     }
     return out;
@@ -253,7 +253,8 @@ TEST_CASE("attention and its gradient on AMX are those of SSE in bf16") {
                                                        {131, 257, 80, 40},
                                                        {40, 600, 128, 128},
                                                        {17, 64, 33, 31},
-                                                       {20, 90, 320, 64}})
+                                                       {20, 90, 320, 64},
+                                                       {540, 90, 64, 64}})
     for (bool by_columns : {false, true})
       for (bool causal : {false, true})
         for (int mask_kind : {0, 1, 2}) {

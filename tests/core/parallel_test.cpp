@@ -81,8 +81,9 @@ using cpu::attention_pieces;
 using cpu::AttentionPieces;
 
 // When the last thread is done, where all are done at once at 1: each piece goes to the thread that is free first.
-double span_of_attention(int64_t heads, int64_t rows, bool causal, int threads) {
-  const AttentionPieces pieces = attention_pieces(heads, rows, 6, threads);
+double span_of_attention(int64_t heads, int64_t rows, bool causal, int threads, bool on_tiles = false) {
+  const AttentionPieces pieces = on_tiles ? attention_pieces(heads, rows, 32, cpu::kAmxAttentionRows, threads)
+                                          : attention_pieces(heads, rows, 6, cpu::kAttentionRows, threads);
   std::vector<double> busy(static_cast<size_t>(threads));
   for (int64_t i = 0; i < heads * pieces.blocks; ++i) {
     const int64_t first = attention_piece(i, heads, pieces.blocks, causal).block * pieces.rows, last = std::min(rows, first + pieces.rows);
@@ -100,25 +101,28 @@ double span_of_attention(int64_t heads, int64_t rows, bool causal, int threads) 
 TEST_CASE("parallel: pieces of attention cover all rows and are no smaller than needed") {
   for (int64_t heads : {1, 5, 12, 48})
     for (int64_t rows : {0, 1, 2, 47, 128, 193, 197, 1024})
-      for (int64_t step : {6, 32})
+      for (const auto& [step, at_most] : {std::pair<int64_t, int64_t>{6, cpu::kAttentionRows}, {32, cpu::kAmxAttentionRows}})
         for (int threads : {1, 2, 7, 16, 64}) {
-          const AttentionPieces pieces = attention_pieces(heads, rows, step, threads);
-          CHECK(pieces.rows <= cpu::kAttentionRows);
+          const AttentionPieces pieces = attention_pieces(heads, rows, step, at_most, threads);
+          CHECK(pieces.rows <= at_most);
           CHECK(pieces.rows % step == 0);
           CHECK(pieces.rows * pieces.blocks >= rows);
           CHECK((pieces.blocks == 0 || pieces.rows * (pieces.blocks - 1) < rows));
-          if (threads == 1) CHECK(pieces.blocks == (rows + cpu::kAttentionRows - 1) / cpu::kAttentionRows);
+          if (threads == 1) CHECK(pieces.blocks == (rows + at_most - 1) / at_most);
         }
 }
 
 TEST_CASE("parallel: attention keeps 16 threads busy") {
-  CHECK(span_of_attention(12, 256, true, 16) < 1.15);  // GPT-2
-  CHECK(span_of_attention(12, 1024, true, 16) < 1.05);
-  CHECK(span_of_attention(48, 128, false, 16) < 1.01);  // BERT
-  CHECK(span_of_attention(48, 197, false, 16) < 1.05);  // ViT
-  CHECK(span_of_attention(16, 64, true, 16) < 1.01);
-  CHECK(span_of_attention(12, 256, true, 2) < 1.05);
-  CHECK(span_of_attention(12, 256, true, 8) < 1.15);
+  for (bool on_tiles : {false, true}) {
+    CAPTURE(on_tiles);
+    CHECK(span_of_attention(12, 256, true, 16, on_tiles) < 1.15);                      // GPT-2
+    CHECK(span_of_attention(12, 1024, true, 16, on_tiles) < (on_tiles ? 1.1 : 1.05));  // in fewer pieces, as each rearranges keys anew
+    CHECK(span_of_attention(48, 128, false, 16, on_tiles) < 1.01);                     // BERT
+    CHECK(span_of_attention(48, 197, false, 16, on_tiles) < 1.05);                     // ViT
+    CHECK(span_of_attention(16, 64, true, 16, on_tiles) < 1.01);
+    CHECK(span_of_attention(12, 256, true, 2, on_tiles) < 1.05);
+    CHECK(span_of_attention(12, 256, true, 8, on_tiles) < 1.15);
+  }
 }
 
 TEST_CASE("parallel: attention has the same bits however its rows are divided") {

@@ -108,19 +108,28 @@ struct TileColumns {
   int64_t deeper, next, row = 16;
 };
 
+// Where the sums of a product go: rows are `row` floats apart, the second column of tiles `next` from the first, the second row of tiles
+// `below` it. A tile whose rows follow each other is stored in two thirds of the time.
+struct TileSums {
+  float* data;
+  int64_t row, next = kTileRows, below = kTileRows * row;
+};
+// Tiles of 16 rows, each of them whole, that follow each other.
+inline TileSums whole_tiles(float* data, int64_t columns) { return {data, kTileRows, kTileWords, columns * kTileRows}; }
+
 // c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]. Strides in elements. `between` is called behind each of the n steps: the unit that multiplies
 // tiles is then busy for some 64 cycles, and the others have nothing to do.
 template <int R, class Between>
-inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, float* c, int64_t c_row, bool add,
+inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, const TileSums& c, bool add,
                            Between between) {
-  const int64_t c_bytes = c_row * 4, a_bytes = a_row * 2;
+  const int64_t c_bytes = c.row * 4, a_bytes = a_row * 2;
   asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
   if (add) {
-    _tile_loadd(0, c, c_bytes);
-    _tile_loadd(1, c + 16, c_bytes);
+    _tile_loadd(0, c.data, c_bytes);
+    _tile_loadd(1, c.data + c.next, c_bytes);
     if constexpr (R == 2) {
-      _tile_loadd(2, c + 16 * c_row, c_bytes);
-      _tile_loadd(3, c + 16 * c_row + 16, c_bytes);
+      _tile_loadd(2, c.data + c.below, c_bytes);
+      _tile_loadd(3, c.data + c.below + c.next, c_bytes);
     }
   } else {
     _tile_zero(0);
@@ -144,17 +153,17 @@ inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& 
     }
     between();
   }
-  _tile_stored(0, c, c_bytes);
-  _tile_stored(1, c + 16, c_bytes);
+  _tile_stored(0, c.data, c_bytes);
+  _tile_stored(1, c.data + c.next, c_bytes);
   if constexpr (R == 2) {
-    _tile_stored(2, c + 16 * c_row, c_bytes);
-    _tile_stored(3, c + 16 * c_row + 16, c_bytes);
+    _tile_stored(2, c.data + c.below, c_bytes);
+    _tile_stored(3, c.data + c.below + c.next, c_bytes);
   }
 }
 
 template <int R>
-inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, float* c, int64_t c_row, bool add) {
-  multiply_tiles<R>(a, a_row, b, n, c, c_row, add, [] {});
+inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, const TileSums& c, bool add) {
+  multiply_tiles<R>(a, a_row, b, n, c, add, [] {});
 }
 
 // 2^x, as exp2_of, for results that are rounded to bf16: within 3e-6, relatively, by the best polynomial of the fourth degree on [-1/2, 1/2].

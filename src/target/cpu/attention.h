@@ -24,7 +24,8 @@ struct AttentionRows {
   float* scratch;  // attention_scratch() floats, aligned to 64 bytes
 };
 
-constexpr int64_t kAttentionRows = 192;  // at most, of one call
+// At most, of one call; on AMX, where keys are rearranged for each call in a larger part of its time, and rows take half the memory.
+constexpr int64_t kAttentionRows = 192, kAmxAttentionRows = 512;
 
 // Keys that are worked on together: their rows should stay in the second-level cache.
 inline int64_t attention_keys(int64_t depth) {
@@ -43,7 +44,7 @@ inline int64_t attention_scratch(int64_t depth, int64_t value_depth) {
   // As many, with 32 rows of scores and of weights; keys, values, queries and weights have half the size.
   const int64_t deep = (depth + 31) / 32 * 32, value_deep = (value_depth + 31) / 32 * 32;
   const int64_t block = amx_attention_keys(deep > value_deep ? deep : value_deep);
-  const int64_t amx = block * (deep + value_deep) / 2 + 32 * block * 3 / 2 + kAttentionRows * (deep / 2 + value_deep + 2);
+  const int64_t amx = block * (deep + value_deep) / 2 + 32 * block * 3 / 2 + kAmxAttentionRows * (deep / 2 + value_deep + 2);
   return plain > amx ? plain : amx;
 }
 

@@ -95,10 +95,10 @@ inline Weighed weigh_column(const AttentionGradient& a, const Memory& m, int64_t
 
 // Weights of 32 rows for keys [at, at + 32) of the block from `start` on, which has n, and the gradients of their scores.
 void weigh_tiles(const AttentionGradient& a, const Memory& m, int64_t start, int64_t at, int64_t n, int64_t row, int64_t first_row) {
-  multiply_tiles<2>(m.keys + at * m.deep, m.deep, {m.queries + row * m.deep / 2, kTileWords, 16 * m.deep / 2}, m.deep / kDeep, m.scores,
-                    kDeep, false);
+  multiply_tiles<2>(m.keys + at * m.deep, m.deep, {m.queries + row * m.deep / 2, kTileWords, 16 * m.deep / 2}, m.deep / kDeep,
+                    {m.scores, kDeep}, false);
   multiply_tiles<2>(m.values + at * m.wide, m.wide, {m.gradients + row * m.wide / 2, kTileWords, 16 * m.wide / 2}, m.wide / kDeep,
-                    m.weight_gradients, kDeep, false);
+                    {m.weight_gradients, kDeep}, false);
   const int64_t place = at * kBlock + row - first_row;
   for (int64_t k = 0; k < kDeep; k += 2) {
     __m512i both[2];
@@ -129,15 +129,15 @@ void add_gradients(const AttentionGradient& a, const Memory& m, int64_t start, i
   for (int64_t at = 0; at < keys; at += kDeep) {
     for (int64_t c = 0; c < m.wide; c += kDeep)
       multiply_tiles<2>(m.weights + at * kBlock, kBlock, {m.gradient_pairs + row * m.wide / 2 + c * 16, m.wide * 16, kTileWords},
-                        rows / kDeep, m.value_sums + at * m.wide + c, m.wide, true);
+                        rows / kDeep, {m.value_sums + at * m.wide + c, m.wide}, true);
     for (int64_t c = 0; c < m.deep; c += kDeep)
       multiply_tiles<2>(m.score_gradients + at * kBlock, kBlock, {m.query_pairs + row * m.deep / 2 + c * 16, m.deep * 16, kTileWords},
-                        rows / kDeep, m.key_sums + at * m.deep + c, m.deep, true);
+                        rows / kDeep, {m.key_sums + at * m.deep + c, m.deep}, true);
   }
   for (int64_t d = 0; d < m.deep; d += kDeep)
     for (int64_t r = 0; r < rows; r += kDeep)
       multiply_tiles<2>(m.keys_transposed + d * kBlock, kBlock, {m.score_gradient_pairs + r * 16, kBlock * 16, kTileWords}, keys / kDeep,
-                        a.query_sums + d * m.rows + row + r, m.rows, true);
+                        {a.query_sums + d * m.rows + row + r, m.rows}, true);
 }
 
 void gradients_of_block(const AttentionGradient& a, const Memory& m, int64_t start, int64_t n) {

@@ -65,7 +65,9 @@ bool attention(const RoutineArgs& args, const Threads& threads, float scale, boo
   all.head_rows = rows;
   const int64_t operations = rows * std::max<int64_t>(all.keys, 1) * (all.depth + all.value_depth);
   const int workers = workers_for(all_heads * rows, operations / std::max<int64_t>(rows, 1), threads);
-  const AttentionPieces pieces = attention_pieces(all_heads, rows, all.bf16 && code == attention_amx ? 32 : 6, workers);
+  const bool on_tiles = all.bf16 && code == attention_amx;
+  const AttentionPieces pieces =
+      attention_pieces(all_heads, rows, on_tiles ? 32 : 6, on_tiles ? kAmxAttentionRows : kAttentionRows, workers);
   share(threads, workers, all_heads * pieces.blocks, [&](int64_t i) {
     const AttentionPiece piece = attention_piece(i, all_heads, pieces.blocks, causal);
     const int64_t batch = piece.head / heads, head = piece.head % heads;

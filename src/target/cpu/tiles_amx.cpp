@@ -110,8 +110,8 @@ void multiply_block(const TileRows& w, int64_t first, int64_t last, int64_t bloc
       };
       for (int64_t half = 0; half < 2; ++half) {
         const TileColumns b{weight + half * 32, 16 * kPairs, 16, kPairs};
-        if (count > kTileRows) multiply_tiles<2>(a.rows + k, a.row, b, steps, sums + half * 32, kTileBlockRow, k > 0, between);
-        else multiply_tiles<1>(a.rows + k, a.row, b, steps, sums + half * 32, kTileBlockRow, k > 0, between);
+        if (count > kTileRows) multiply_tiles<2>(a.rows + k, a.row, b, steps, {sums + half * 32, kTileBlockRow}, k > 0, between);
+        else multiply_tiles<1>(a.rows + k, a.row, b, steps, {sums + half * 32, kTileBlockRow}, k > 0, between);
       }
       if (k + n == w.depth) waiting.put(r, count, block, sums);
     }
