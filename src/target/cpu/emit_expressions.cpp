@@ -102,6 +102,15 @@ llvm::Value* KernelEmitter::lanes_of(V v, unsigned first, unsigned count) {
   return b_.CreateShuffleVector(v, llvm::createSequentialMask(first, count, 0));
 }
 
+// Lanes at known distances of a type that no machine gathers or scatters: LLVM would compute all addresses and take them apart.
+bool KernelEmitter::is_apart(const Access& a, const std::optional<SymInt>& step) const {
+  return step && step->is_constant() && size_of(k_.buffers[static_cast<size_t>(a.buffer)]) < 4;
+}
+
+llvm::Value* KernelEmitter::lane_address(Type* type, V first, unsigned lane, const SymInt& step) {
+  return b_.CreateConstGEP1_64(type, first, static_cast<uint64_t>(lane * step.constant()));
+}
+
 llvm::Value* KernelEmitter::load(const KernelExpr& e) {
   const Access& a = e.access;
   DType stored = k_.buffers[static_cast<size_t>(a.buffer)];
@@ -128,6 +137,12 @@ llvm::Value* KernelEmitter::load(const KernelExpr& e) {
   if (uniform_dynamic && step && *step == SymInt(1)) {
     V p = address();
     return to_compute(mask ? masked_load(type, p, align, mask) : b_.CreateAlignedLoad(vector_of(type), p, align), stored);
+  }
+  if (!mask && !dynamic && is_apart(a, step)) {
+    V p = address(), lanes = nothing;
+    for (unsigned l = 0; l < lanes_; ++l)
+      lanes = b_.CreateInsertElement(lanes, b_.CreateAlignedLoad(type, lane_address(type, p, l, *step), align), l);
+    return to_compute(lanes, stored);
   }
   V index = position(a.index);
   if (dynamic) {
@@ -166,6 +181,12 @@ void KernelEmitter::store(const KernelStore& s, V v) {
       b_.CreateAlignedStore(v, p, llvm::Align(align.value() * lanes_))
           ->setMetadata(llvm::LLVMContext::MD_nontemporal, llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
     else b_.CreateAlignedStore(v, p, align);
+    return;
+  }
+  if (!mask_ && is_apart(s.access, step)) {
+    V p = element(s.access.buffer, integer(s.access.index, false));
+    for (unsigned l = 0; l < lanes_; ++l)
+      b_.CreateAlignedStore(b_.CreateExtractElement(v, l), lane_address(v->getType()->getScalarType(), p, l, *step), align);
     return;
   }
   b_.CreateMaskedScatter(v, element(s.access.buffer, splat(position(s.access.index))), align, mask_ ? mask_ : all);

@@ -24,6 +24,8 @@ class KernelEmitter : ScalarEmitter {
   V element(int buffer, V index);
   V mask_of(const KernelExpr& e);
   unsigned masked_lanes(Type* element) const;
+  bool is_apart(const Access& a, const std::optional<SymInt>& step) const;
+  llvm::Value* lane_address(llvm::Type* type, llvm::Value* first, unsigned lane, const SymInt& step);
   V masked_load(Type* type, V p, llvm::Align align, V mask);
   void masked_store(V v, V p, llvm::Align align, V mask);
   V lanes_of(V v, unsigned first, unsigned count);

@@ -50,7 +50,8 @@ class Planner {
     for (const auto& e : k_.exprs)
       if (e.kind == Kind::load) rate(e.access, 2);
     for (const auto& s : k_.stores) rate(s.access, k_.axes[axis].reduced && !p_.uses[static_cast<size_t>(s.expr)][axis] ? 0 : 3);
-    if (auto n = k_.axes[axis].extent.maybe_constant(); n && *n < 8) total -= 2;
+    // So few lanes are not worth it that they lie side by side: the point of each would be found for two or three elements.
+    if (auto n = k_.axes[axis].extent.maybe_constant(); n && *n < 8) total -= *n < 4 ? 12 : 2;
     return total;
   }
 
