@@ -1,11 +1,11 @@
 #include "allocator.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
 
+#include "support/host_allocation.h"
 #include "target/region.h"
 
 namespace broach {
@@ -14,15 +14,13 @@ namespace {
 
 // glibc's DEFAULT_MMAP_THRESHOLD_MAX: smaller blocks are used again once they have been freed.
 constexpr size_t kLarge = size_t{32} << 20;
-constexpr size_t kHugePage = size_t{2} << 20;
 
 class ResultAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     c10::Allocator& usual = *c10::GetCPUAllocator();
-    void* data = nullptr;
-    if (n < kLarge || &usual != c10::GetDefaultCPUAllocator() || posix_memalign(&data, kHugePage, n) != 0) return usual.allocate(n);
-    madvise(data, n, MADV_HUGEPAGE);  // where it fails, pages are small
+    void* data = n < kLarge || &usual != c10::GetDefaultCPUAllocator() ? nullptr : allocate_host(n);
+    if (!data) return usual.allocate(n);
     c10::profiledCPUMemoryReporter().New(data, n);
     return {data, data, &release, c10::Device(c10::kCPU)};
   }

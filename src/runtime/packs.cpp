@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "support/host_allocation.h"
+
 namespace broach {
 
 SharedPacks& SharedPacks::of_process() {
@@ -24,8 +26,7 @@ std::shared_ptr<const std::byte[]> SharedPacks::find_or_make(const PackSource& s
     std::shared_ptr<const void> source;
     std::unique_ptr<std::byte, void (*)(void*)> memory;
   };
-  auto copy =
-      std::make_shared<Copy>(Copy{source.keeps, {static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), std::free}});
+  auto copy = std::make_shared<Copy>(Copy{source.keeps, {static_cast<std::byte*>(allocate_host(bytes)), std::free}});
   if (!copy->memory) throw std::bad_alloc();
   fill(copy->memory.get());
   std::shared_ptr<const std::byte[]> made(copy, copy->memory.get());

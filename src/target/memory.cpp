@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <new>
 
+#include "support/host_allocation.h"
+
 namespace broach {
 
 HostMemory& HostMemory::get() {
@@ -31,7 +33,7 @@ Memory::Piece HostMemory::take(int64_t bytes, void*) {
   }
   std::free(dropped.data);
   const int64_t rounded = (std::max<int64_t>(bytes, 64) + 63) / 64 * 64;
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(64, static_cast<size_t>(rounded)));
+  auto* data = static_cast<std::byte*>(allocate_host(static_cast<size_t>(rounded)));
   if (!data) throw std::bad_alloc();
   return {data, rounded};
 }

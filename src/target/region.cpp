@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "support/host_allocation.h"
+
 namespace broach {
 
 namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
