@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import measure
+import suite_bound
 import suite_compile
 import suite_kernels
 import suite_memory
@@ -43,6 +44,7 @@ SUITES = {
     "kernels": suite_kernels,
     "compile": suite_compile,
     "memory": suite_memory,
+    "bound": suite_bound,
 }
 RESULTS = measure.ROOT / "bench" / "results"
 

@@ -93,11 +93,22 @@ bool is_in_place(const RoutineStep& r, std::span<const Buffer> buffers) {
   return x.kind == Buffer::Kind::input && y.kind == Buffer::Kind::input && x.index == y.index;
 }
 
+// Products of attention: of queries and keys, weights and values; in its gradient those of the weights once more, and of what each operand
+// gets. In causal attention half of the scores are there.
+double flops_of(const RoutineStep& r, std::span<const int64_t> symbols) {
+  const Op op = r.operation.op;
+  if (op != Op::attention && op != Op::attention_gradient) return 0;
+  auto size = [&](size_t operand, size_t d) { return static_cast<double>(r.operands[operand].type.shape[d].eval(symbols)); };
+  const double scores = size(0, 0) * size(0, 1) * size(0, 2) * size(1, 2), depth = size(0, 3), value_depth = size(2, 3);
+  const double each = op == Op::attention ? depth + value_depth : 3 * depth + 2 * value_depth;
+  return (r.operation.integer(Attr::causal) != 0 ? 1 : 2) * scores * each;
+}
+
 StepCost cost_of(const RoutineStep& r, std::span<const Buffer> buffers, std::span<const int64_t> symbols) {
   double bytes = bytes_of(r.operands, symbols) + bytes_of(r.results, symbols);
   if (is_in_place(r, buffers))
     bytes += bytes_of(r.operands.back(), symbols) - bytes_of(r.operands[0], symbols) - bytes_of(r.results[0], symbols);
-  return {bytes, 0};
+  return {bytes, flops_of(r, symbols)};
 }
 
 std::string shape_text(const Shape& s) {

@@ -13,7 +13,7 @@ namespace broach {
 // What one run of a step must do at least.
 struct StepCost {
   double bytes = 0;  // each window that it touches, read or written once
-  double flops = 0;  // of a contraction: two for each multiply-add
+  double flops = 0;  // of a contraction or attention: two for each multiply-add
 };
 
 // `buffers`: of the step's schedule.

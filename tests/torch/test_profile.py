@@ -31,6 +31,16 @@ def test_steps_have_time_bytes_and_arithmetic(profiling):
     assert f"step {norm.name}" in str(told)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_has_arithmetic(profiling, causal):
+    attend = torch.nn.functional.scaled_dot_product_attention
+    q, k, v = (torch.randn(2, 3, 40, 16) for _ in range(3))
+    with torch.no_grad():
+        told = broach.explain(lambda q, k, v: attend(q, k, v, is_causal=causal), q, k, v)
+    (step,) = [s for s in told.steps if s.name.startswith("routine attention")]
+    assert step.gigaflops_per_second * step.milliseconds * 1e6 == pytest.approx((1 if causal else 2) * 2 * 3 * 40 * 40 * (16 + 16))
+
+
 def test_off_by_default():
     with torch.no_grad():
         assert not broach.explain(_model(), torch.randn(8, 64)).steps
