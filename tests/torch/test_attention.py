@@ -56,3 +56,31 @@ def test_half_precision_is_no_farther_from_the_truth(length, keys, depth, causal
         exact = attention(q.double(), k.double(), v.double(), is_causal=causal)
         actual, eager = ((program(q, k, v).double() - exact).abs() for program in (compiled, lambda *x: attention(*x, is_causal=causal)))
     assert actual.mean() <= 1.1 * eager.mean() and actual.max() <= 1.5 * eager.max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(16, 16), (2, 1, 16, 16), (2, 1, 1, 16), (2, 3, 16, 16)])
+def test_rows_hidden_by_the_lowest_number_see_all_alike(shape, dtype):
+    q, k, v = (torch.randn(2, 3, 16, 64, dtype=dtype) for _ in range(3))
+    mask = torch.zeros(shape, dtype=dtype)
+    mask[..., 0, :] = torch.finfo(dtype).min
+    mask[..., -1, 5:] = torch.finfo(dtype).min
+    call = lambda *a: attention(*a[:3], attn_mask=a[3])  # noqa: E731
+    fast = broach.compile(call)
+    with torch.no_grad():
+        want = call(q.double(), k.double(), v.double(), mask.double().clamp(-1e30))
+        for _ in range(3):
+            torch.testing.assert_close(fast(q, k, v, mask).double(), want, rtol=2e-2, atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_scores_that_leave_one_weight_are_exact():
+    """Then the result is one of the values, whatever the scores are."""
+    q, k, v = torch.randn(1, 4, 190, 16).mul(30).bfloat16(), torch.randn(1, 4, 190, 16).mul(30).bfloat16(), torch.randn(1, 4, 190, 16).bfloat16()
+    fast = broach.compile(lambda q, k, v: attention(q, k, v, scale=5.0))
+    with torch.no_grad():
+        scores = q.double() @ k.double().transpose(2, 3)
+        best, index = scores.topk(2, -1)
+        alone = (best[..., 0] - best[..., 1]) * 5 > 60
+        want = v.gather(2, index[..., :1].expand(-1, -1, -1, 16))
+        for _ in range(3):
+            assert torch.equal(fast(q, k, v)[alone], want[alone])

@@ -166,6 +166,13 @@ inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& 
   multiply_tiles<R>(a, a_row, b, n, c, add, [] {});
 }
 
+// As of one number.
+inline Floats in_log2(Floats mask) {
+  const Floats most = splat(0x1.fffffep127f), x = mask * kLog2E;
+  const __mmask16 finite = _mm512_cmp_ps_mask(_mm512_abs_ps(mask), most, _CMP_LE_OQ);
+  return _mm512_mask_min_ps(x, finite, most, _mm512_max_ps(-most, x));
+}
+
 // 2^x, as exp2_of, for results that are rounded to bf16: within 3e-6, relatively, by the best polynomial of the fourth degree on [-1/2, 1/2].
 inline Floats exp2_for_bf16(Floats x) {
   const Floats f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), whole = x - f;

@@ -36,11 +36,11 @@ inline float scale_and_mask(const AttentionRows& a, float* scores, int64_t seen,
   const bool plain = !mask && scale > 0;
   for (int64_t i = 0; !plain && i < seen; i += kWidth) {
     Floats x = load(in_tiles(scores, i)) * scale;
-    if (mask && a.mask_col == 1) x += _mm512_maskz_loadu_ps(seen - i < kWidth ? (1u << (seen - i)) - 1 : 0xffff, mask + i) * kLog2E;
+    if (mask && a.mask_col == 1) x += in_log2(_mm512_maskz_loadu_ps(seen - i < kWidth ? (1u << (seen - i)) - 1 : 0xffff, mask + i));
     store(in_tiles(scores, i), x);
   }
   if (mask && a.mask_col != 1)
-    for (int64_t i = 0; i < seen; ++i) *in_tiles(scores, i) += mask[i * a.mask_col] * kLog2E;
+    for (int64_t i = 0; i < seen; ++i) *in_tiles(scores, i) += in_log2(mask[i * a.mask_col]);
   for (int64_t i = seen; i < columns; ++i) *in_tiles(scores, i) = -__builtin_inff();
   return plain ? scale : 1;
 }
@@ -80,8 +80,9 @@ inline void weigh_rows(const Memory& m, int64_t row, float* scores, int64_t colu
   const Floats before = load(m.tops + row), top = larger(reduce_rows(v, larger) * load(factors), before);
   const Floats base = top == kLowest ? Floats{} : top;
   store(bases, base);
-  // A multiplication and a subtraction that are rounded as one leave of the largest what the other rounding took, here more than a half.
-  constexpr float kLarge = 1 << 24;
+  // A multiplication and a subtraction that are rounded as one leave of the largest what the other rounding took: here so much that a weight
+  // of one is seen to be none.
+  constexpr float kLarge = 1 << 8;
   const __mmask16 large = _mm512_cmp_ps_mask(_mm512_abs_ps(base), splat(kLarge), _CMP_GT_OQ);
   for (int i = 0; large && i < kWidth; ++i) {
     if (!(large >> i & 1)) continue;

@@ -84,7 +84,7 @@ struct Weighed {
 // Rows [row, row + 16) and one key.
 inline Weighed weigh_column(const AttentionGradient& a, const Memory& m, int64_t row, int64_t key, Floats score, Floats weight_gradient) {
   score *= a.scale * kLog2E;
-  if (a.mask) score += mask_of(a, row, key) * kLog2E;
+  if (a.mask) score += in_log2(mask_of(a, row, key));
   const Floats weight = exp2_for_bf16(at_most_0(score - load(m.tops + row)));
   const Floats gradient = weight * (weight_gradient - load(m.common + row)) * a.scale;
   if (!a.causal || key <= row) return {weight, gradient};

@@ -91,7 +91,7 @@ inline void weigh(const AttentionGradient& a, int64_t row, int64_t first_key, in
   const float scale = a.scale * kLog2E, top = a.logsumexp[row * a.logsumexp_row] * kLog2E;
   const float* mask = a.mask ? a.mask + row * a.mask_row + first_key * a.mask_col : nullptr;
   if (mask)
-    for (int64_t i = 0; i < n; ++i) scores[i] = scores[i] * scale + mask[i * a.mask_col] * kLog2E;
+    for (int64_t i = 0; i < n; ++i) scores[i] = scores[i] * scale + in_log2(mask[i * a.mask_col]);
   const float factor = mask ? 1 : scale;
   for (int64_t i = 0; i < n; i += kWidth) {
     const Floats weights = exp2_of(at_most_0(load(scores + i) * factor - top));

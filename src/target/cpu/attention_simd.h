@@ -305,6 +305,14 @@ struct RowState {
   float top, sum;  // largest score so far, in units of log2; weights added up, in relation to it
 };
 
+// Elements of a mask in units of log2. What is finite stays so: transformers hide by the lowest number, and a row of which all is hidden so
+// sees all alike.
+inline float in_log2(float mask) {
+  constexpr float kMost = 0x1.fffffep127f;
+  const float x = mask * kLog2E, bounded = x > kMost ? kMost : x < -kMost ? -kMost : x;
+  return mask >= -kMost && mask <= kMost ? bounded : x;
+}
+
 // Scores of one row become weights; what was added up before is scaled to the new maximum.
 void soften(float* scores, float scale, int64_t n, int64_t columns, const float* mask, int64_t mask_col, RowState& state, float* sums,
             int64_t value_columns) {
@@ -312,9 +320,9 @@ void soften(float* scores, float scale, int64_t n, int64_t columns, const float*
     for (int64_t i = 0; i < columns; i += kWidth) store(scores + i, load(scores + i) * scale);
   if (mask) {
     if (mask_col == 1)
-      for (int64_t i = 0; i < n; ++i) scores[i] += mask[i] * kLog2E;
+      for (int64_t i = 0; i < n; ++i) scores[i] += in_log2(mask[i]);
     else
-      for (int64_t i = 0; i < n; ++i) scores[i] += mask[i * mask_col] * kLog2E;
+      for (int64_t i = 0; i < n; ++i) scores[i] += in_log2(mask[i * mask_col]);
   }
   const float lowest = -__builtin_inff();
   for (int64_t i = n; i < columns; ++i) scores[i] = lowest;

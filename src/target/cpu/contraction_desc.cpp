@@ -317,10 +317,29 @@ std::shared_ptr<const Primitive> find_or_create(const Desc& desc) {
   return library.primitives.insert(std::move(key), std::move(p));
 }
 
+// The library's kernels take an operand behind a contraction that is repeated along some dimensions for dense along the others, whatever
+// its description says.
+bool lie_as_taken(const std::vector<PostOp>& post, const Dims& result) {
+  return std::ranges::all_of(post, [&](const PostOp& p) {
+    if (!p.binary()) return true;
+    Dims dims = p.operand.dims;
+    for (size_t d = 0; d < dims.size(); ++d)
+      if (p.operand.strides[d] == 0) dims[d] = 1;
+    int64_t next = 1;
+    for (size_t d = dims.size(); dims != result && d-- > 0; next *= dims[d])
+      if (dims[d] != 1 && p.operand.strides[d] != next) return false;
+    return true;
+  });
+}
+
 }  // namespace
 
-std::shared_ptr<const Primitive> primitive_for(const MatmulDesc& desc) { return find_or_create(desc); }
-std::shared_ptr<const Primitive> primitive_for(const onednn::ConvDesc& desc) { return find_or_create(desc); }
+std::shared_ptr<const Primitive> primitive_for(const MatmulDesc& desc) {
+  return lie_as_taken(desc.post, desc.c.dims) ? find_or_create(desc) : nullptr;
+}
+std::shared_ptr<const Primitive> primitive_for(const onednn::ConvDesc& desc) {
+  return lie_as_taken(desc.post, desc.dst.dims) ? find_or_create(desc) : nullptr;
+}
 
 onednn::Operand operand_of(const Operand& o, std::span<const int64_t> symbols) { return window(o, symbols).operand(); }
 
