@@ -209,8 +209,8 @@ class AtenCall : public ExternRunner {
     const Buffer& b = schedule_.buffers[static_cast<size_t>(buffer)];
     if (b.type.dtype == DType::opaque) return;
     auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
-    check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype, "extern ", call_.schema, " gave sizes ",
-          t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
+    check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype, "extern ", call_.schema, " gave ",
+          t.scalar_type(), t.sizes(), ", compiled for ", name_of(b.type.dtype), c10::IntArrayRef(sizes));
     at::Tensor held = t.resolve_conj().resolve_neg();
     if (t.numel() > 0 && (t.strides() != c10::IntArrayRef(strides) || t._is_zerotensor())) {  // the latter has no memory
       held = at::empty_strided(sizes, strides, t.options());

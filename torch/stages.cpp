@@ -40,8 +40,8 @@ class Stages::Call {
       const Type& type = call_.results[i];
       at::Tensor t = stack.at(i).toTensor();
       auto sizes = evaluate(type.shape, symbols), strides = evaluate(call_.result_strides[i], symbols);
-      check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == type.dtype, "extern ", call_.schema, " gave sizes ",
-            t.sizes(), ", compiled for ", c10::IntArrayRef(sizes));
+      check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == type.dtype, "extern ", call_.schema, " gave ",
+            t.scalar_type(), t.sizes(), ", compiled for ", name_of(type.dtype), c10::IntArrayRef(sizes));
       if (t.numel() > 0 && t.strides() != c10::IntArrayRef(strides)) t = at::empty_strided(sizes, strides, t.options()).copy_(t);
       made[place] = std::move(t);
     }

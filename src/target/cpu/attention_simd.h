@@ -308,9 +308,14 @@ struct RowState {
 // Elements of a mask in units of log2. What is finite stays so: transformers hide by the lowest number, and a row of which all is hidden so
 // sees all alike.
 inline float in_log2(float mask) {
-  constexpr float kMost = 0x1.fffffep127f;
-  const float x = mask * kLog2E, bounded = x > kMost ? kMost : x < -kMost ? -kMost : x;
-  return mask >= -kMost && mask <= kMost ? bounded : x;
+  constexpr uint32_t kSign = uint32_t{1} << 31, kInfinity = 0x7f800000;
+  float x = mask * kLog2E;
+  uint32_t was, is;
+  __builtin_memcpy(&was, &mask, 4);
+  __builtin_memcpy(&is, &x, 4);
+  if ((is & ~kSign) == kInfinity && (was & ~kSign) != kInfinity) --is;  // the number before it
+  __builtin_memcpy(&x, &is, 4);
+  return x;
 }
 
 // Scores of one row become weights; what was added up before is scaled to the new maximum.
