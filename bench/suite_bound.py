@@ -13,7 +13,7 @@ import contextlib
 from typing import Any
 
 from measure import Table, attempt, cell, dtypes, median, race, ratio, variant
-from suite_peers import _product_rate
+from suite_peers import product_rate
 from suite_training import step_on_cpu
 
 DEFAULT = ["resnet50", "vit", "bert", "gpt2", "llama"]
@@ -47,38 +47,45 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     program = models.build(job["model"], dtype=torch.float32 if job["steps"] else models.DTYPES[job["dtype"]])
     if job["steps"]:
         program.call.requires_grad_(True).train(mixed)
-    call = variant("broach", program.call)
 
-    def once() -> None:
-        models.rewind(program)
-        step_on_cpu(program, call, mixed) if job["steps"] else call(*program.args, **program.kwargs)
+    def settled() -> tuple[Any, Any]:
+        call = variant("broach", program.call)
 
-    for _ in range(SETTLING):
-        once()
-    samples = race({"broach": once}, job["seconds"])["broach"]
+        def once() -> None:
+            models.rewind(program)
+            step_on_cpu(program, call, mixed) if job["steps"] else call(*program.args, **program.kwargs)
+
+        for _ in range(SETTLING):
+            once()
+        return call, once
+
+    samples = race({"broach": settled()[1]}, job["seconds"])["broach"]
     _C.set_profiling(True)
-    again = variant("broach", program.call)  # what was compiled without it has no profile
-    call = again
-    for _ in range(SETTLING):
-        once()
+    call, _ = settled()  # what was compiled without it has no profile
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
-        steps = broach.explain(again, *program.args, **program.kwargs).steps
+        steps = broach.explain(call, *program.args, **program.kwargs).steps
     _C.set_profiling(False)
     failed: dict[str, str] = {}
     with torch.no_grad():
-        product = attempt(lambda: _product_rate(models.DTYPES[job["dtype"]]), failed, "product")
+        product = attempt(lambda: product_rate(models.DTYPES[job["dtype"]]), failed, "product")
     return {"samples": samples, "failed": failed, **_totals(steps), "product": product, "copy": _copy_rate()}
 
 
 def _totals(steps: list[Any]) -> dict[str, float]:
-    """Flops, their seconds, the best rate; of attention alone; bytes of the rest."""
+    """Of products: operations, GFLOP/s of all, of attention alone and of the best; bytes of the rest."""
     products = [s for s in steps if s.gigaflops_per_second]
     attention = [s for s in products if s.name.startswith("routine attention")]
-    flops = lambda some: sum(s.gigaflops_per_second * s.milliseconds * 1e6 for s in some)  # noqa: E731
+
+    def flops(some: list[Any]) -> float:
+        return sum(s.gigaflops_per_second * s.milliseconds * 1e6 for s in some)
+
+    def rate(some: list[Any]) -> float | None:
+        return flops(some) / sum(s.milliseconds * 1e6 for s in some) if some else None
+
     return {
         "flops": flops(products),
-        "rate": ratio(flops(products), sum(s.milliseconds for s in products) * 1e6) or 0.0,
-        "attention_rate": ratio(flops(attention), sum(s.milliseconds for s in attention) * 1e6 or None) or 0.0,
+        "rate": rate(products),
+        "attention_rate": rate(attention),
         "best": max((s.gigaflops_per_second for s in products), default=0.0),
         "other_bytes": sum(s.gigabytes_per_second * s.milliseconds * 1e6 for s in steps if not s.gigaflops_per_second),
     }
@@ -104,7 +111,7 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         bound = 1e3 * (result["flops"] / best / 1e9 + result["other_bytes"] / result["copy"]) if best and "flops" in result else None
         rows.append([
             f"{models.TITLES[result['model']]} {result['dtype']}", cell(ms, "{:.1f}"), cell(bound, "{:.1f}"), cell(ratio(bound, ms)),
-            cell(best, "{:.0f}"), cell(result.get("rate"), "{:.0f}"), cell(result.get("attention_rate") or None, "{:.0f}"),
+            cell(best, "{:.0f}"), cell(result.get("rate"), "{:.0f}"), cell(result.get("attention_rate"), "{:.0f}"),
             cell(ratio(result.get("copy"), 1e9), "{:.1f}"),
         ])  # fmt: skip
     return [Table(f"Time of {of} against products at the best rate and other bytes at copy speed", headings, rows)]

@@ -72,7 +72,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             call()
     inner = max((inner_calls(call, 0.03) for call in calls.values()), default=1)
     samples = race(calls, job["seconds"], inner, before=_rest) if calls else {}
-    product = attempt(lambda: _product_rate(dtype), failed, "product")
+    product = attempt(lambda: product_rate(dtype), failed, "product")
     return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed, "product": product}
 
 
@@ -110,7 +110,7 @@ def _rest() -> None:
     time.sleep(0.005)
 
 
-def _product_rate(dtype: Any) -> float:
+def product_rate(dtype: Any) -> float:
     import torch
 
     rows, depth, columns = PRODUCT

@@ -8,9 +8,8 @@ namespace {
 struct Axis {
   int64_t size, window, stride, padding, out;
 
-  // Whether windows see whole steps, and the elements that they meet then.
-  bool in_steps() const { return window % stride == 0; }
-  int64_t met() const { return (out - 1) * stride + window; }
+  int64_t met() const { return (out - 1) * stride + window; }  // from the first to the last element that windows see
+  bool has_whole_steps() const { return window % stride == 0; }
 };
 
 struct Conv {
@@ -42,11 +41,15 @@ Value pad(GraphBuilder& b, Value x, size_t dim, int64_t low, int64_t high) {
   return b.emit(Op::pad, {x}, {{Attr::low, before}, {Attr::high, after}, {Attr::value, Scalar(0.0)}});
 }
 
+// With all that windows meet.
+Value padded(GraphBuilder& b, const Axis& a, Value x, size_t dim) {
+  return pad(b, x, dim, a.padding, std::max(int64_t{0}, a.met() - a.size - a.padding));
+}
+
 // The elements that a row of the weight meets, as channels.
 Value unfolded(GraphBuilder& b, const Conv& c, Value x) {
   const Axis& a = c.columns;
-  const int64_t needed = (a.out - 1) * a.stride + a.window;
-  x = pad(b, x, 3, a.padding, std::max(int64_t{0}, needed - a.size - a.padding));
+  x = padded(b, a, x, 3);
   std::vector<Value> columns;
   for (int64_t j = 0; j < a.window; ++j)
     columns.push_back(b.slice(x, {SymInt(0), SymInt(0), SymInt(0), SymInt(j)}, {1, 1, 1, a.stride},
@@ -63,9 +66,9 @@ Value in_steps(GraphBuilder& b, Value x, const Conv& c) {
   return b.reshape(b.permute(x, {0, 1, 3, 5, 2, 4}), {s[0], s[1] * down * across, rows, columns});
 }
 
-// What windows meet of a dimension.
+// Nothing but what windows meet.
 Value met_of(GraphBuilder& b, const Axis& a, Value x, size_t dim) {
-  x = pad(b, x, dim, a.padding, std::max(int64_t{0}, a.met() - a.size - a.padding));
+  x = padded(b, a, x, dim);
   Shape shape = x.shape();
   if (shape[dim] == SymInt(a.met())) return x;
   shape[dim] = SymInt(a.met());
@@ -99,8 +102,8 @@ Graph unfold_rows(const Graph& graph, const PassContext& context) {
     const auto c = n.op == Op::conv ? conv_of(n) : std::nullopt;
     const ContractionAbility* can = c ? context.capabilities->contraction(n.op, n.results[0].dtype) : nullptr;
     if (!can || c->channels >= can->channel_piece || c->columns.window < 2) return std::nullopt;
-    const bool steps =
-        n.ints(Attr::dilation)[0] == 1 && c->rows.in_steps() && c->columns.in_steps() && c->step_channels() >= can->channel_piece;
+    const bool steps = n.ints(Attr::dilation)[0] == 1 && c->rows.has_whole_steps() && c->columns.has_whole_steps() &&
+                       c->step_channels() >= can->channel_piece;
     if (!steps && c->unfolded() > kMost) return std::nullopt;
     const int64_t work = product(n.results[0].shape).constant() * c->unfolded() * c->rows.window;
     if (work < can->unfolds_from) return std::nullopt;

@@ -48,14 +48,11 @@ inline float scale_and_mask(const AttentionRows& a, float* scores, int64_t seen,
 // One of each row's elements, by `f`, which takes two at a time: lane i of the result is of v[i].
 template <int Half = kWidth / 2, class F>
 inline Floats reduce_rows(Floats* v, F f) {
-  Ints low, high;
-#pragma GCC unroll 16
-  for (int l = 0; l < kWidth; ++l) {
-    low[l] = l & Half ? kWidth + l - Half : l;
-    high[l] = l & Half ? kWidth + l : l + Half;
-  }
 #pragma GCC unroll 8
-  for (int i = 0; i < Half; ++i) v[i] = f(__builtin_shuffle(v[i], v[i + Half], low), __builtin_shuffle(v[i], v[i + Half], high));
+  for (int i = 0; i < Half; ++i) {
+    exchange<Half>(v[i], v[i + Half]);
+    v[i] = f(v[i], v[i + Half]);
+  }
   if constexpr (Half > 1) return reduce_rows<Half / 2>(v, f);
   return v[0];
 }

@@ -178,22 +178,26 @@ void multiply(const float* a, int64_t a_row, const float* b, float* c, int64_t c
   }
 }
 
-// Rows and columns of a square of vectors change places: squares of half the size first, then their quarters.
+// In runs of `Half` lanes: every second one of x and the one before it of y change places.
 template <int Half>
-inline void transpose_step(Floats (&v)[kWidth]) {
+inline void exchange(Floats& x, Floats& y) {
   Ints low, high;
 #pragma GCC unroll 16
   for (int l = 0; l < kWidth; ++l) {
     low[l] = l & Half ? kWidth + l - Half : l;
     high[l] = l & Half ? kWidth + l : l + Half;
   }
+  const Floats a = x, b = y;
+  x = __builtin_shuffle(a, b, low);
+  y = __builtin_shuffle(a, b, high);
+}
+
+// Rows and columns of a square of vectors change places: squares of half the size first, then their quarters.
+template <int Half>
+inline void transpose_step(Floats (&v)[kWidth]) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kWidth; ++i) {
-    if (i & Half) continue;
-    const Floats a = v[i], b = v[i + Half];
-    v[i] = __builtin_shuffle(a, b, low);
-    v[i + Half] = __builtin_shuffle(a, b, high);
-  }
+  for (int i = 0; i < kWidth; ++i)
+    if (!(i & Half)) exchange<Half>(v[i], v[i + Half]);
   if constexpr (Half > 1) transpose_step<Half / 2>(v);
 }
 

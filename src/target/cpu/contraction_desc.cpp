@@ -321,12 +321,10 @@ std::shared_ptr<const Primitive> find_or_create(const Desc& desc) {
 // its description says.
 bool lie_as_taken(const std::vector<PostOp>& post, const Dims& result) {
   return std::ranges::all_of(post, [&](const PostOp& p) {
-    if (!p.binary()) return true;
-    Dims dims = p.operand.dims;
-    for (size_t d = 0; d < dims.size(); ++d)
-      if (p.operand.strides[d] == 0) dims[d] = 1;
+    const Dims dims = onednn::unexpanded(p.operand, p.operand.dims.size()).dims;
+    if (!p.binary() || dims == result) return true;
     int64_t next = 1;
-    for (size_t d = dims.size(); dims != result && d-- > 0; next *= dims[d])
+    for (size_t d = dims.size(); d-- > 0; next *= dims[d])
       if (dims[d] != 1 && p.operand.strides[d] != next) return false;
     return true;
   });

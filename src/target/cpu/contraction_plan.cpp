@@ -35,10 +35,7 @@ bool has_unit_stride(const onednn::Operand& o) {
 }
 
 // Batches that are one matrix over and over count once.
-void drop_expanded_batches(onednn::Operand& o) {
-  for (size_t d = 0; d + 2 < o.dims.size(); ++d)
-    if (o.strides[d] == 0) o.dims[d] = 1;
-}
+onednn::Operand without_repeats(const onednn::Operand& o) { return onednn::unexpanded(o, o.dims.size() - 2); }
 
 }  // namespace
 
@@ -190,8 +187,7 @@ class Planner {
 
   // Elements that overlap or are expanded, but for whole batches: the library takes only a copy.
   static void copy_if_needed(ContractionPlan& b, onednn::Operand& source) {
-    onednn::Operand once = source;
-    drop_expanded_batches(once);
+    const onednn::Operand once = without_repeats(source);
     if (onednn::strided_layout(once)) return;
     b.copied = once;
     source.dims = once.dims;
@@ -213,7 +209,7 @@ class Planner {
     const MatmulDesc given = desc;
     if (!has_unit_stride(desc.b)) desc.b.any = true;
     if (!has_unit_stride(desc.a)) {
-      drop_expanded_batches(desc.a);
+      desc.a = without_repeats(desc.a);
       desc.a.strides = dense(desc.a.dims);
     }
     auto better = primitive_for(desc);

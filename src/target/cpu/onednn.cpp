@@ -189,13 +189,6 @@ Dims normalized_strides(const Operand& t) {
   return out;
 }
 
-// oneDNN says broadcast by a dim of size 1, PyTorch's expand by a stride of 0. Applies to the first `count` dims.
-Operand unexpanded(Operand t, size_t count) {
-  for (size_t d = 0; d < std::min(count, t.strides.size()); ++d)
-    if (t.strides[d] == 0) t.dims[d] = 1;
-  return t;
-}
-
 // Null for elements that overlap, which oneDNN rejects, and for expanded ones, which it accepts but its kernels may not
 // expect.
 Owned<dnnl_memory_desc> strided_desc(const Operand& t) {

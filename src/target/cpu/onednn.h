@@ -108,6 +108,13 @@ struct PostOp {
   bool binary() const { return kind >= add; }
 };
 
+// oneDNN says broadcast by a dim of size 1, PyTorch's expand by a stride of 0. Applies to the first `count` dims.
+inline Operand unexpanded(Operand t, size_t count) {
+  for (size_t d = 0; d < count && d < t.strides.size(); ++d)
+    if (t.strides[d] == 0) t.dims[d] = 1;
+  return t;
+}
+
 // c[..., M, N] = post(a[..., M, K] * b[..., K, N] + bias). Batch dims of a and b of size 1, or of stride 0, are broadcast.
 struct MatmulDesc {
   Operand a, b, c;

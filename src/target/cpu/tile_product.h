@@ -1,5 +1,5 @@
-// A matrix product in bf16 on AMX tiles whose bias and epilogue are a generated kernel, which finds each block of sums in the
-// first-level cache: what follows a product costs little more than reading its operands.
+// A matrix product in bf16 on AMX tiles whose bias and epilogue are a generated kernel, which finds sums in the thread's own
+// caches: what follows a product costs little more than reading its operands.
 //
 // The weight is taken as oneDNN packs it, so that one packed copy serves both.
 #pragma once

@@ -1,4 +1,4 @@
-// Products of bf16 on AMX tiles, in blocks of sums that are given away while they lie in the first-level cache.
+// Products of bf16 on AMX tiles, in blocks of sums that are given away while they lie in the caches of the thread's own.
 //
 // A file compiled for more than the machine may have must not emit functions that others share, so this header has plain types only.
 #pragma once
@@ -28,7 +28,8 @@ struct TileRows {
 // Whether the sums of one block of columns may wait for their epilogue until those of the next are there: it takes longer than the last
 // of the parts that the depth is divided into, but not where there are many of these.
 constexpr bool has_two_sums(int64_t depth) { return depth <= 1024; }
-// Rows that are worked on together, so that these and their sums stay in the second-level cache.
+// Rows that are worked on together, so that these and their sums, 27/16 MiB at most, stay in the second-level cache, which has two where
+// there are tiles.
 constexpr int64_t tile_rows(int64_t depth) {
   const int64_t row = depth * 2 + kTileBlockRow * 4 * (has_two_sums(depth) ? 2 : 1);
   const int64_t n = (int64_t{27} << 16) / row / kTileBlockRows * kTileBlockRows;
