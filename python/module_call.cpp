@@ -11,9 +11,10 @@ namespace broach {
 
 namespace {
 
-// `__call__` of the module that wraps a compiled one: its own hooks, if it has any, are nn.Module's business.
+// `__call__` of the module that wraps a compiled one: its own hooks, if it has any, are nn.Module's business, and so is a `forward` that
+// somebody put in the place of the compiled call.
 PyObject* call_module(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
-  static PyObject* call_name = PyUnicode_InternFromString("_compiled_call");
+  static PyObject *call_name = PyUnicode_InternFromString("_compiled_call"), *forward_name = PyUnicode_InternFromString("forward");
   static PyObject* hooks[] = {PyUnicode_InternFromString("_forward_hooks"), PyUnicode_InternFromString("_forward_pre_hooks"),
                               PyUnicode_InternFromString("_backward_hooks"), PyUnicode_InternFromString("_backward_pre_hooks")};
   static PyObject* module_call = [] {
@@ -26,12 +27,12 @@ PyObject* call_module(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObj
     PyObject* found = PyDict_GetItemWithError(*place, h);
     hooked = hooked || (found && PyDict_Size(found) > 0);
   }
-  if (hooked) {
+  PyObject* compiled = PyDict_GetItemWithError(*place, call_name);
+  if (hooked || PyDict_GetItemWithError(*place, forward_name) != compiled) {
     std::vector<PyObject*> all{self};
     all.insert(all.end(), args, args + n + (names ? PyTuple_GET_SIZE(names) : 0));
     return PyObject_Vectorcall(module_call, all.data(), static_cast<size_t>(n) + 1, names);
   }
-  PyObject* compiled = PyDict_GetItemWithError(*place, call_name);
   if (!compiled) return PyErr_SetString(PyExc_AttributeError, "_compiled_call"), nullptr;
   Ref held = Ref::borrow(compiled);
   return PyObject_Vectorcall(compiled, args, static_cast<size_t>(n), names);

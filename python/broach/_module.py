@@ -1,11 +1,14 @@
 """The module that ``broach.compile(module)`` gives: the given module seen through one whose call is compiled.
 
-As with torch.compile, attributes, training flag, moves and hooks are the given module's own, and its parameters appear under
-``_orig_mod``.
+As with torch.compile, attributes, training flag, moves and hooks are the given module's own, its parameters appear under
+``_orig_mod``, and ``forward`` is the compiled call: whoever wraps it and puts the result there, as for mixed precision, has that run,
+around the compiled call.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from typing import Any
 
 from torch import nn
@@ -14,7 +17,7 @@ from ._native import _C
 from ._options import Options
 
 # Fields of the wrapper itself; everything else is read from and written to the given module.
-_OWN = frozenset({"_orig_mod", "_compiled_call", "_settings", "forward", "__dict__", "_wrapper_is_made", "_is_full_backward_hook"})
+_OWN = frozenset({"_orig_mod", "_compiled_call", "_broach_settings", "forward", "__dict__", "_wrapper_is_made", "_is_full_backward_hook"})
 
 
 class CompiledModule(nn.Module):
@@ -25,20 +28,27 @@ class CompiledModule(nn.Module):
         super().__init__()
         self._wrapper_is_made = True
         self._orig_mod = module
-        self._settings = settings
+        self._broach_settings = settings
         self._make_call()
 
     def _make_call(self) -> None:
         from ._front import compile_natively
 
-        options, fullgraph, dynamic = self._settings
-        self._compiled_call = compile_natively(self._modules["_orig_mod"], Options(options), fullgraph, dynamic)
+        options, fullgraph, dynamic = self._broach_settings
+        module = self._modules["_orig_mod"]
+        self._compiled_call = compile_natively(module, Options(options), fullgraph, dynamic)
+        with contextlib.suppress(TypeError, ValueError):  # written in C
+            self._compiled_call.__signature__ = inspect.signature(module.forward)
         self.forward = self._compiled_call
 
     # __call__ is a method written in C, set below.
 
+    @property
+    def _forward_is_replaced(self) -> bool:
+        return self.__dict__["forward"] is not self._compiled_call
+
     def __reduce__(self) -> Any:
-        return type(self), (self._orig_mod, self._settings)
+        return type(self), (self._orig_mod, self._broach_settings), {"forward": self.forward} if self._forward_is_replaced else None
 
     @property
     def training(self) -> bool:  # type: ignore[override]
@@ -53,14 +63,21 @@ class CompiledModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         if name == "_orig_mod":
             return self._modules["_orig_mod"]
+        if name == "__signature__":  # which a method written in C has not
+            return inspect.signature(self._orig_mod)
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if (name in _OWN or hasattr(type(self), name)) and not (name == "forward" and "_compiled_call" in self.__dict__ and value is not self._compiled_call):
+        if name in _OWN or hasattr(type(self), name):
             return super().__setattr__(name, value)
         return setattr(self._orig_mod, name, value)
 
     def __delattr__(self, name: str) -> None:
+        if name == "forward":
+            if not self._forward_is_replaced:
+                raise AttributeError(name)
+            self.forward = self._compiled_call
+            return None
         if name in _OWN or hasattr(type(self), name):
             return super().__delattr__(name)
         return delattr(self._orig_mod, name)
