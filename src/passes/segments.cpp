@@ -44,7 +44,7 @@ class Splitter {
     std::vector<const Node*> nodes;
     std::vector<Given> outputs;
     std::vector<Value> inputs;
-    std::set<Key> is_input;
+    std::set<Key> demanded;
     std::vector<const Node*> calls;  // made behind the segment, in this order; each binds symbols
     std::map<Key, size_t> own;       // slots of what is computed anew here, for calls
   };
@@ -70,12 +70,12 @@ class Splitter {
   // Segment `k` reads the value.
   void demand(const Value& v, size_t k) {
     const Node& n = *v.node;
+    if (!pieces_[k].demanded.insert({&n, v.index}).second) return;
     if (on_demand(n)) {
       for (const Value& in : n.inputs) demand(in, k);
       return;
     }
     if (n.op != Op::input && level_[n.id] == k && !finds_sizes(n)) return;
-    if (!pieces_[k].is_input.insert({&n, v.index}).second) return;
     slot_of(v, k);
     pieces_[k].inputs.push_back(v);
   }

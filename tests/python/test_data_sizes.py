@@ -354,3 +354,19 @@ def test_what_is_computed_once_is_read_behind_a_size():
         changed.mul_(-0.5)
         agree(lambda x: x[(x @ weight.exp()).sum(1) > 0] * scale.exp(), lambda i: (r(20, 8),), compiled=compiled)
     assert stats(compiled)["captures"] == captures
+
+
+def test_a_chain_of_slices_written_one_by_one():
+    """As a Runge-Kutta method of many stages: who read each slice anew through all before it would not come to an end."""
+
+    def program(x):
+        counts = x.round().unique(return_counts=True)[1]
+        if (counts > 100).any():
+            raise ValueError
+        stages = x.new_empty(3, 61)
+        stages[:, 0] = x
+        for i in range(60):
+            stages[:, i + 1] = x + stages[:, : i + 1].mean(1)
+        return stages, counts
+
+    agree(program, lambda i: (r(3),), calls=4)
