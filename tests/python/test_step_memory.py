@@ -26,11 +26,6 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-untraced = pytest.mark.xfail(
-    not _C.has_bf16_contractions(), reason="without AVX-512 some MiB stayed, and some hundred pages a step were fresh; not seen since the C library is trimmed"
-)
-
-
 @pytest.fixture(autouse=True)
 def gradients():
     with torch.enable_grad():
@@ -56,7 +51,6 @@ def step(net, call, x):
     call(x).backward()
 
 
-@untraced
 def test_the_same_pages_serve_every_step(net):
     call, x = broach.compile(program_of(net)), torch.randn(1024, 512)
     for _ in range(8):
@@ -67,7 +61,6 @@ def test_the_same_pages_serve_every_step(net):
     assert faults() - before < 50  # of 9,000 that the results of one step lie on
 
 
-@untraced
 def test_what_is_saved_is_let_go_for_gradients(net):
     call, x = broach.compile(program_of(net)), torch.randn(1024, 512)
     for _ in range(8):
