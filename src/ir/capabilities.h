@@ -40,8 +40,9 @@ struct Capabilities {
   struct RowAdder {
     DeviceKind device = DeviceKind::cpu;  // whose kernels
     int64_t fewest = 0, most = 0;         // columns; 0: none can
-    int64_t parts = 0;                    // of rows, that keep a machine busy
     int64_t smallest = 0;                 // elements worth it
+    int64_t processors = 0;               // that work on parts of the rows
+    int64_t bytes = 0;  // of the rows that one of them works on at a time, each of a power of two of elements; at least one row
   } row_adder;
 
   // Rows of large products' matrices begin at multiples of so many bytes, where that is free to choose; 0: anywhere.

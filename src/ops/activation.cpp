@@ -168,20 +168,6 @@ void add_exponential(OpTable& t) {
 
 // ---- gelu and glu ----
 
-// d/dx of x * Phi(x).
-Expr gelu_erf_backward(const Expr& grad, const Expr& x) {
-  Expr cdf = (1.0 + erf(x * (std::numbers::sqrt2 / 2))) * 0.5;
-  Expr pdf = exp(x * x * -0.5) * (std::numbers::inv_sqrtpi * std::numbers::sqrt2 / 2);
-  return grad * (cdf + x * pdf);
-}
-
-Expr gelu_tanh_backward(const Expr& grad, const Expr& x) {
-  constexpr double beta = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kappa = 0.044715;
-  Expr square = x * x, t = tanh((x + square * x * kappa) * beta);
-  Expr inner = (1.0 + square * (3 * kappa)) * beta;
-  return grad * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * inner);
-}
-
 Value gelu(OpCall& c) { return c.b.unary(!c.is_none(1) && c.text(1) == "tanh" ? Op::gelu_tanh : Op::gelu_erf, c.tensor(0)); }
 
 Results glu(OpCall& c) {
@@ -212,9 +198,11 @@ Results glu_backward(OpCall& c) {
 void add_gated(OpTable& t) {
   add_single(t, "gelu", gelu);
   add_formula(t, "gelu_backward", {0, 1}, [](OpCall& c, Operands x) {
-    return !c.is_none(2) && c.text(2) == "tanh" ? gelu_tanh_backward(x[0], x[1]) : gelu_erf_backward(x[0], x[1]);
+    const bool by_tanh = !c.is_none(2) && c.text(2) == "tanh";
+    return x[0] * apply(by_tanh ? Op::gelu_tanh_derivative : Op::gelu_erf_derivative, x[1]);
   });
-  add_formula(t, "infinitely_differentiable_gelu_backward", {0, 1}, [](OpCall&, Operands x) { return gelu_erf_backward(x[0], x[1]); });
+  add_formula(t, "infinitely_differentiable_gelu_backward", {0, 1},
+              [](OpCall&, Operands x) { return x[0] * apply(Op::gelu_erf_derivative, x[1]); });
   add_real(t, "glu", glu);
   add_real(t, "glu_backward", glu_backward);
 }

@@ -1,6 +1,7 @@
 #include "schedule/add_rows_up.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "schedule/exprs.h"
@@ -77,7 +78,11 @@ class RowAdding {
     for (int b : sums_.buffers)
       if (buffers_[static_cast<size_t>(b)].type.device.kind != able_.device) return false;
     const auto known = rows.maybe_constant();
-    added_ = known ? std::max(kFewestRows, (*known + able_.parts - 1) / able_.parts) : kRowsOfUnknown;
+    int64_t smallest = 16;
+    for (const DType t : k_.buffers) smallest = std::min(smallest, size_of(t));
+    const auto row = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(columns.constant()))) * smallest;
+    const int64_t parts = able_.processors * std::max<int64_t>(1, able_.bytes / row);
+    added_ = known ? std::max(kFewestRows, (*known + parts - 1) / parts) : kRowsOfUnknown;
     if (known && (*known < 2 * added_ || *known * columns.constant() < able_.smallest)) return false;
     columns_ = columns, parts_ = ceildiv(rows, added_);
     return true;

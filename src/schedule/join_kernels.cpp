@@ -119,8 +119,8 @@ bool begins_with(const Kernel& more, const Kernel& few) {
 
 class Joiner {
  public:
-  Joiner(std::vector<Step>& steps, std::vector<Buffer>& buffers, const std::vector<int>& outputs, const ScheduleOptions& options)
-      : steps_(steps), buffers_(buffers), most_points_(options.launch_points), adder_(options.row_adder), dead_(steps.size()) {
+  Joiner(std::vector<Step>& steps, const std::vector<Buffer>& buffers, const std::vector<int>& outputs, int64_t launch_points)
+      : steps_(steps), buffers_(buffers), most_points_(launch_points), dead_(steps.size()) {
     for (const Step& s : steps)
       for (int b : s.reads) ++readers_[b];
     for (int b : outputs) ++readers_[b];
@@ -128,43 +128,25 @@ class Joiner {
 
   void run() {
     for (size_t i = 0; i < steps_.size(); ++i) {
-      add_rows(i);
       auto c = candidate(steps_[i], most_points_);
       if (c && most_points_ > 0 && (sums_many(kernel_of(i)) || rows_added(kernel_of(i)) > 0)) take_producers(i);
       if (c && !dead_[i]) join_rows(i);
       if (c && !dead_[i]) take_in(*c, i);
-      for_each_at(i, [&](const Step& s) { note(s, i); });
+      if (!dead_[i]) note(steps_[i], i);
     }
-    std::vector<Step> all;
-    for (size_t i = 0; i < steps_.size(); ++i) for_each_at(i, [&](Step& s) { all.push_back(std::move(s)); });
-    steps_ = std::move(all);
+    std::vector<Step> left;
+    for (size_t i = 0; i < steps_.size(); ++i)
+      if (!dead_[i]) left.push_back(std::move(steps_[i]));
+    steps_ = std::move(left);
   }
 
  private:
   const Kernel& kernel_of(size_t i) const { return *std::get<KernelStep>(steps_[i].work).kernel; }
 
-  // The step that is left of this one, and what was put behind it.
-  template <class F>
-  void for_each_at(size_t i, const F& f) {
-    if (!dead_[i]) f(steps_[i]);
-    if (const auto rest = rests_.find(i); rest != rests_.end()) f(rest->second);
-  }
-
   void note(const Step& s, size_t at) {
     auto last = [&](size_t& of) { of = std::max(of, at); };
     for (int b : s.reads) last(read_[memory_of(b)]);
     for (int b : s.writes) last(written_[memory_of(b)]);
-  }
-
-  // A sum of columns as one of rows, and what is left to sum.
-  void add_rows(size_t i) {
-    auto two = add_rows_up(steps_[i], adder_, buffers_);
-    if (!two) return;
-    for (int b : steps_[i].reads) --readers_[b];
-    for (const Step* s : {&two->rows, &two->rest})
-      for (int b : s->reads) ++readers_[b];
-    steps_[i] = std::move(two->rows);
-    rests_.emplace(i, std::move(two->rest));
   }
 
   // Of a kernel that adds up rows and another one along them: who reads a row for one does for the other.
@@ -184,7 +166,7 @@ class Joiner {
 
   // At the place of the later of the two, or else of the earlier, if that is possible.
   bool meet(size_t first, const Step& a, size_t i, const Expressions& known) {
-    const bool sinks = !rests_.contains(first) && may_sink(first, steps_[i]);
+    const bool sinks = may_sink(first, steps_[i]);
     if (!sinks && !may_rise(first, i)) return false;
     become_one(a, steps_[i], known);
     dead_[sinks ? first : i] = true;
@@ -217,7 +199,7 @@ class Joiner {
     Step& b = steps_[second];
     const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
     if (a.device != b.device || ka.symbols != kb.symbols || !fits(*ka.kernel, *kb.kernel)) return false;
-    if (rests_.contains(first) || !may_sink(first, b)) return false;
+    if (!may_sink(first, b)) return false;
     const std::optional<Expressions> known = loads_of_stored(a, b);
     if (!known) return false;
     const bool same = ka.kernel->axes == kb.kernel->axes;
@@ -262,13 +244,13 @@ class Joiner {
     const Step& b = steps_[second];
     if (std::ranges::any_of(b.writes, [&](int w) { return buffers_[static_cast<size_t>(w)].kind == Buffer::Kind::input; })) return false;
     bool free = true;
-    for (size_t i = first; i < second; ++i)
-      for_each_at(i, [&](const Step& s) {
-        if (&s == &steps_[first]) return;
-        auto touches = [&](int x) { return meets(s.writes, x); };
-        free = free && std::ranges::none_of(b.reads, touches) &&
-               std::ranges::none_of(b.writes, [&](int x) { return touches(x) || meets(s.reads, x); });
-      });
+    for (size_t i = first + 1; i < second; ++i) {
+      if (dead_[i]) continue;
+      const Step& s = steps_[i];
+      auto touches = [&](int x) { return meets(s.writes, x); };
+      free = free && std::ranges::none_of(b.reads, touches) &&
+             std::ranges::none_of(b.writes, [&](int x) { return touches(x) || meets(s.reads, x); });
+    }
     return free;
   }
 
@@ -391,10 +373,8 @@ class Joiner {
   }
 
   std::vector<Step>& steps_;
-  std::vector<Buffer>& buffers_;
+  const std::vector<Buffer>& buffers_;
   int64_t most_points_;
-  const Capabilities::RowAdder& adder_;
-  std::map<size_t, Step> rests_;  // by the step behind which they are done
   std::vector<bool> dead_;
   std::map<std::string, std::vector<std::pair<size_t, bool>>> open_;  // steps by form, in their order, and whether they are small
   std::map<int, size_t> read_, written_;                              // by memory: the last step that did
@@ -404,7 +384,15 @@ class Joiner {
 }  // namespace
 
 void join_kernels(std::vector<Step>& steps, std::vector<Buffer>& buffers, const std::vector<int>& outputs, const ScheduleOptions& options) {
-  Joiner(steps, buffers, outputs, options).run();
+  // Sums of columns as ones of rows, each with what is left to sum behind it.
+  std::vector<Step> all;
+  for (Step& s : steps) {
+    auto two = add_rows_up(s, options.row_adder, buffers);
+    if (two) all.push_back(std::move(two->rows)), all.push_back(std::move(two->rest));
+    else all.push_back(std::move(s));
+  }
+  steps = std::move(all);
+  Joiner(steps, buffers, outputs, options.launch_points).run();
 }
 
 }  // namespace broach

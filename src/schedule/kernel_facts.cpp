@@ -1,6 +1,7 @@
 #include "schedule/kernel_facts.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace broach {
 
@@ -46,13 +47,15 @@ class FactFinder {
     }
   }
 
-  // Values in bf16, and in a softmax in bf16 the exponentials, which are summed and divided before they are rounded. Quotients too.
+  // Values in bf16, and what only factors part from them: quotients, derivatives behind a gradient in bf16, and in a softmax the
+  // exponentials, which are summed and divided before they are rounded.
   void find_precision() {
     f_.bf16_suffices.assign(k_.exprs.size(), false);
     if (k_.strict) return;
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
-      const bool keeps = e.kind == Kind::op && (e.op == Op::exp || e.op == Op::div) && e.dtype == DType::f32;
+      const bool keeps = e.kind == Kind::op && e.dtype == DType::f32 &&
+                         (e.op == Op::exp || e.op == Op::div || e.op == Op::gelu_erf_derivative || e.op == Op::gelu_tanh_derivative);
       f_.bf16_suffices[i] = e.dtype == DType::bf16 || (keeps && ends_in_bf16(static_cast<int>(i), e.op == Op::exp));
     }
   }
@@ -177,6 +180,15 @@ class FactFinder {
 
 KernelFacts find_facts(const Kernel& kernel) { return FactFinder(kernel).run(); }
 
+bool adds_first(const Kernel& kernel, const KernelStore& store) {
+  if (!store.adds) return false;
+  std::vector<bool> needed(kernel.exprs.size());
+  collect_needed(kernel, store.expr, needed);
+  for (size_t i = 0; i < needed.size(); ++i)
+    if (needed[i] && kernel.exprs[i].kind == Kind::reduction) return false;
+  return true;
+}
+
 std::vector<int> count_passes(const Kernel& kernel, const KernelFacts& facts) {
   std::vector<int> passes(kernel.exprs.size());
   auto count = [&](const std::vector<int>& roots) {
@@ -184,15 +196,16 @@ std::vector<int> count_passes(const Kernel& kernel, const KernelFacts& facts) {
     for (int r : roots) collect_needed(kernel, r, seen);
     for (size_t i = 0; i < seen.size(); ++i) passes[i] += seen[i];
   };
+  std::vector<int> first, last;
+  for (const auto& s : kernel.stores)
+    if (facts.inner[static_cast<size_t>(s.expr)]) (adds_first(kernel, s) ? first : last).push_back(s.expr);
   for (const auto& stage : facts.stages) {
-    std::vector<int> roots;
+    std::vector<int> roots = std::exchange(first, {});
     for (int r : stage) roots.push_back(kernel.exprs[static_cast<size_t>(r)].args[0]);
     count(roots);
   }
-  std::vector<int> stored;
-  for (const auto& s : kernel.stores)
-    if (facts.inner[static_cast<size_t>(s.expr)]) stored.push_back(s.expr);
-  count(stored);
+  last.insert(last.end(), first.begin(), first.end());
+  count(last);
   return passes;
 }
 

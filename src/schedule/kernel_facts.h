@@ -26,6 +26,9 @@ struct KernelFacts {
 
 KernelFacts find_facts(const Kernel& kernel);
 
+// Whether it adds up what needs no result of a reduction, which the first pass does.
+bool adds_first(const Kernel& kernel, const KernelStore& store);
+
 // By expression: how many passes compute it. A pass is a stage, or the stores that happen at each point of the reduced axes.
 std::vector<int> count_passes(const Kernel& kernel, const KernelFacts& facts);
 

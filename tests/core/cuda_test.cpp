@@ -153,7 +153,8 @@ TEST_CASE("cuda: saved kernels are loaded") {
   for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == 100.0F * static_cast<float>(i + 1));
 }
 
-// A block takes its rows one by one: sums along a row over the block, sums along columns in registers until the last row.
+// A block takes its rows one by one, the next being loaded meanwhile: sums along a row over the block, sums along columns in registers until
+// the last row.
 TEST_CASE("cuda: rows that are added up are read once") {
   const char* kernel =
       "kernel symbols 0\n  axis i0 < 5000\n  reduce i1 < 768\n  buffer b0 : bf16\n  buffer b1 : bf16\n  buffer b2 : f32\n"
@@ -166,10 +167,12 @@ TEST_CASE("cuda: rows that are added up are read once") {
     for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
     return n;
   };
-  CHECK(count("load_row<8>(b0") == 1);
+  CHECK(count("next.r0[t] = load_row<8>(b0") == 2);
+  CHECK(count("load_row<8>(b0") == 2);
+  CHECK(count("__syncthreads()") == 1);
   CHECK(count("store_row<8>(b1") == 1);
   CHECK(count("store_row<8>(b2") == 1);
-  CHECK(count("for (int unit = first; unit < min(units, first + 7); ++unit)") == 1);
+  CHECK(count("const int last = min(units, first + 7) - 1;") == 1);
   if (has_compiler())
     for (const cuda::Variant& v : {cuda::Variant{90}, cuda::Variant{75, false, true}})
       compile({std::make_shared<const Kernel>(Kernel::parse(kernel))}, v);
@@ -200,7 +203,8 @@ TEST_CASE("cuda: a softmax is one kernel, which reads its rows once") {
       a1_0 = Max::of(a1_0, v0_0);
     }
   }
-  const float v1 = over_row<16, Max>(a1_0);
+  const auto w1 = over_warp<16, Max>(a1_0);
+  const float v1 = w1;
   float a4_0 = (0x0p+0f);
   #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -213,7 +217,8 @@ TEST_CASE("cuda: a softmax is one kernel, which reads its rows once") {
       a4_0 = Add::of(a4_0, v3_0);
     }
   }
-  const float v4 = over_row<16, Add>(a4_0);
+  const auto w4 = over_warp<16, Add>(a4_0);
+  const float v4 = w4;
   #pragma unroll
   for (int t = 0; t < 4; ++t) {
     const int step = t * 16 + static_cast<int>(threadIdx.x);

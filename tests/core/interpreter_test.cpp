@@ -131,6 +131,9 @@ TEST_CASE("interpreter: unary operations on floating-point numbers, by value") {
                                  {Op::gelu_erf, 1, 0.8413447460685429},
                                  {Op::gelu_erf, -2, -0.0455002638963584144},
                                  {Op::gelu_tanh, 1, 0.8411919906082768},
+                                 {Op::gelu_erf_derivative, 1, 1.0833154705876864},
+                                 {Op::gelu_erf_derivative, -2, -0.0852318010781969},
+                                 {Op::gelu_tanh_derivative, 1, 1.0829640838457826},
                                  {Op::silu, 2, 1.7615941559557646},
                                  {Op::hardsigmoid, 1.5, 0.75}};
   std::set<Op> covered;

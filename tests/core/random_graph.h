@@ -183,7 +183,7 @@ class Generator {
         return;
       default:
         add(b_.unary(pick({Op::sin, Op::cos, Op::atan, Op::tanh, Op::asinh, Op::erf, Op::erfc, Op::sigmoid, Op::gelu_erf, Op::gelu_tanh,
-                           Op::silu}),
+                           Op::gelu_erf_derivative, Op::gelu_tanh_derivative, Op::silu}),
                      y.value),
             8, false);
     }

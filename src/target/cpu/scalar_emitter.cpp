@@ -125,6 +125,8 @@ V ScalarEmitter::float_op(Op op, const std::vector<V>& a) {
     case Op::relu: return b_.CreateSelect(b_.CreateFCmpOLT(x, fp(t, 0)), fp(t, 0), x);
     case Op::gelu_erf: return gelu_erf(x);
     case Op::gelu_tanh: return gelu_tanh(x);
+    case Op::gelu_erf_derivative: return gelu_erf_derivative(x);
+    case Op::gelu_tanh_derivative: return gelu_tanh_derivative(x);
     case Op::hardsigmoid: {
       V low = fp(t, -3), high = fp(t, 3), inner = b_.CreateFDiv(b_.CreateFAdd(x, high), fp(t, 6));
       return b_.CreateSelect(b_.CreateFCmpOLT(x, low), fp(t, 0), b_.CreateSelect(b_.CreateFCmpOGT(x, high), fp(t, 1), inner));
@@ -166,18 +168,37 @@ V ScalarEmitter::sign(V x) {
   return b_.CreateSelect(b_.CreateFCmpOLT(x, zero), fp(x->getType(), -1), up);
 }
 
-V ScalarEmitter::gelu_erf(V x) {
-  if (V normal = emit_normal(b_, x, features_)) return b_.CreateFMul(x, normal);
-  Type* t = x->getType();
-  return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)),
-                       b_.CreateFAdd(fp(t, 1), math(MathFn::erf, {b_.CreateFMul(x, fp(t, 0.70710678118654752440))})));
-}
+V ScalarEmitter::gelu_erf(V x) { return b_.CreateFMul(x, normal(x)); }
 
 V ScalarEmitter::gelu_tanh(V x) {
   Type* t = x->getType();
-  V cube = b_.CreateFMul(b_.CreateFMul(x, x), x);
-  V inner = b_.CreateFMul(fp(t, 0.79788456080286535588), b_.CreateFAdd(x, b_.CreateFMul(fp(t, 0.044715), cube)));
-  return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)), b_.CreateFAdd(fp(t, 1), math(MathFn::tanh, {inner})));
+  return b_.CreateFMul(b_.CreateFMul(x, fp(t, 0.5)), b_.CreateFAdd(fp(t, 1), tanh_of_gelu(x, b_.CreateFMul(x, x))));
+}
+
+V ScalarEmitter::tanh_of_gelu(V x, V square) {
+  Type* t = x->getType();
+  V cube = b_.CreateFMul(square, x);
+  return math(MathFn::tanh, {b_.CreateFMul(fp(t, 0.79788456080286535588), b_.CreateFAdd(x, b_.CreateFMul(fp(t, 0.044715), cube)))});
+}
+
+V ScalarEmitter::normal(V x) {
+  if (V quick = emit_normal(b_, x, features_)) return quick;
+  Type* t = x->getType();
+  return b_.CreateFMul(fp(t, 0.5), b_.CreateFAdd(fp(t, 1), math(MathFn::erf, {b_.CreateFMul(x, fp(t, 0.70710678118654752440))})));
+}
+
+V ScalarEmitter::gelu_erf_derivative(V x) {
+  Type* t = x->getType();
+  V bell = math(MathFn::exp, {b_.CreateFMul(b_.CreateFMul(x, x), fp(t, -0.5))});
+  return b_.CreateFAdd(normal(x), b_.CreateFMul(x, b_.CreateFMul(bell, fp(t, 0.39894228040143267794))));
+}
+
+V ScalarEmitter::gelu_tanh_derivative(V x) {
+  Type* t = x->getType();
+  V one = fp(t, 1), half = fp(t, 0.5), square = b_.CreateFMul(x, x), tanh = tanh_of_gelu(x, square);
+  V inner = b_.CreateFMul(fp(t, 0.79788456080286535588), b_.CreateFAdd(one, b_.CreateFMul(square, fp(t, 3 * 0.044715))));
+  V rest = b_.CreateFMul(b_.CreateFMul(b_.CreateFMul(x, half), b_.CreateFSub(one, b_.CreateFMul(tanh, tanh))), inner);
+  return b_.CreateFAdd(b_.CreateFMul(b_.CreateFAdd(tanh, one), half), rest);
 }
 
 // As c10::div_floor_floating: exact through fmod, with the sign of a zero quotient.

@@ -44,6 +44,10 @@ class ScalarEmitter {
   V sign(V x);
   V gelu_erf(V x);
   V gelu_tanh(V x);
+  V normal(V x);  // the normal distribution function
+  V tanh_of_gelu(V x, V square);
+  V gelu_erf_derivative(V x);
+  V gelu_tanh_derivative(V x);
   V float_floor_div(V x, V y);
   V float_mod(V x, V y);
   V divide(Op op, V x, V y, bool u);

@@ -10,6 +10,7 @@
 #include "support/error.h"
 #include "target/cuda/contraction.h"
 #include "target/cuda/convolution.h"
+#include "target/cuda/kernel_plan.h"
 #include "target/cuda/kernels.h"
 #include "target/cuda/launch_graph.h"
 #include "target/cuda/libraries.h"
@@ -58,9 +59,9 @@ class CudaTarget : public Target {
         for (Op op : {Op::conv, Op::conv_weight_gradient}) c.contractions[{op, t}] = cuda::convolution_ability(op);
       std::erase_if(c.routines = all_capabilities().routines, [](const auto& row) { return !cuda::has_routine(row.first, row.second); });
       c.reductions = {int64_t{1} << 16, 528, 64};
-      c.row_adder = {DeviceKind::cuda, 256, 4096, int64_t{132} * 8, int64_t{1} << 20};
+      c.row_adder = {DeviceKind::cuda, 256, 4096, int64_t{1} << 20, 132, 16 * cuda::kThreadsAddingRows};
       c.row_bytes = 16;
-      c.launch_points = int64_t{1} << 18;
+      c.launch_points = int64_t{1} << 20;
       c.repeated_operands = {int64_t{1} << 22, 300};
       return c;
     }();

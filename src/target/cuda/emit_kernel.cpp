@@ -10,6 +10,16 @@ namespace {
 
 using Shape = KernelPlan::Shape;
 
+std::string combine(const KernelExpr& r) {
+  switch (r.op) {
+    case Op::reduce_sum: return "Add";
+    case Op::reduce_prod: return "Mul";
+    case Op::reduce_max: return "Max";
+    case Op::reduce_min: return "Min";
+    default: return r.op == Op::reduce_argmax ? "Arg<true>" : "Arg<false>";
+  }
+}
+
 class KernelEmitter : ExpressionEmitter {
  public:
   KernelEmitter(const KernelPlan& plan, const std::string& name) : ExpressionEmitter(plan, name) {}
@@ -25,7 +35,9 @@ class KernelEmitter : ExpressionEmitter {
 
  private:
   std::string head() const {
-    std::string out = cat("extern \"C\" __global__ void __launch_bounds__(", p_.block_threads(), ") ", name_, "(");
+    // All blocks that add up rows work at a time, so that none begins when others end.
+    const std::string beside = p_.added > 0 ? cat(", ", std::max<int64_t>(1, kThreadsAddingRows / p_.block_threads())) : "";
+    std::string out = cat("extern \"C\" __global__ void __launch_bounds__(", p_.block_threads(), beside, ") ", name_, "(");
     for (size_t b = 0; b < k_.buffers.size(); ++b) out += cat(b ? ", " : "", stored_type(k_.buffers[b]), "* b", b);
     for (int s = 0; s < k_.symbols; ++s) out += cat(k_.buffers.empty() && s == 0 ? "" : ", ", "i64 S", s);
     for (int p = 0; p < k_.parameters; ++p) out += cat(", double p", p);
@@ -57,7 +69,14 @@ class KernelEmitter : ExpressionEmitter {
           for (int64_t l = 0; l < p_.lanes; ++l) value(e, l);
       });
     filled_ = p_.kept;
-    open(cat("for (", index_type(), " unit = first; unit < min(units, first + ", p_.added, "); ++unit)"));
+    line("const ", index_type(), " last = min(units, first + ", p_.added, ") - 1;");
+    begin_ahead();
+    open(cat("for (", index_type(), " unit = first; unit <= last; ++unit)"));
+    if (!p_.ahead.empty()) {
+      line("const Ahead here = next;");
+      line("const ", index_type(), " behind = min(unit + 1, last);");
+      load_ahead("behind");
+    }
     begin_unit();
     compute();
     close();
@@ -68,6 +87,33 @@ class KernelEmitter : ExpressionEmitter {
         if (k_.stores[s].adds) store(k_.stores[s], [&](int64_t lane) { return sum_of(s, lane); });
     });
   }
+
+  // `next` for what is loaded ahead.
+  void begin_ahead() {
+    if (p_.ahead.empty()) return;
+    open("struct Ahead");
+    for (int e : p_.ahead) {
+      const std::string type = stored_type(k_.buffers[static_cast<size_t>(p_.expr(e).access.buffer)]);
+      line(is_inner(e) ? cat("Row<", type, ", ", p_.lanes, "> r", e, "[", p_.trips, "];") : cat(type, " r", e, ";"));
+    }
+    --depth_, line("} next;");
+    load_ahead("first");
+  }
+
+  // Into `next`, of this unit.
+  void load_ahead(const char* unit) {
+    open("");
+    stand(p_.unit_axes, unit, 1);
+    for (int e : p_.ahead)
+      if (!is_inner(e)) line("next.r", e, " = *(", address(p_.expr(e).access, 0), ");");
+    for_steps([&] {
+      for (int e : p_.ahead)
+        if (is_inner(e)) line("next.r", e, "[t] = load_row<", p_.lanes, ">(", address(p_.expr(e).access, 0), ");");
+    });
+    close();
+  }
+
+  bool is_inner(int e) const { return p_.inner[static_cast<size_t>(e)]; }
 
   std::string sum_of(size_t store, int64_t lane) const { return cat("t", store, "[", cache_step_, " * ", p_.lanes, " + ", lane, "]"); }
 
@@ -161,16 +207,6 @@ class KernelEmitter : ExpressionEmitter {
     }
   }
 
-  static std::string combine(const KernelExpr& r) {
-    switch (r.op) {
-      case Op::reduce_sum: return "Add";
-      case Op::reduce_prod: return "Mul";
-      case Op::reduce_max: return "Max";
-      case Op::reduce_min: return "Min";
-      default: return r.op == Op::reduce_argmax ? "Arg<true>" : "Arg<false>";
-    }
-  }
-
   // In rows the lanes are parts of one result, else results of their own.
   int64_t results(int r) const { return p_.shape == Shape::rows || !p_.varies(r) ? 1 : p_.lanes; }
 
@@ -184,10 +220,13 @@ class KernelEmitter : ExpressionEmitter {
           if (p_.shape == Shape::rows) accumulate(r, l, accumulator(r, 0));
           else if (l < results(r)) accumulate(r, l, accumulator(r, l));
       if (p_.stores_inside() && p_.has_one_pass()) store_inside();
+      else if (&stage == &p_.stages.front()) add_up(true);
     });
+    if (p_.shape == Shape::rows) finish_rows(stage);
     for (int r : stage) {
       collect_needed(k_, p_.expr(r).args[0], needed);
-      for (int64_t l = 0; l < results(r); ++l) finish(r, l);
+      for (int64_t l = 0; p_.shape != Shape::rows && l < results(r); ++l)
+        finish(r, l, cat("over_column<", p_.team, ", ", combine(p_.expr(r)), ">(", accumulator(r, l), ")"));
     }
     for (int e : p_.cached)
       if (needed[static_cast<size_t>(e)]) filled_.insert(e);
@@ -200,11 +239,25 @@ class KernelEmitter : ExpressionEmitter {
     line(sum, " = ", combine(e), "::of(", sum, ", ", x, ");");
   }
 
-  void finish(int r, int64_t lane) {
+  // The warps of a team wait for each other once for all reductions of a stage. What they share is not written again before all have read
+  // it: of rows that are added up each second one takes the same memory, and the team has met for the one between.
+  void finish_rows(const std::vector<int>& stage) {
+    for (int r : stage) line("const auto w", r, " = over_warp<", p_.team, ", ", combine(p_.expr(r)), ">(", accumulator(r, 0), ");");
+    const bool is_one = p_.team <= 32;
+    const std::string slot = p_.added > 0 ? "[unit & 1]" : "";
+    for (int r : stage) {
+      if (is_one) continue;
+      line("__shared__ OfWarps<", p_.team, ", ", accumulator_type(p_.expr(r)), "> shared", r, p_.added > 0 ? "[2];" : ";");
+      line("put(shared", r, slot, ", w", r, ");");
+    }
+    if (!is_one) line("__syncthreads();");
+    for (int r : stage) finish(r, 0, is_one ? cat("w", r) : cat("over_warps<", combine(p_.expr(r)), ">(shared", r, slot, ")"));
+  }
+
+  void finish(int r, int64_t lane, std::string all) {
     const KernelExpr& e = p_.expr(r);
     const std::string name = cat("v", r, p_.varies(r) ? cat("_", lane) : "");
-    const std::string over = p_.shape == Shape::rows ? "over_row<" : "over_column<";
-    const std::string all = cat(over, p_.team, ", ", combine(e), ">(", accumulator(r, lane), ")", is_index_reduction(e.op) ? ".at" : "");
+    if (is_index_reduction(e.op)) all += ".at";
     line("const ", computed_type(e.dtype), " ", name, " = ", p_.rounds[static_cast<size_t>(r)] ? as_stored(all, e.dtype) : all, ";");
     values_[{r, lane}] = name;
   }
@@ -228,11 +281,20 @@ class KernelEmitter : ExpressionEmitter {
   void store_those(bool inside) {
     for (const KernelStore& s : k_.stores)
       if (p_.is_inside(s) == inside && !s.adds) store(s, [&](int64_t lane) { return value(s.expr, lane); });
-    for (size_t s = 0; inside && s < k_.stores.size(); ++s)
-      for (int64_t l = 0; k_.stores[s].adds && l < p_.lanes; ++l) {
+    if (!inside) return;
+    if (p_.has_one_pass() || p_.stages.empty()) add_up(true);
+    add_up(false);
+  }
+
+  // What is added up over rows, in the first pass or the last.
+  void add_up(bool first) {
+    for (size_t s = 0; s < k_.stores.size(); ++s) {
+      if (!k_.stores[s].adds || adds_first(k_, k_.stores[s]) != first) continue;
+      for (int64_t l = 0; l < p_.lanes; ++l) {
         const std::string x = value(k_.stores[s].expr, l);
         line(sum_of(s, l), " += ", x, ";");
       }
+    }
   }
 
   void store_inside() {

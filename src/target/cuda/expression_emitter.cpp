@@ -175,6 +175,9 @@ std::string ExpressionEmitter::load(int at, int64_t lane) {
     line("if (", condition, ") ", name, " = *(", from, ");");
     return from_memory(name, stored);
   }
+  if (p_.ahead.contains(at))
+    return from_memory(p_.inner[static_cast<size_t>(at)] ? cat("here.r", at, "[", cache_step_, "].x[", lane, "]") : cat("here.r", at),
+                       stored);
   if (!p_.is_packed(e.access)) return from_memory(cat("*(", address(e.access, lane), ")"), stored);
   const std::string row = cat("r", at);
   bool is_known = false;
@@ -208,7 +211,9 @@ bool has_quick(Op op) {
     case Op::silu:
     case Op::tanh:
     case Op::gelu_tanh:
-    case Op::gelu_erf: return true;
+    case Op::gelu_erf:
+    case Op::gelu_tanh_derivative:
+    case Op::gelu_erf_derivative: return true;
     default: return false;
   }
 }

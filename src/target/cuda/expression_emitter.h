@@ -26,6 +26,7 @@ class ExpressionEmitter {
   // The name of a value: of the lane, or of all lanes where they do not differ.
   std::string value(int e, int64_t lane);
   std::string index(const SymInt& n, int64_t lane) const;
+  std::string address(const Access& a, int64_t lane);
   void store(const KernelStore& s, const std::function<std::string(int64_t lane)>& value);
   const char* index_type() const { return p_.variant.wide ? "i64" : "int"; }
 
@@ -44,7 +45,6 @@ class ExpressionEmitter {
   std::optional<Scalar> inverse_of_divisor(const KernelExpr& e) const;
   std::string operation(int at, int64_t lane);
   std::string cast(const std::string& x, DType from, DType to) const;
-  std::string address(const Access& a, int64_t lane);
   std::string load(int at, int64_t lane);
   std::string atom(const Atom& a, int64_t lane) const;
 };

@@ -53,7 +53,7 @@ class Planner {
     choose_lanes();
     choose_team();
     find_cached();
-    if (p_.added > 0) find_kept();
+    if (p_.added > 0) find_kept(), find_ahead();
     return std::move(p_);
   }
 
@@ -174,7 +174,6 @@ class Planner {
 
   // What only the columns decide, such as a norm's weights, is loaded once for all rows.
   void find_kept() {
-    auto moves_with_rows = [&](size_t e) { return std::ranges::any_of(p_.unit_axes, [&](size_t a) { return p_.uses[e][a]; }); };
     std::set<int> last;
     for (size_t i = 0; i < k_.exprs.size(); ++i)
       if (moves_with_rows(i)) for_each_operand(k_.exprs[i], [&](int a) { last.insert(a); });
@@ -185,6 +184,23 @@ class Planner {
       if (!worth || !p_.inner[i] || moves_with_rows(i) || (left -= p_.trips * p_.lanes) < 0) continue;
       p_.cached.insert(e), p_.kept.insert(e);
     }
+  }
+
+  // A block works on one row at a time, and its reductions wait for each other, so that memory would rest meanwhile.
+  void find_ahead() {
+    int64_t left = 64;  // bytes of a thread
+    for (size_t i = 0; i < k_.exprs.size(); ++i) {
+      const KernelExpr& e = k_.exprs[i];
+      if (e.kind != Kind::load || e.predicate >= 0 || !e.access.dynamic.empty() || !moves_with_rows(i)) continue;
+      if (p_.inner[i] && !p_.is_packed(e.access)) continue;
+      left -= size_of(k_.buffers[static_cast<size_t>(e.access.buffer)]) * (p_.inner[i] ? p_.trips * p_.lanes : 1);
+      if (left < 0) return;
+      p_.ahead.insert(static_cast<int>(i));
+    }
+  }
+
+  bool moves_with_rows(size_t e) const {
+    return std::ranges::any_of(p_.unit_axes, [&](size_t a) { return p_.uses[e][a]; });
   }
 
   KernelPlan p_;

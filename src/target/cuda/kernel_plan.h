@@ -37,6 +37,7 @@ struct KernelPlan : KernelFacts {
   int64_t trips = 0;                         // steps of each thread, if they are known and few enough to be written out; else 0
   std::set<int> cached;                      // expressions that a thread keeps from one pass over its elements to the next
   std::set<int> kept;                        // of these, those that are the same in all rows that a block adds up
+  std::set<int> ahead;                       // loads that are begun for the next row before work on the last one begins
 
   const KernelExpr& expr(int e) const { return kernel.exprs[static_cast<size_t>(e)]; }
   SymbolId axis_id() const { return kernel.axes[axis].id; }
@@ -50,6 +51,9 @@ struct KernelPlan : KernelFacts {
   int block_threads() const { return team * width; }
   int64_t block_units() const { return added > 0 ? added : width; }
 };
+
+// Of a multiprocessor, for kernels that add up rows: what lies ahead, sums and what is kept take some 72 registers.
+constexpr int64_t kThreadsAddingRows = 896;
 
 KernelPlan plan_kernel(const Kernel& kernel, const Variant& variant);
 

@@ -117,6 +117,14 @@ template <class T> FN T op_gelu_erf(T x) { return x * T(0.5) * (T(1) + op_erf(x 
 template <class T> FN T op_gelu_tanh(T x) {
   return T(0.5) * x * (T(1) + op_tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
 }
+template <class T> FN T op_gelu_erf_derivative(T x) {
+  const T normal = (T(1) + op_erf(x * T(0.70710678118654752440))) * T(0.5);
+  return normal + x * (op_exp(x * x * T(-0.5)) * T(0.39894228040143267794));
+}
+template <class T> FN T op_gelu_tanh_derivative(T x) {
+  const T square = x * x, t = op_tanh(T(0.79788456080286535588) * (x + T(0.044715) * square * x));
+  return (t + T(1)) * T(0.5) + x * T(0.5) * (T(1) - t * t) * (T(0.79788456080286535588) * (T(1) + T(0.134145) * square));
+}
 template <class T> FN T op_hardsigmoid(T x) { return x < T(-3) ? T(0) : x > T(3) ? T(1) : (x + T(3)) / T(6); }
 template <class T> FN T op_silu(T x) { return x / (T(1) + op_exp(-x)); }
 // The same within 2^-16, or what eager's own loses where it nearly cancels, for results of which bf16's eight bits are seen. The error function
@@ -131,11 +139,22 @@ FN float quick_tanh(float x) {
   return fabsf(x) < 0.25f ? x * series : fmaf(-2.0f, inverse_of(1 + two_to(x * 2.88539008f)), 1.0f);
 }
 FN float quick_gelu_tanh(float x) { return x * quick_sigmoid(x * fmaf(x * x, 0.0713548163f, 1.59576912f)); }
-FN float quick_gelu_erf(float x) {
-  const float a = fabsf(x) * 0.707106781f, t = inverse_of(fmaf(a, 0.3275911f, 1.0f));
+// The normal distribution at x, `bell` being exp(-x * x / 2).
+FN float quick_normal(float x, float bell) {
+  const float t = inverse_of(fmaf(fabsf(x), 0.231641887f, 1.0f));
   const float sum = fmaf(t, fmaf(t, fmaf(t, fmaf(t, 0.530702715f, -0.726576014f), 0.710706871f), -0.142248368f), 0.127414796f);
-  const float beyond = t * sum * two_to(a * a * -1.44269504f);
-  return x * (x < 0 ? beyond : 1 - beyond);
+  const float beyond = t * sum * bell;
+  return x < 0 ? beyond : 1 - beyond;
+}
+FN float quick_bell(float x) { return two_to(x * x * -0.72134752f); }
+FN float quick_gelu_erf(float x) { return x * quick_normal(x, quick_bell(x)); }
+FN float quick_gelu_erf_derivative(float x) {
+  const float bell = quick_bell(x);
+  return fmaf(x * 0.39894228f, bell, quick_normal(x, bell));
+}
+FN float quick_gelu_tanh_derivative(float x) {
+  const float square = x * x, s = quick_sigmoid(x * fmaf(square, 0.0713548163f, 1.59576912f));
+  return fmaf(x * s * (1 - s), fmaf(square, 0.214064449f, 1.59576912f), s);
 }
 template <class T> FN T op_bit_not(T x) { return ~x; }
 FN bool op_bit_not(bool x) { return !x; }
@@ -236,17 +255,20 @@ template <class T> FN T from_lane(T x, int distance) {
   return x;
 }
 template <class T> FN Best<T> from_lane(Best<T> x, int distance) { return {from_lane(x.value, distance), from_lane(x.at, distance)}; }
-template <int N, class F, class T> FN T over_row(T x) {
+// Of the threads of a row, N in all, that are in one warp.
+template <int N, class F, class T> FN T over_warp(T x) {
 #pragma unroll
   for (int d = (N < 32 ? N : 32) / 2; d > 0; d /= 2) x = F::of(x, from_lane(x, d));
-  if (N > 32) {
-    __shared__ T part[N < 128 ? 128 / N : 1][N > 32 ? N / 32 : 1];
-    if (threadIdx.x % 32 == 0) part[threadIdx.y][threadIdx.x / 32] = x;
-    __syncthreads();
-    x = part[threadIdx.y][0];
-    for (int w = 1; w < N / 32; ++w) x = F::of(x, part[threadIdx.y][w]);
-    __syncthreads();
-  }
+  return x;
+}
+// What each warp has of its row, in shared memory.
+template <int N, class T> struct OfWarps { T part[N < 128 ? 128 / N : 1][N / 32]; };
+template <int N, class T> FN void put(OfWarps<N, T>& to, T x) {
+  if (threadIdx.x % 32 == 0) to.part[threadIdx.y][threadIdx.x / 32] = x;
+}
+template <class F, int N, class T> FN T over_warps(const OfWarps<N, T>& of) {
+  T x = of.part[threadIdx.y][0];
+  for (int w = 1; w < N / 32; ++w) x = F::of(x, of.part[threadIdx.y][w]);
   return x;
 }
 template <int N, class F, class T> FN T over_column(T x) {

@@ -75,6 +75,11 @@ double real_unary(Op op, double x) {
     case Op::relu: return x < 0 ? 0 : x;
     case Op::gelu_erf: return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
     case Op::gelu_tanh: return x / (1 + std::exp(-2 * std::sqrt(2 / pi) * (x + 0.044715 * x * x * x)));
+    case Op::gelu_erf_derivative: return 0.5 * std::erfc(-x / std::numbers::sqrt2) + x * std::exp(-0.5 * x * x) / std::sqrt(2 * pi);
+    case Op::gelu_tanh_derivative: {
+      const double t = std::tanh(std::sqrt(2 / pi) * (x + 0.044715 * x * x * x));
+      return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * std::sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x);
+    }
     case Op::silu: return x / (1 + std::exp(-x));
     case Op::hardsigmoid: return x < -3 ? 0 : x > 3 ? 1 : (x + 3) / 6;
     default: undefined(op, "floating-point numbers");

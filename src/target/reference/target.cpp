@@ -377,7 +377,7 @@ class ReferenceTarget : public Target {
   const Capabilities& capabilities() const override {
     static const Capabilities all = [] {
       Capabilities c = all_capabilities();
-      c.row_adder = {DeviceKind::cpu, 2, 4096, 3, 2};
+      c.row_adder = {DeviceKind::cpu, 2, 4096, 2, 3};
       return c;
     }();
     return all;
