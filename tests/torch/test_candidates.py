@@ -178,8 +178,8 @@ def test_measured_weights_are_packed_a_few_in_a_call():
             if call < 40:
                 packed.append(broach.explain(fast, x).packed_bytes)  # which is a call, too
     if packed[-1] >= len(model) * model[0].weight.nbytes:  # packing won here; where it loses, the copies are given back
-        # One for the trial, then as many as the clock allows: a call that was disturbed is long, and pays for more.
-        assert packed == sorted(packed) and len(set(packed)) > 2
+        # One for the trial, then as many as the clock allows: a call that was disturbed is long, and pays for more, or for all that are left.
+        assert packed == sorted(packed) and packed[0] < packed[-1]
 
 
 class _Residual(nn.Module):
