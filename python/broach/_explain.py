@@ -154,7 +154,7 @@ class Explanation:
         told = [stats] if stats is not None and stats["front"] == "native" else []
         told += [m.stats() for m in modules]
         out = cls(told, [f"{why} ({n}x)" for why, n in breaks.items()], seconds, stats)
-        if native is not None and getattr(compiled, "_forward_is_replaced", False):
+        if getattr(compiled, "_forward_is_replaced", False):
             out.eager_reasons.append("the compiled module's `forward` was replaced: what is there runs as it is, around the compiled call")
         return out
 

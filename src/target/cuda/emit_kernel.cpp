@@ -113,8 +113,6 @@ class KernelEmitter : ExpressionEmitter {
     close();
   }
 
-  bool is_inner(int e) const { return p_.inner[static_cast<size_t>(e)]; }
-
   std::string sum_of(size_t store, int64_t lane) const { return cat("t", store, "[", cache_step_, " * ", p_.lanes, " + ", lane, "]"); }
 
   // The unit of this thread, and where its axes stand. A team stays whole for its reductions: behind the last unit it repeats that.

@@ -175,9 +175,7 @@ std::string ExpressionEmitter::load(int at, int64_t lane) {
     line("if (", condition, ") ", name, " = *(", from, ");");
     return from_memory(name, stored);
   }
-  if (p_.ahead.contains(at))
-    return from_memory(p_.inner[static_cast<size_t>(at)] ? cat("here.r", at, "[", cache_step_, "].x[", lane, "]") : cat("here.r", at),
-                       stored);
+  if (p_.ahead.contains(at)) return from_memory(cat("here.r", at, is_inner(at) ? cat("[", cache_step_, "].x[", lane, "]") : ""), stored);
   if (!p_.is_packed(e.access)) return from_memory(cat("*(", address(e.access, lane), ")"), stored);
   const std::string row = cat("r", at);
   bool is_known = false;

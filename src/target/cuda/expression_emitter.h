@@ -28,6 +28,7 @@ class ExpressionEmitter {
   std::string index(const SymInt& n, int64_t lane) const;
   std::string address(const Access& a, int64_t lane);
   void store(const KernelStore& s, const std::function<std::string(int64_t lane)>& value);
+  bool is_inner(int e) const { return p_.inner[static_cast<size_t>(e)]; }
   const char* index_type() const { return p_.variant.wide ? "i64" : "int"; }
 
   const KernelPlan& p_;

@@ -37,7 +37,7 @@ struct KernelPlan : KernelFacts {
   int64_t trips = 0;                         // steps of each thread, if they are known and few enough to be written out; else 0
   std::set<int> cached;                      // expressions that a thread keeps from one pass over its elements to the next
   std::set<int> kept;                        // of these, those that are the same in all rows that a block adds up
-  std::set<int> ahead;                       // loads that are begun for the next row before work on the last one begins
+  std::set<int> ahead;                       // loads of the next row, begun before a row is worked on
 
   const KernelExpr& expr(int e) const { return kernel.exprs[static_cast<size_t>(e)]; }
   SymbolId axis_id() const { return kernel.axes[axis].id; }
