@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 namespace broach {
 
@@ -46,17 +47,29 @@ inline int64_t grain_for(int64_t n, int64_t operations, int threads) {
   return std::max({int64_t{1}, least, (n + threads - 1) / threads});
 }
 
-// Calls body(i) for each of n pieces that differ in work, those that begin with the largest: who is done takes the next one.
+// Calls body(i) for each of n pieces. Who is done takes the next one: where they differ in work, those that begin with the largest, of all;
+// where they are alike, of as many that follow each other, so that a thread finds in its caches what it computed by such a division before,
+// and then of another thread's.
 template <class Body>
-void share(const Threads& threads, int workers, int64_t n, const Body& body) {
-  if (workers <= 1 || n <= 1) {
+void share(const Threads& threads, int workers, int64_t n, bool are_alike, const Body& body) {
+  const int64_t count = std::min<int64_t>(workers, n), parts = are_alike ? count : 1;
+  if (count <= 1) {
     for (int64_t i = 0; i < n; ++i) body(i);
     return;
   }
-  std::atomic<int64_t> next{0};
-  threads.parallel_for(std::min<int64_t>(workers, n), 1, [&](int64_t begin, int64_t end) {
+  struct alignas(64) Part {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+  std::vector<Part> left(static_cast<size_t>(parts));
+  for (int64_t p = 0; p < parts; ++p)
+    left[static_cast<size_t>(p)].next = p * n / parts, left[static_cast<size_t>(p)].end = (p + 1) * n / parts;
+  threads.parallel_for(count, 1, [&](int64_t begin, int64_t end) {
     for (; begin < end; ++begin)
-      for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) body(i);
+      for (int64_t p = begin; p < begin + parts; ++p) {
+        Part& of = left[static_cast<size_t>(p % parts)];
+        for (int64_t i; (i = of.next.fetch_add(1, std::memory_order_relaxed)) < of.end;) body(i);
+      }
   });
 }
 

@@ -57,11 +57,13 @@ TEST_CASE("parallel: what is worth waking threads is shared by as many as can ha
 }
 
 TEST_CASE("parallel: each piece of different work is taken once, by whoever is free") {
-  for (int workers : {1, 2, 5}) {
-    std::vector<int> taken(37);
-    share(Team(workers), workers, 37, [&](int64_t i) { ++taken[static_cast<size_t>(i)]; });
-    CHECK(std::ranges::all_of(taken, [](int n) { return n == 1; }));
-  }
+  for (bool are_alike : {false, true})
+    for (int workers : {1, 2, 5})
+      for (int64_t n : {0, 1, 4, 37}) {
+        std::vector<int> taken(static_cast<size_t>(n));
+        share(Team(workers), workers, n, are_alike, [&](int64_t i) { ++taken[static_cast<size_t>(i)]; });
+        CHECK(std::ranges::all_of(taken, [](int n) { return n == 1; }));
+      }
   struct Threaded : Threads {
     void parallel_for(int64_t n, int64_t, const std::function<void(int64_t, int64_t)>& body) const override {
       std::vector<std::jthread> threads;
@@ -69,9 +71,11 @@ TEST_CASE("parallel: each piece of different work is taken once, by whoever is f
     }
     int count() const override { return 6; }
   };
-  std::vector<std::atomic<int>> taken(1000);
-  share(Threaded(), 6, 1000, [&](int64_t i) { ++taken[static_cast<size_t>(i)]; });
-  CHECK(std::ranges::all_of(taken, [](const auto& n) { return n == 1; }));
+  for (bool are_alike : {false, true}) {
+    std::vector<std::atomic<int>> taken(1000);
+    share(Threaded(), 6, 1000, are_alike, [&](int64_t i) { ++taken[static_cast<size_t>(i)]; });
+    CHECK(std::ranges::all_of(taken, [](const auto& n) { return n == 1; }));
+  }
 }
 
 namespace {
@@ -82,7 +86,7 @@ using cpu::AttentionPieces;
 
 // When the last thread is done, where all are done at once at 1: each piece goes to the thread that is free first.
 double span_of_attention(int64_t heads, int64_t rows, bool causal, int threads, bool on_tiles = false) {
-  const AttentionPieces pieces = on_tiles ? attention_pieces(heads, rows, 32, cpu::kAmxAttentionRows, threads)
+  const AttentionPieces pieces = on_tiles ? attention_pieces(heads, rows, 16, cpu::kAmxAttentionRows, threads)
                                           : attention_pieces(heads, rows, 6, cpu::kAttentionRows, threads);
   std::vector<double> busy(static_cast<size_t>(threads));
   for (int64_t i = 0; i < heads * pieces.blocks; ++i) {
@@ -101,7 +105,7 @@ double span_of_attention(int64_t heads, int64_t rows, bool causal, int threads, 
 TEST_CASE("parallel: pieces of attention cover all rows and are no smaller than needed") {
   for (int64_t heads : {1, 5, 12, 48})
     for (int64_t rows : {0, 1, 2, 47, 128, 193, 197, 1024})
-      for (const auto& [step, at_most] : {std::pair<int64_t, int64_t>{6, cpu::kAttentionRows}, {32, cpu::kAmxAttentionRows}})
+      for (const auto& [step, at_most] : {std::pair<int64_t, int64_t>{6, cpu::kAttentionRows}, {16, cpu::kAmxAttentionRows}})
         for (int threads : {1, 2, 7, 16, 64}) {
           const AttentionPieces pieces = attention_pieces(heads, rows, step, at_most, threads);
           CHECK(pieces.rows <= at_most);

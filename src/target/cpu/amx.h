@@ -68,9 +68,9 @@ inline Floats pairs_of(__m512i low, __m512i high, int half) {
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_cvtepu16_epi32(a), _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16)));
 }
 
-// [whole_deep(n)][whole_deep(cols)] from row `first` on.
-inline void pack_rows(const Rows& m, int64_t first, int64_t n, uint16_t* to) {
-  for (int64_t r = 0; r < whole_deep(n); ++r)
+// [padded][whole_deep(cols)], of which the first n are rows from `first` on.
+inline void pack_rows(const Rows& m, int64_t first, int64_t n, int64_t padded, uint16_t* to) {
+  for (int64_t r = 0; r < padded; ++r)
     for (int64_t c = 0; c < m.cols; c += kDeep, to += kDeep)
       _mm512_storeu_si512(to, r < n ? row_part(m, first + r, c) : _mm512_setzero_si512());
 }
@@ -108,37 +108,54 @@ struct TileColumns {
   int64_t deeper, next, row = 16;
 };
 
-// Where the sums of a product go: rows are `row` floats apart, the second column of tiles `next` from the first, the second row of tiles
-// `below` it. A tile whose rows follow each other is stored in two thirds of the time.
+// Where the sums of a product go, two or four tiles of them: rows are `row` floats apart, the second tile `next` from the first, and the last
+// two `below` from the first two.
 struct TileSums {
   float* data;
   int64_t row, next = kTileRows, below = kTileRows * row;
 };
-// Tiles of 16 rows, each of them whole, that follow each other.
-inline TileSums whole_tiles(float* data, int64_t columns) { return {data, kTileRows, kTileWords, columns * kTileRows}; }
+// One row of tiles that follow each other. (A tile whose rows do so is stored in two thirds of the time.)
+inline TileSums row_of_tiles(float* data) { return {data, kTileRows, kTileWords, 2 * kTileWords}; }
+
+// Tiles 0 to N - 1 are summed in.
+template <int N>
+inline void begin_sums(const TileSums& c, bool add) {
+  const int64_t bytes = c.row * 4;
+  asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
+  if (add) {
+    _tile_loadd(0, c.data, bytes);
+    _tile_loadd(1, c.data + c.next, bytes);
+    if constexpr (N == 4) {
+      _tile_loadd(2, c.data + c.below, bytes);
+      _tile_loadd(3, c.data + c.below + c.next, bytes);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    if constexpr (N == 4) {
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+  }
+}
+template <int N>
+inline void end_sums(const TileSums& c) {
+  const int64_t bytes = c.row * 4;
+  _tile_stored(0, c.data, bytes);
+  _tile_stored(1, c.data + c.next, bytes);
+  if constexpr (N == 4) {
+    _tile_stored(2, c.data + c.below, bytes);
+    _tile_stored(3, c.data + c.below + c.next, bytes);
+  }
+}
 
 // c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]. Strides in elements. `between` is called behind each of the n steps: the unit that multiplies
 // tiles is then busy for some 64 cycles, and the others have nothing to do.
 template <int R, class Between>
 inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, const TileSums& c, bool add,
                            Between between) {
-  const int64_t c_bytes = c.row * 4, a_bytes = a_row * 2;
-  asm volatile("" ::: "memory");  // GCC does not know that loading a tile reads memory
-  if (add) {
-    _tile_loadd(0, c.data, c_bytes);
-    _tile_loadd(1, c.data + c.next, c_bytes);
-    if constexpr (R == 2) {
-      _tile_loadd(2, c.data + c.below, c_bytes);
-      _tile_loadd(3, c.data + c.below + c.next, c_bytes);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    if constexpr (R == 2) {
-      _tile_zero(2);
-      _tile_zero(3);
-    }
-  }
+  const int64_t a_bytes = a_row * 2;
+  begin_sums<2 * R>(c, add);
   for (int64_t i = 0; i < n; ++i) {
     const float* at = b.data + i * b.deeper;
     _tile_loadd(4, a + i * kDeep, a_bytes);
@@ -153,17 +170,35 @@ inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& 
     }
     between();
   }
-  _tile_stored(0, c.data, c_bytes);
-  _tile_stored(1, c.data + c.next, c_bytes);
-  if constexpr (R == 2) {
-    _tile_stored(2, c.data + c.below, c_bytes);
-    _tile_stored(3, c.data + c.below + c.next, c_bytes);
-  }
+  end_sums<2 * R>(c);
 }
 
 template <int R>
 inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, const TileSums& c, bool add) {
   multiply_tiles<R>(a, a_row, b, n, c, add, [] {});
+}
+
+// c[16][16 N] (+)= a[16][32 n] b[32 n][16 N], where the tiles of c follow each other. `step`: from the first operand's 32 elements to the
+// next; `pair`: from two columns of the second's tiles to the next two.
+template <int N>
+inline void multiply_tile_row(const uint16_t* a, int64_t a_row, int64_t step, const TileColumns& b, int64_t pair, int64_t n, float* c,
+                              bool add) {
+  begin_sums<N>(row_of_tiles(c), add);
+  for (int64_t i = 0; i < n; ++i) {
+    const float* at = b.data + i * b.deeper;
+    _tile_loadd(4, a + i * step, a_row * 2);
+    _tile_loadd(5, at, b.row * 4);
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_loadd(6, at + b.next, b.row * 4);
+    _tile_dpbf16ps(1, 4, 6);
+    if constexpr (N == 4) {
+      _tile_loadd(7, at + pair, b.row * 4);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_loadd(5, at + pair + b.next, b.row * 4);
+      _tile_dpbf16ps(3, 4, 5);
+    }
+  }
+  end_sums<N>(row_of_tiles(c));
 }
 
 // As of one number.

@@ -30,21 +30,21 @@ constexpr int64_t kAttentionRows = 192, kAmxAttentionRows = 512;
 // Keys that are worked on together: their rows should stay in the second-level cache.
 inline int64_t attention_keys(int64_t depth) {
   int64_t n = 32768 / (depth > 0 ? depth : 1) / 64 * 64;
-  return n < 64 ? 64 : n > 512 ? 512 : n;
+  return n < 64 ? 64 : n > 128 ? 128 : n;
 }
-// The same on AMX, where they are in bf16 and the scores of 32 rows should stay in the first-level cache; of depths in multiples of 32.
+// The same on AMX, where they and the scores of 16 rows should stay in the first-level cache; of depths in multiples of 32.
 inline int64_t amx_attention_keys(int64_t depth) {
   int64_t n = 16384 / (depth > 0 ? depth : 1) / 32 * 32;
-  return n < 64 ? 64 : n > 256 ? 256 : n;
+  return n < 64 ? 64 : n > 128 ? 128 : n;
 }
 inline int64_t attention_scratch(int64_t depth, int64_t value_depth) {
   const int64_t most = depth > value_depth ? depth : value_depth, keys = attention_keys(most), wide = (value_depth + 15) / 16 * 16;
   // Keys, values and 6 rows of scores of a block; queries, sums of values, maxima and sums of weights of all rows.
   const int64_t plain = keys * depth + keys * wide + 6 * keys + kAttentionRows * (depth + wide + 2) + 6 * 16;
-  // As many, with 32 rows of scores and of weights; keys, values, queries and weights have half the size.
+  // As many, with 16 rows of scores, of weights and of queries; keys, values, queries and weights have half the size.
   const int64_t deep = (depth + 31) / 32 * 32, value_deep = (value_depth + 31) / 32 * 32;
   const int64_t block = amx_attention_keys(deep > value_deep ? deep : value_deep);
-  const int64_t amx = block * (deep + value_deep) / 2 + 32 * block * 3 / 2 + kAmxAttentionRows * (deep / 2 + value_deep + 2);
+  const int64_t amx = block * (deep + value_deep) / 2 + 16 * (block * 3 + deep) / 2 + kAmxAttentionRows * (value_deep + 2);
   return plain > amx ? plain : amx;
 }
 

@@ -6,13 +6,11 @@ namespace broach::cpu {
 
 namespace {
 
-constexpr int64_t kGroup = 32;  // query rows whose scores are in the first-level cache
-
-// An element of a row of scores, which lie in tiles that follow each other.
+// An element of a row of scores or of sums, which lie in tiles that follow each other.
 inline float* in_tiles(float* row, int64_t i) { return row + i / kTileRows * kTileWords + i % kTileRows; }
 
-// Memory of one piece of work. Scores of a group's rows against a block of keys, the weights that they become; of all rows, queries, sums
-// of values and their state.
+// Memory of one piece of work. Of a block of keys: these, their values, and of the rows of one tile the scores and the weights that they
+// become, all of which should stay in the first-level cache. Of all rows, sums of values and their state.
 struct Memory {
   uint16_t *queries, *weights;
   float *keys, *values, *scores, *sums;
@@ -22,27 +20,32 @@ struct Memory {
   Memory(float* at, int64_t depth, int64_t value_depth) : deep(whole_deep(depth)), wide(whole_deep(value_depth)) {
     block = amx_attention_keys(deep > wide ? deep : wide);
     auto take = [&](int64_t n) { return at += n, at - n; };
-    queries = reinterpret_cast<uint16_t*>(take(kAmxAttentionRows * deep / 2));
-    weights = reinterpret_cast<uint16_t*>(take(kGroup * block / 2));
+    queries = reinterpret_cast<uint16_t*>(take(kTileRows * deep / 2));
+    weights = reinterpret_cast<uint16_t*>(take(kTileRows * block / 2));
     keys = take(block * deep / 2), values = take(block * wide / 2);
-    scores = take(kGroup * block), sums = take(kAmxAttentionRows * wide);
+    scores = take(kTileRows * block), sums = take(kAmxAttentionRows * wide);
     tops = take(kAmxAttentionRows), totals = take(kAmxAttentionRows);
   }
 };
 
-// Scores that a row sees, as they are to be multiplied by the factor that is returned, which is positive; -inf for the rest of `columns`.
-inline float scale_and_mask(const AttentionRows& a, float* scores, int64_t seen, int64_t columns, const float* mask) {
+// Elements of a row of scores from `seen` on become -inf.
+inline void hide_from(float* scores, int64_t seen, int64_t columns) {
+  const Floats hidden = splat(-__builtin_inff());
+  int64_t i = seen / kWidth * kWidth;
+  if (i < seen) _mm512_mask_storeu_ps(in_tiles(scores, i), static_cast<__mmask16>(0xffffu << (seen - i)), hidden), i += kWidth;
+  for (; i < columns; i += kWidth) store(in_tiles(scores, i), hidden);
+}
+
+// Scores that a row sees are scaled, and a mask is added.
+inline void scale_and_mask(const AttentionRows& a, float* scores, int64_t seen, const float* mask) {
   const float scale = a.scale * kLog2E;
-  const bool plain = !mask && scale > 0;
-  for (int64_t i = 0; !plain && i < seen; i += kWidth) {
+  for (int64_t i = 0; i < seen; i += kWidth) {
     Floats x = load(in_tiles(scores, i)) * scale;
     if (mask && a.mask_col == 1) x += in_log2(_mm512_maskz_loadu_ps(seen - i < kWidth ? (1u << (seen - i)) - 1 : 0xffff, mask + i));
     store(in_tiles(scores, i), x);
   }
   if (mask && a.mask_col != 1)
     for (int64_t i = 0; i < seen; ++i) *in_tiles(scores, i) += in_log2(mask[i * a.mask_col]);
-  for (int64_t i = seen; i < columns; ++i) *in_tiles(scores, i) = -__builtin_inff();
-  return plain ? scale : 1;
 }
 
 // One of each row's elements, by `f`, which takes two at a time: lane i of the result is of v[i].
@@ -59,10 +62,11 @@ inline Floats reduce_rows(Floats* v, F f) {
 
 inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }
 
-// What 16 rows of scores become: weights in bf16, whose sums and largest scores are of the rows from `row` of the piece on. As soften(), but
-// for what rows are reduced to, which is computed of all at once: one after the other they would wait for it. `columns` is a multiple of 32;
-// scores of row i are to be multiplied by factors[i].
-inline void weigh_rows(const Memory& m, int64_t row, float* scores, int64_t columns, float* factors, uint16_t* weights) {
+// What the scores of 16 rows from row `row` of the piece on become: weights in bf16, in tiles as well, whose sums and largest scores are kept.
+// As soften(), but for what rows are reduced to, which is computed of all at once: one after the other they would wait for it. `columns` is
+// a multiple of 32; scores of row i are to be multiplied by factors[i]. `sums`: what was added up of these rows.
+inline void weigh_rows(const Memory& m, int64_t row, int64_t columns, float* factors, float* sums) {
+  float* const scores = m.scores;
   constexpr float kLowest = -__builtin_inff();
   alignas(64) float bases[kWidth];
   Floats v[kWidth];
@@ -92,8 +96,8 @@ inline void weigh_rows(const Memory& m, int64_t row, float* scores, int64_t colu
     const Floats factor = splat(factors[i]), own = splat(bases[i]);
     Floats sum{}, sum2{};
     const float* at = scores + i * kWidth;
-    uint16_t* to = weights + i * m.block;
-    for (const float* end = at + columns * kWidth; at < end; at += 2 * kTileWords, to += 2 * kWidth) {
+    uint16_t* to = m.weights + i * kDeep;
+    for (const float* end = at + columns * kWidth; at < end; at += 2 * kTileWords, to += kTileRows * kDeep) {
       const Floats x = exp2_for_bf16(load(at) * factor - own), y = exp2_for_bf16(load(at + kTileWords) * factor - own);
       sum += x, sum2 += y;
       const __m512bh both = _mm512_cvtne2ps_pbh(y, x);
@@ -108,9 +112,9 @@ inline void weigh_rows(const Memory& m, int64_t row, float* scores, int64_t colu
     const Floats by = _mm512_mask_mov_ps(splat(1), shrinks, exp2_of(before - base));
     total *= by;
     store(shrink, by);
-    for (int i = 0; i < kWidth; ++i)
-      for (int64_t d = 0; shrinks >> i & 1 && d < m.wide; d += kWidth) {
-        float* sum = m.sums + (row + i) * m.wide + d;
+    for (int64_t d = 0; d < m.wide; d += kWidth)
+      for (int i = 0; i < kWidth; ++i) {
+        float* sum = sums + d / kWidth * kTileWords + i * kWidth;
         store(sum, load(sum) * shrink[i]);
       }
   }
@@ -118,34 +122,69 @@ inline void weigh_rows(const Memory& m, int64_t row, float* scores, int64_t colu
   store(m.totals + row, total + reduce_rows(v, [](Floats x, Floats y) { return x + y; }));
 }
 
-// `R` tiles of rows from row `r` of the piece on, against `most` keys of the block from `start` on.
-template <int R>
-void attend_group(const AttentionRows& a, const Memory& m, int64_t r, int64_t count, int64_t start, int64_t most) {
+// c[16][columns] (+)= a[16][32 n] b[32 n][columns], as multiply_tile_row.
+inline void multiply_row(const uint16_t* a, int64_t a_row, int64_t step, TileColumns b, int64_t pair, int64_t n, float* c, int64_t columns,
+                         bool add) {
+  for (; columns > kDeep; columns -= 2 * kDeep, b.data += 2 * pair, c += 4 * kTileWords)
+    multiply_tile_row<4>(a, a_row, step, b, pair, n, c, add);
+  if (columns > 0) multiply_tile_row<2>(a, a_row, step, b, pair, n, c, add);
+}
+
+// Rows [r, r + count) of the piece, a tile of them at most, against the first `most` keys of the block from `start` on. Gives what their sums
+// are then. `only`: there is no other block for them, so the sums need not be kept.
+float* attend_rows(const AttentionRows& a, const Memory& m, int64_t r, int64_t count, int64_t start, int64_t most, bool only) {
   const int64_t columns = whole_deep(most);
-  for (int64_t at = 0; at < columns; at += kDeep)
-    multiply_tiles<R>(m.queries + r * m.deep, m.deep, {m.keys + at * m.deep / 2, kTileWords, 16 * m.deep / 2}, m.deep / kDeep,
-                      whole_tiles(m.scores + at * kTileRows, m.block), false);
-  for (int64_t first = 0; first < R * kTileRows; first += kTileRows) {
-    alignas(64) float factors[kWidth];
-    for (int64_t i = first; i < first + kTileRows; ++i) {
-      const int64_t row = a.first + r + (i < count ? i : count - 1);  // rows behind the last are whatever is finite
-      const int64_t own = a.causal && row + 1 - start < most ? row + 1 - start : most;
-      factors[i - first] = scale_and_mask(a, m.scores + first * m.block + (i - first) * kWidth, own > 0 ? own : 0, columns,
-                                          a.mask ? a.mask + row * a.mask_row + start * a.mask_col : nullptr);
-    }
-    weigh_rows(m, r + first, m.scores + first * m.block, columns, factors, m.weights + first * m.block);
+  float* const sums = m.sums + (only ? 0 : r * m.wide);
+  const Rows queries{static_cast<const uint16_t*>(a.query), a.query_row, a.query_col, a.last, a.depth};
+  const bool in_place = a.query_col == 1 && a.depth == m.deep && count == kTileRows;
+  if (!in_place) pack_rows(queries, a.first + r, count, kTileRows, m.queries);
+  multiply_row(in_place ? queries.data + (a.first + r) * a.query_row : m.queries, in_place ? a.query_row : m.deep, kDeep,
+               {m.keys, kTileWords, 16 * m.deep / 2}, kDeep * m.deep / 2, m.deep / kDeep, m.scores, columns, false);
+  // Weighing can multiply by what is positive.
+  const bool is_plain = !a.mask && a.scale > 0;
+  alignas(64) float factors[kWidth];
+  store(factors, splat(is_plain ? a.scale * kLog2E : 1));
+  for (int64_t i = 0; i < kTileRows; ++i) {
+    const int64_t row = a.first + r + (i < count ? i : count - 1);  // rows behind the last are whatever is finite
+    const int64_t seen = !a.causal || row + 1 - start > most ? most : row + 1 > start ? row + 1 - start : 0;
+    if (!is_plain) scale_and_mask(a, m.scores + i * kWidth, seen, a.mask ? a.mask + row * a.mask_row + start * a.mask_col : nullptr);
+    if (seen < columns) hide_from(m.scores + i * kWidth, seen, columns);
   }
-  for (int64_t at = 0; at < m.wide; at += kDeep)
-    multiply_tiles<R>(m.weights, m.block, {m.values + at / 16 * kTileWords, m.wide * 16, kTileWords}, columns / kDeep,
-                      {m.sums + r * m.wide + at, m.wide}, true);
+  weigh_rows(m, r, columns, factors, sums);
+  multiply_row(m.weights, kDeep, kTileRows * kDeep, {m.values, m.wide * 16, kTileWords}, 2 * kTileWords, columns / kDeep, sums, m.wide,
+               start > 0);
+  return sums;
+}
+
+// Rows [r, r + count) of the piece, a tile of them at most.
+void finish_rows(const AttentionRows& a, const Memory& m, int64_t r, int64_t count, const float* sums) {
+  const Floats totals = load(m.totals + r), none{};
+  alignas(64) float factors[kWidth];
+  store(factors, totals == none ? none : 1 / totals);  // a row that sees nothing gives zeros
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t row = a.first + r + i;
+    const RowState state{m.tops[r + i], m.totals[r + i]};
+    const float* from = sums + i * kWidth;
+    if (!a.result || a.result_col != 1) {
+      finish_row<BF16>(a, row, state, from, kTileWords);
+      continue;
+    }
+    put_logsumexp(a, row, state);
+    auto* to = static_cast<uint16_t*>(a.result) + row * a.result_row;
+    for (int64_t d = 0; d < a.value_depth; d += kDeep, from += 2 * kTileWords) {
+      const Floats low = load(from) * factors[i], high = load(from + kTileWords) * factors[i];
+      const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+      const int64_t n = a.value_depth - d;
+      if (n >= kDeep) _mm512_storeu_si512(to + d, both);
+      else _mm512_mask_storeu_epi16(to + d, (1u << n) - 1, both);
+    }
+  }
 }
 
 void attend_in_tiles(const AttentionRows& a) {
   const FullTiles tiles;
   const Memory m(a.scratch, a.depth, a.value_depth);
   const int64_t rows = a.last - a.first, seen = a.causal && a.last < a.keys ? a.last : a.keys;
-  pack_rows({static_cast<const uint16_t*>(a.query), a.query_row, a.query_col, a.last, a.depth}, a.first, rows, m.queries);
-  for (int64_t i = 0; i < whole_deep(rows) * m.wide; i += kWidth) store(m.sums + i, Floats{});
   for (int64_t r = 0; r < whole_deep(rows); ++r) m.tops[r] = -__builtin_inff(), m.totals[r] = 0;
   const Rows keys{static_cast<const uint16_t*>(a.key), a.key_row, a.key_col, seen, a.depth};
   const Rows values{static_cast<const uint16_t*>(a.value), a.value_row, a.value_col, seen, a.value_depth};
@@ -153,14 +192,17 @@ void attend_in_tiles(const AttentionRows& a) {
     const int64_t n = seen - start < m.block ? seen - start : m.block;
     pack_transposed(keys, start, n, m.keys);
     pack_pairs(values, start, n, m.values);
-    for (int64_t r = 0; r < rows; r += kGroup) {
-      const int64_t count = rows - r < kGroup ? rows - r : kGroup, last = a.first + r + count - start;
-      const int64_t most = a.causal && last < n ? last : n;  // keys that the last of these rows sees
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      const int64_t count = rows - r < kTileRows ? rows - r : kTileRows, end = a.causal ? a.first + r + count : seen;
+      const int64_t most = end - start < n ? end - start : n;  // keys that the last of these rows sees
       if (most <= 0) continue;
-      (count > kTileRows ? attend_group<2> : attend_group<1>)(a, m, r, count, start, most);
+      const bool is_last = start + n >= (end < seen ? end : seen);
+      const float* const sums = attend_rows(a, m, r, count, start, most, is_last && start == 0);
+      if (is_last) finish_rows(a, m, r, count, sums);
     }
   }
-  for (int64_t r = 0; r < rows; ++r) finish_row<BF16>(a, a.first + r, {m.tops[r], m.totals[r]}, m.sums + r * m.wide);
+  for (int64_t i = 0; seen == 0 && i < kTileRows * m.wide; i += kWidth) store(m.sums + i, Floats{});
+  for (int64_t r = 0; seen == 0 && r < rows; r += kTileRows) finish_rows(a, m, r, rows - r < kTileRows ? rows - r : kTileRows, m.sums);
 }
 
 }  // namespace

@@ -142,8 +142,8 @@ void add_gradients(const AttentionGradient& a, const Memory& m, int64_t start, i
 
 void gradients_of_block(const AttentionGradient& a, const Memory& m, int64_t start, int64_t n) {
   const Rows keys = rows_of(a.key, start + n, a.depth);
-  pack_rows(keys, start, n, m.keys);
-  pack_rows(rows_of(a.value, start + n, a.value_depth), start, n, m.values);
+  pack_rows(keys, start, n, whole_deep(n), m.keys);
+  pack_rows(rows_of(a.value, start + n, a.value_depth), start, n, whole_deep(n), m.values);
   pack_columns(keys, start, n, m.keys_transposed);
   for (int64_t i = 0; i < kBlock * m.deep; i += kWidth) store(m.key_sums + i, Floats{});
   for (int64_t i = 0; i < kBlock * m.wide; i += kWidth) store(m.value_sums + i, Floats{});

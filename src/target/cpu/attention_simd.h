@@ -418,16 +418,21 @@ void add_values(const AttentionRows& a, const Scored& s, [[maybe_unused]] int64_
   }
 }
 
+inline void put_logsumexp(const AttentionRows& a, int64_t row, const RowState& state) {
+  if (a.logsumexp) a.logsumexp[row * a.logsumexp_row] = state.sum == 0 ? 0 : state.top * kLn2 + __builtin_logf(state.sum);
+}
+
+// `next`: from one vector of the sums to the next.
 template <class E>
-void finish_row(const AttentionRows& a, int64_t row, const RowState& state, const float* sums) {
+void finish_row(const AttentionRows& a, int64_t row, const RowState& state, const float* sums, int64_t next = kWidth) {
   // A row that sees nothing gives zeros, also for the logarithm.
   const float factor = state.sum == 0 ? 0 : 1 / state.sum;
   auto* out = static_cast<typename E::Stored*>(a.result) + row * a.result_row;
   int64_t first = 0;
   if (a.result && a.result_col == 1)
-    for (; first + kWidth <= a.value_depth; first += kWidth) E::put(out + first, load(sums + first) * factor);
-  for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[d] * factor);
-  if (a.logsumexp) a.logsumexp[row * a.logsumexp_row] = state.sum == 0 ? 0 : state.top * kLn2 + __builtin_logf(state.sum);
+    for (; first + kWidth <= a.value_depth; first += kWidth) E::put(out + first, load(sums + first / kWidth * next) * factor);
+  for (int64_t d = first; a.result && d < a.value_depth; ++d) out[d * a.result_col] = E::put(sums[d / kWidth * next + d % kWidth] * factor);
+  put_logsumexp(a, row, state);
 }
 
 template <class E>

@@ -67,8 +67,8 @@ bool attention(const RoutineArgs& args, const Threads& threads, float scale, boo
   const int workers = workers_for(all_heads * rows, operations / std::max<int64_t>(rows, 1), threads);
   const bool on_tiles = all.bf16 && code == attention_amx;
   const AttentionPieces pieces =
-      attention_pieces(all_heads, rows, on_tiles ? 32 : 6, on_tiles ? kAmxAttentionRows : kAttentionRows, workers);
-  share(threads, workers, all_heads * pieces.blocks, [&](int64_t i) {
+      attention_pieces(all_heads, rows, on_tiles ? 16 : 6, on_tiles ? kAmxAttentionRows : kAttentionRows, workers);
+  share(threads, workers, all_heads * pieces.blocks, !causal, [&](int64_t i) {
     const AttentionPiece piece = attention_piece(i, all_heads, pieces.blocks, causal);
     const int64_t batch = piece.head / heads, head = piece.head % heads;
     AttentionRows a = all;
@@ -122,7 +122,7 @@ bool attention_gradient(const RoutineArgs& args, const Threads& threads, float s
   };
   const int64_t value_depth = args.operands[2].sizes[3];
   const int workers = workers_for(all * rows, keys * (3 * depth + 2 * value_depth), threads);
-  share(threads, workers, all * parts, [&](int64_t i) {
+  share(threads, workers, all * parts, !causal, [&](int64_t i) {
     const int64_t of = i % all, at = i / all;  // in causal attention the first keys are seen by the most rows
     const int64_t scratch = attention_gradient_scratch(rows, depth, value_depth);
     float* const memory = aligned_floats<0>(scratch + sums);
@@ -134,7 +134,7 @@ bool attention_gradient(const RoutineArgs& args, const Threads& threads, float s
     code(a);
   });
   if (!shared) return true;
-  share(threads, workers, all, [&](int64_t i) {
+  share(threads, workers, all, true, [&](int64_t i) {
     AttentionGradient a = head_for(i);
     a.query_sums = shared + i * parts * sums;
     for (int64_t p = 1; p < parts; ++p)

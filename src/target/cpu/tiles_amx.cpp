@@ -128,7 +128,7 @@ void multiply_amx(const TileRows& w) {
   auto* padded = reinterpret_cast<uint16_t*>(w.scratch + tile_sums(w.depth));
   if (w.last_row == w.count && w.count % kTileBlockRows != 0) {
     const int64_t from = w.count / kTileBlockRows * kTileBlockRows;
-    pack_rows({w.rows, w.row, 1, w.count, w.depth}, from, w.count - from, padded);
+    pack_rows({w.rows, w.row, 1, w.count, w.depth}, from, w.count - from, whole_deep(w.count - from), padded);
   }
   for (int64_t r = w.first_row; r < w.last_row; r += together)
     for (int64_t block = w.first_block; block < w.last_block; ++block)
