@@ -11,7 +11,6 @@ import weakref
 from typing import Any, Callable
 
 import torch
-import torch._dynamo.exc
 
 from ._native import _C
 from ._options import OPTIONS, Options

@@ -2,14 +2,16 @@
 
 As with torch.compile, attributes, training flag, moves and hooks are the given module's own, its parameters appear under
 ``_orig_mod``, and ``forward`` is the compiled call: whoever wraps it and puts the result there, as for mixed precision, has that run,
-around the compiled call.
+around the compiled call. Libraries that save, unwrap or distribute models ask by `isinstance` for what torch.compile gives, and are told
+that it is one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import Any
+import sys
+from typing import Any, Callable
 
 from torch import nn
 
@@ -32,11 +34,8 @@ class CompiledModule(nn.Module):
         self._make_call()
 
     def _make_call(self) -> None:
-        from ._front import compile_natively
-
-        options, fullgraph, dynamic = self._broach_settings
         module = self._modules["_orig_mod"]
-        self._compiled_call = compile_natively(module, Options(options), fullgraph, dynamic)
+        self._compiled_call = self.dynamo_ctx(module)
         with contextlib.suppress(TypeError, ValueError):  # written in C
             self._compiled_call.__signature__ = inspect.signature(module.forward)
         self.forward = self._compiled_call
@@ -59,6 +58,27 @@ class CompiledModule(nn.Module):
         # nn.Module.__init__ sets its own default, which is not the given module's.
         if self._wrapper_is_made:
             self._orig_mod.training = value
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """torch.compile's class of modules, once somebody has loaded it: who asks for it has, and it takes most of a second."""
+        return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", type(self))
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
+    def dynamo_ctx(self, function: Callable) -> Any:
+        """Compiles another function as the module was: what Lightning does with the steps of a compiled model."""
+        from ._front import compile_natively
+
+        options, fullgraph, dynamic = self._broach_settings
+        return compile_natively(function, Options(options), fullgraph, dynamic)
+
+    @property
+    def _compile_kwargs(self) -> dict[str, Any]:
+        """What Lightning Fabric gives to torch.compile, to compile the model again as it has wrapped it."""
+        options, fullgraph, dynamic = self._broach_settings
+        return {"backend": "broach", "options": dict(options), "fullgraph": fullgraph, "dynamic": dynamic}
 
     def __getattr__(self, name: str) -> Any:
         if name == "_orig_mod":

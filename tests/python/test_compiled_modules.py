@@ -4,10 +4,13 @@ import copy
 import functools
 import inspect
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_model_state_dict
 
 import broach
 
@@ -92,3 +95,70 @@ def test_names_of_the_given_module_are_its_own():
     x = torch.randn(2, 4)
     torch.testing.assert_close(compiled(x), module.inner(x) * 5.0)
     torch.testing.assert_close(pickle.loads(pickle.dumps(compiled))(x), module.inner(x) * 5.0)
+
+
+def compiled_by(compile):
+    module = Scaled()
+    compiled = compile(module)
+    compiled(torch.randn(1, 4))
+    return module, compiled
+
+
+@pytest.mark.parametrize("compile", [functools.partial(torch.compile, backend="eager"), broach.compile])
+def test_libraries_find_the_given_module(compile):
+    """Accelerate and Lightning unwrap, and torch saves, what is an instance of torch.compile's class."""
+    module, compiled = compiled_by(compile)
+    assert isinstance(compiled, torch._dynamo.OptimizedModule) and isinstance(compiled, nn.Module)
+    assert compiled._orig_mod is module
+    saved = get_model_state_dict(compiled)
+    assert saved.keys() == module.state_dict().keys()
+    other = Scaled()
+    assert not set_model_state_dict(compile(other), saved).missing_keys
+    assert torch.equal(other.inner.weight, module.inner.weight)
+    optimizer = torch.optim.Adam(compiled.parameters())
+    names = get_optimizer_state_dict(compiled, optimizer)["param_groups"][0]["params"]
+    assert names == [name for name, _ in module.named_parameters()]
+
+
+def test_a_compiled_module_shows_what_it_is():
+    _, compiled = compiled_by(broach.compile)
+    assert isinstance(compiled, torch._dynamo.OptimizedModule)
+    assert repr(compiled).startswith("CompiledModule(\n  (_orig_mod): Scaled(")
+    assert type(copy.deepcopy(compiled)) is type(compiled) is type(pickle.loads(pickle.dumps(compiled)))
+    assert isinstance(compiled, type(compiled)) and not isinstance(compiled, Scaled)
+
+
+def test_dynamo_is_not_loaded_where_it_has_nothing_to_do():
+    code = """
+import sys, torch, broach
+m, x = broach.compile(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.1))), torch.randn(3, 4)
+for n in (3, 2, 3):
+    m(x[:n]).sum().backward()
+assert broach.explain(m, x).front == "native" and type(m) is m.__class__
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_steps_are_compiled_as_the_module_was():
+    """As Lightning does with those of a model that it unwraps."""
+    module, compiled = compiled_by(functools.partial(broach.compile, fullgraph=True))
+    step = compiled.dynamo_ctx(lambda x: module(x).square().mean())
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(step(x), module(x).square().mean())
+    assert broach.explain(step, x).graphs == 1
+    parted = compiled.dynamo_ctx(lambda x: torch.tensor(x.tolist()))
+    parted(x)
+    with pytest.raises(RuntimeError, match="fullgraph=True"):
+        parted(x)
+
+
+@torch.enable_grad()
+def test_torch_compile_takes_what_it_was_compiled_with():
+    """As Lightning Fabric does once it has wrapped the model."""
+    module, compiled = compiled_by(functools.partial(broach.compile, dynamic=False, options={"rng": "eager"}))
+    again = torch.compile(module, **compiled._compile_kwargs)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(again(x), module(x))
+    again(x).sum().backward()
+    assert module.inner.weight.grad is not None
