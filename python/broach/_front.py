@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import threading
 import types
 import warnings
@@ -236,3 +237,19 @@ def compile_natively(program: Callable, options: Options, fullgraph: bool, dynam
     register(compiled)
     functools.update_wrapper(compiled, program, updated=("__dict__",) if inspect.isfunction(program) else ())
     return compiled
+
+
+def _of_function(read: Callable) -> property:
+    """What the function that was compiled, or the module's `forward`, has of this."""
+
+    def get(compiled: Any) -> Any:
+        program = compiled.__wrapped__
+        return read(program.forward if isinstance(program, torch.nn.Module) else program)
+
+    return property(get)
+
+
+# Libraries tell methods that were overridden by their code, and ask functions for their arguments.
+for _name in ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"):
+    setattr(_C.Callable, _name, _of_function(operator.attrgetter(_name)))
+_C.Callable.__signature__ = _of_function(inspect.signature)

@@ -8,7 +8,6 @@ that it is one.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from typing import Any, Callable
@@ -23,6 +22,8 @@ _OWN = frozenset({"_orig_mod", "_compiled_call", "_broach_settings", "forward", 
 
 
 class CompiledModule(nn.Module):
+    """A module whose call is compiled."""
+
     def __init__(self, module: nn.Module, settings: tuple):
         # First, because reads and writes of other attributes go to the module.
         object.__setattr__(self, "_orig_mod", module)
@@ -34,11 +35,7 @@ class CompiledModule(nn.Module):
         self._make_call()
 
     def _make_call(self) -> None:
-        module = self._modules["_orig_mod"]
-        self._compiled_call = self.dynamo_ctx(module)
-        with contextlib.suppress(TypeError, ValueError):  # written in C
-            self._compiled_call.__signature__ = inspect.signature(module.forward)
-        self.forward = self._compiled_call
+        self.forward = self._compiled_call = self.dynamo_ctx(self._modules["_orig_mod"])
 
     # __call__ is a method written in C, set below.
 
@@ -68,10 +65,11 @@ class CompiledModule(nn.Module):
         return type(self).__name__
 
     def dynamo_ctx(self, function: Callable) -> Any:
-        """Compiles another function as the module was: what Lightning does with the steps of a compiled model."""
+        """Compiles another function as the module was: what Lightning does with the steps of a compiled model, each time that it gets it."""
         from ._front import compile_natively
 
         options, fullgraph, dynamic = self._broach_settings
+        function = function.__wrapped__ if isinstance(function, _C.Callable) else function
         return compile_natively(function, Options(options), fullgraph, dynamic)
 
     @property

@@ -152,6 +152,7 @@ def test_steps_are_compiled_as_the_module_was():
     x = torch.randn(3, 4)
     torch.testing.assert_close(step(x), module(x).square().mean())
     assert broach.explain(step, x).graphs == 1
+    assert compiled.dynamo_ctx(step).__wrapped__ is step.__wrapped__  # and not compiled twice
     parted = compiled.dynamo_ctx(lambda x: torch.tensor(x.tolist()))
     parted(x)
     with pytest.raises(RuntimeError, match="fullgraph=True"):
@@ -167,3 +168,28 @@ def test_torch_compile_takes_what_it_was_compiled_with():
     torch.testing.assert_close(again(x), module(x))
     again(x).sum().backward()
     assert module.inner.weight.grad is not None
+
+
+def scaled(x: torch.Tensor, by: float = 2.0, *, shift=(lambda: 1)()):
+    """Doubles."""
+    return x * by + shift
+
+
+@pytest.mark.parametrize("given", [scaled, Scaled().forward, Scaled()])
+def test_a_compiled_function_is_asked_as_the_given_one(given):
+    compiled, function = broach.compile(given), given.forward if isinstance(given, nn.Module) else given
+    asked = compiled.forward if isinstance(given, nn.Module) else compiled
+    for name in ("__code__", "__defaults__", "__kwdefaults__", "__globals__", "__closure__"):
+        assert getattr(asked, name) is getattr(function, name)
+    assert inspect.signature(asked) == inspect.signature(function)
+    if not isinstance(given, nn.Module):
+        # Of a bound method without `self`, as it is called.
+        want = inspect.getfullargspec(function)
+        assert inspect.getfullargspec(asked) == want._replace(args=[name for name in want.args if name != "self"])
+        assert asked.__doc__ == given.__doc__
+
+
+def test_compiled_callables_without_code():
+    for given in (torch.sigmoid, functools.partial(scaled, by=3.0), torch.nn.functional.relu):
+        x = torch.randn(3)
+        torch.testing.assert_close(broach.compile(given)(x), given(x))
