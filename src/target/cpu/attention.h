@@ -30,7 +30,7 @@ constexpr int64_t kAttentionRows = 192, kAmxAttentionRows = 512;
 // Keys that are worked on together: their rows should stay in the second-level cache.
 inline int64_t attention_keys(int64_t depth) {
   int64_t n = 32768 / (depth > 0 ? depth : 1) / 64 * 64;
-  return n < 64 ? 64 : n > 128 ? 128 : n;
+  return n < 64 ? 64 : n > 512 ? 512 : n;
 }
 // The same on AMX, where they and the scores of 16 rows should stay in the first-level cache; of depths in multiples of 32.
 inline int64_t amx_attention_keys(int64_t depth) {
