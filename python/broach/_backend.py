@@ -185,6 +185,7 @@ def backend(
         options = Options(options, mode)
     if skip_gradients is not None and transforms_functions(gm):
         log.info("a part of the program that transforms functions runs eagerly")
+        # Dynamo, which calls this, need not be imported, which takes most of a second.
         raise torch._dynamo.exc.SkipFrame("broach: torch.func is left to eager")
     gradients = _needs_gradients(gm, example_inputs)
     if why := must_run_as_it_is(gm, gradients):

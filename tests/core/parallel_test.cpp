@@ -56,7 +56,7 @@ TEST_CASE("parallel: what is worth waking threads is shared by as many as can ha
   CHECK(pieces_of(int64_t{1} << 60, 1 << 20, 16) == 16);
 }
 
-TEST_CASE("parallel: each piece of different work is taken once, by whoever is free") {
+TEST_CASE("parallel: each piece of work is taken once, by whoever is free") {
   for (bool are_alike : {false, true})
     for (int workers : {1, 2, 5})
       for (int64_t n : {0, 1, 4, 37}) {
@@ -75,6 +75,18 @@ TEST_CASE("parallel: each piece of different work is taken once, by whoever is f
     std::vector<std::atomic<int>> taken(1000);
     share(Threaded(), 6, 1000, are_alike, [&](int64_t i) { ++taken[static_cast<size_t>(i)]; });
     CHECK(std::ranges::all_of(taken, [](const auto& n) { return n == 1; }));
+  }
+}
+
+TEST_CASE("parallel: threads begin with the largest of different pieces, and of like ones with as many that follow each other") {
+  struct LastOne : Threads {  // is free
+    void parallel_for(int64_t n, int64_t, const std::function<void(int64_t, int64_t)>& body) const override { body(n - 1, n); }
+    int count() const override { return 3; }
+  };
+  for (bool are_alike : {false, true}) {
+    std::vector<int64_t> taken;
+    share(LastOne(), 3, 6, are_alike, [&](int64_t i) { taken.push_back(i); });
+    CHECK(taken == (are_alike ? std::vector<int64_t>{4, 5, 0, 1, 2, 3} : std::vector<int64_t>{0, 1, 2, 3, 4, 5}));
   }
 }
 

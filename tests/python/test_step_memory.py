@@ -59,8 +59,8 @@ def test_the_same_pages_serve_every_step(net):
     before = faults()
     for _ in range(5):
         step(net, call, x)
-    # Of 9,000 that the results of one step lie on. Where there is no AVX-512, some 360 in each step of a process that has run for long were
-    # seen to be buffers of the products' library, which takes them of the C library.
+    # Of 9,000 that the results of one step lie on. Where there is no AVX-512, some 360 were fresh in each step of a process that had run for
+    # long, and none in another: as many as a buffer would take that the products' library gets from the C library, but that is not proven.
     assert faults() - before < (50 if _C.has_bf16_contractions() else 5 * 900)
 
 

@@ -150,7 +150,7 @@ inline void end_sums(const TileSums& c) {
 }
 
 // c[16 R][32] (+)= a[16 R][32 n] b[32 n][32]. Strides in elements. `between` is called behind each of the n steps: the unit that multiplies
-// tiles is then busy for some 64 cycles, and the others have nothing to do.
+// tiles, and one of two for vectors, are then busy for some 64 cycles, and the other has nothing to do.
 template <int R, class Between>
 inline void multiply_tiles(const uint16_t* a, int64_t a_row, const TileColumns& b, int64_t n, const TileSums& c, bool add,
                            Between between) {

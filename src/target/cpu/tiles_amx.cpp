@@ -22,8 +22,8 @@ Part rows_from(const TileRows& w, int64_t r, const uint16_t* last) {
   return r + kTileBlockRows <= w.count ? Part{w.rows + r * w.row, w.row} : Part{last, w.depth};
 }
 
-// Sums whose epilogue is still to come: a few rows at a time between the tiles of what is multiplied next, which leave the vector units
-// idle.
+// Sums whose epilogue is still to come: a few rows at a time between the tiles of what is multiplied next, which leave one of two vector
+// units idle.
 class Waiting {
  public:
   explicit Waiting(const TileRows& w) : w_(w) {}
