@@ -8,7 +8,8 @@ what a process keeps for sizes that change: a thousand pairs of them by turns, o
 round.
 
 `--steps` measures steps of training instead: forward and backward as in `training`, gradients included, also with
-`options={"memory_budget": 0.3}`. Memory that is kept for the next step counts as a step's own.
+`options={"memory_budget": 0.3}`. What is allocated is what torch's profiler is told of; what is resident includes what the C library and
+the products' library take besides, and memory that is kept for the next step, which counts as a step's own.
 
 With `--device cuda` it is what torch's allocator reserves on the GPU for calls, or steps, beside weights and arguments.
 """
@@ -16,11 +17,12 @@ With `--device cuda` it is what torch's allocator reserves on the GPU for calls,
 from __future__ import annotations
 
 import argparse
+import time
 from typing import Any
 
 import device
 from measure import NAMES, Table, attempt, cell, dtypes, median, race, reset_peak, resident_mib, trim, variant
-from suite_training import loss_of, step_on_cpu, step_on_cuda
+from suite_training import forward_on_cpu, loss_of, step_on_cpu, step_on_cuda
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 VARIANTS = ("eager", "inductor", "broach")
@@ -115,7 +117,26 @@ def _training_step(job: dict[str, Any]) -> dict[str, Any]:
     step()
     peak = resident_mib(peak=True) - before + kept
     gradients = sum(p.grad.nbytes for p in program.call.parameters() if p.grad is not None) / MIB
-    return {"peak_mib": peak, "gradients_mib": gradients, "samples": race({"step": step}, 4.0)["step"], "failed": {}}
+    allocated = _allocated(program, call, mixed)
+    return {"peak_mib": peak, "gradients_mib": gradients, **allocated, "samples": race({"step": step}, 4.0)["step"], "failed": {}}
+
+
+def _allocated(program: Any, call: Any, mixed: bool) -> dict[str, float]:
+    from torch.profiler import ProfilerActivity, profile
+
+    levels, now = [0], 0
+    for _ in range(3):  # to begin with, compilers look at what the profiler has changed
+        program.call.zero_grad(set_to_none=True)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+            loss = forward_on_cpu(program, call, mixed)
+            begin = time.time_ns()
+            loss.backward()
+    events = [event for event in told.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = sum(event.nbytes() for event in events if event.start_ns() < begin)
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        levels.append(now)
+    return {"allocated_mib": max(levels) / MIB, "held_mib": held / MIB}
 
 
 def _on_device(job: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +290,7 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
         found.append(Table(f"Peak memory of {of}, results included, MiB", ["model", *(NAMES[n] for n in names)], rows))
     steps = {(r["models"][0], r["dtype"], r["variant"]): r for r in results if r["what"] == "step" and "peak_mib" in r}
     if steps:
-        found.append(_table_of_steps(steps))
+        found.extend(_tables_of_steps(steps))
     for result in results:
         if result["what"] == "sizes" and "resident" in result:
             rows = [[name, *(cell(result[name][i], "{:.1f}") for i in (0, 1, 4, 9))] for name in ("resident", "allocated")]
@@ -282,18 +303,21 @@ def tables(results: list[dict[str, Any]]) -> list[Table]:
     return found
 
 
-def _table_of_steps(steps: dict[tuple[str, str, str], dict[str, Any]]) -> Table:
+def _tables_of_steps(steps: dict[tuple[str, str, str], dict[str, Any]]) -> list[Table]:
     import models
 
     names = list(dict.fromkeys(name for _, _, name in steps))
     titles = [NAMES.get(name) or f"Broach, budget {name.partition('-')[2]}" for name in names]
-    rows = []
+    rows: dict[str, list[list[str]]] = {"allocated_mib": [], "held_mib": [], "peak_mib": []}
     for model, dtype in dict.fromkeys((model, dtype) for model, dtype, _ in steps):
         found = [steps.get((model, dtype, name), {}) for name in names]
         gradients = next(r["gradients_mib"] for r in found if r)
-        rows.append([
-            f"{models.TITLES[model]} {dtype}", cell(gradients, "{:.0f}"), *(cell(r.get("peak_mib"), "{:.0f}") for r in found),
-            *(cell(median(r.get("samples"), 1e3)) for r in found),
-        ])  # fmt: skip
-    headings = ["model", "gradients MiB", *titles, *(f"{title} ms" for title in titles)]
-    return Table("Peak memory of a step of training, gradients included, MiB", headings, rows)
+        for key, of in rows.items():
+            row = [f"{models.TITLES[model]} {dtype}", cell(gradients, "{:.0f}"), *(cell(r.get(key), "{:.0f}") for r in found)]
+            of.append(row + [cell(median(r.get("samples"), 1e3)) for r in found if key == "peak_mib"])
+    headings = ["model", "gradients MiB", *titles]
+    return [
+        Table("Allocated at most in a step of training, gradients included, MiB", headings, rows["allocated_mib"]),
+        Table("Allocated when its backward begins, MiB", headings, rows["held_mib"]),
+        Table("Resident at most, MiB, and time", [*headings, *(f"{title} ms" for title in titles)], rows["peak_mib"]),
+    ]

@@ -102,14 +102,17 @@ def _distance(want: list, have: list) -> float:
 
 
 def step_on_cpu(program: Any, call: Any, mixed: bool) -> None:
+    program.call.zero_grad(set_to_none=True)
+    forward_on_cpu(program, call, mixed).backward()
+
+
+def forward_on_cpu(program: Any, call: Any, mixed: bool) -> Any:
     import models
     import torch
 
-    program.call.zero_grad(set_to_none=True)
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
         result = call(*program.args, **program.kwargs)
-        loss = sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
-    loss.backward()
+        return sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
 
 
 def run_on_cpu(job: dict[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,19 @@ class StepAllocator final : public c10::Allocator {
   }
 };
 
+class ReportedMemory final : public Memory {
+ public:
+  Piece take(int64_t bytes, void* queue) override {
+    const Piece piece = HostMemory::get().take(bytes, queue);
+    c10::profiledCPUMemoryReporter().New(piece.data, static_cast<size_t>(piece.bytes));
+    return piece;
+  }
+  void give(Piece piece, void* queue) override {
+    c10::profiledCPUMemoryReporter().Delete(piece.data);
+    HostMemory::get().give(piece, queue);
+  }
+};
+
 }  // namespace
 
 c10::Allocator& result_allocator() {
@@ -68,6 +81,11 @@ c10::Allocator& result_allocator() {
 c10::Allocator& step_allocator() {
   static auto* const allocator = new StepAllocator;
   return *allocator;
+}
+
+Memory* reported_host_memory() {
+  static auto* const memory = new ReportedMemory;
+  return c10::memoryProfilingEnabled() ? memory : nullptr;
 }
 
 StepMemoryUser::~StepMemoryUser() { trim_step_memory(); }

@@ -3,6 +3,8 @@
 
 #include <c10/core/Allocator.h>
 
+#include "target/memory.h"
+
 namespace broach {
 
 // What at::empty takes there, but for results of 32 MB and more, which the C library maps anew each time and the system fills with zeros
@@ -25,6 +27,9 @@ class StepMemoryUser {
   StepMemoryUser& operator=(const StepMemoryUser&) = delete;
   void begin_run() const;
 };
+
+// The host's memory of intermediates, as torch's profilers are told of it: null where none is at work.
+Memory* reported_host_memory();
 
 // What is kept for nobody.
 size_t idle_step_memory();

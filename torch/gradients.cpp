@@ -123,9 +123,8 @@ class CompiledCall : public ag::Node {
     ag::variable_list tangents(tangents_);
     use(given);
     for (size_t t = 0; t < given.size(); ++t) {
-      if (!given[t].defined()) continue;
-      const at::Tensor& g = given[t];  // the derivative of a sign is a zero without elements, to which nothing can be added
-      tangents[own_[t]] = g._is_zerotensor() ? at::zeros(g.sizes(), g.options()) : std::move(given[t]);
+      at::Tensor& g = given[t];  // the derivative of a sign is a zero without elements, to which nothing can be added
+      if (g.defined()) tangents[own_[t]] = g._is_zerotensor() ? at::zeros(g.sizes(), g.options()) : std::move(g);
     }
     const bool in_parts = runs_ != nullptr;
     if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give(backward_->as_run(ag::variable_list(gradients()), in_parts));
@@ -142,15 +141,16 @@ class CompiledCall : public ag::Node {
         throw NoCode("a tensor has other sizes, strides or elements than in the call, by its .data");
       return t;
     };
+    std::optional<BackwardRun> run;
     try {
-      BackwardRun run = backward_->run(saved, tangents, wanted(), symbols_, in_parts);
-      for (Saved& s : saved_)
-        if (released_) s.own.reset();  // what nobody reads would keep the memory of the others
-      return give(std::move(run));
+      run.emplace(backward_->run(saved, tangents, wanted(), symbols_, in_parts));
     } catch (const NoCode& e) {
-      const std::string what = cat("broach: ", e.what(), ": gradients need the program to be run again");
-      return give(backward_->as_run(run_eagerly(what, tangents), in_parts));
+      return give(backward_->as_run(run_eagerly(cat("broach: ", e.what(), ": they need the program to be run again"), tangents), in_parts));
     }
+    // Each tangent goes when it has been read. What is saved and nobody reads would keep the memory of the others.
+    tangents.clear();
+    for (size_t i = 0; released_ && i < saved_.size(); ++i) saved_[i].own.reset();
+    return give(std::move(*run));
   }
 
   // For the result of a tangent of which others are made on the way, by the program run again: the gradients of these, `ends`. What goes

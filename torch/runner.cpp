@@ -7,6 +7,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory_resource>
 #include <numeric>
@@ -53,12 +54,26 @@ class Runner::ByStep final : public MemoryByStep {
     if (externs_) externs_->tensors[static_cast<size_t>(buffer)] = at::Tensor();
   }
 
+  std::byte* begin(size_t intermediate, int64_t bytes) override {
+    intermediates_.resize(std::max(intermediates_.size(), intermediate + 1));
+    intermediates_[intermediate] = runner_.allocator().allocate(static_cast<size_t>(std::max<int64_t>(bytes, 1)));
+    return static_cast<std::byte*>(intermediates_[intermediate].get());
+  }
+
+  void end(size_t intermediate) override {
+    if (intermediate < intermediates_.size()) intermediates_[intermediate].clear();
+  }
+
  private:
   const Runner& runner_;
   ExternState* externs_;  // null where there are no calls of libtorch's
   std::vector<at::Tensor>& made_;
   std::span<at::Tensor> spent_;
+  std::vector<c10::DataPtr> intermediates_;
 };
+
+// On the host.
+c10::Allocator& Runner::allocator() const { return steps_ ? step_allocator() : result_allocator(); }
 
 // `is_current`: the current CUDA device is this runner's.
 at::Tensor Runner::new_output(size_t output, std::span<const int64_t> symbols, bool is_current) const {
@@ -68,7 +83,7 @@ at::Tensor Runner::new_output(size_t output, std::span<const int64_t> symbols, b
   const at::ScalarType type = scalar_type(buffer.type.dtype);
   if (buffer.type.device.kind == DeviceKind::cpu) {
     const c10::DispatchKeySet keys(c10::DispatchKey::CPU);
-    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, steps_ ? &step_allocator() : &result_allocator(), keys, type));
+    return at::Tensor(at::detail::empty_strided_generic(sizes, steps, &allocator(), keys, type));
   }
   if (is_current && *device_ == device_of(buffer.type.device)) {  // without the dispatcher, which is felt where there are hundreds
     const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
@@ -175,6 +190,14 @@ bool Runner::reads_unpacked(size_t taken, const WeightPacks& packs) const {
   return reads != packed || std::find(outputs.begin(), outputs.end(), buffer) != outputs.end();
 }
 
+// What the front provides: torch's queue and memory of its device, and the host's memory while torch's profilers look. Gives how many.
+static size_t device_uses(const std::optional<c10::Device>& device, std::array<DeviceUse, 2>& out) {
+  size_t count = 0;
+  if (device) out[count++] = *device_use(*device);
+  if (Memory* memory = reported_host_memory()) out[count++] = {{}, nullptr, memory};
+  return count;
+}
+
 void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
                  std::span<at::Tensor> spent, std::span<int64_t> elements) const {
   const Schedule& schedule = executable_->schedule();
@@ -189,9 +212,9 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   std::pmr::monotonic_buffer_resource near(room, sizeof room);
   Frame frame{.executable = executable_.get(), .symbols = symbols, .data{schedule.buffers.size(), nullptr, &near}};
   frame.threads = &kThreads;
-  const std::optional<DeviceUse> use = device_ ? device_use(*device_) : std::nullopt;
-  if (use) frame.devices = {&*use, 1};
-  if (!spent.empty() && use) frame.spent = piece_of(spent, *device_);  // before calls of libtorch's hold what they are given
+  std::array<DeviceUse, 2> uses;
+  frame.devices = {uses.data(), device_uses(device_, uses)};
+  if (!spent.empty() && device_) frame.spent = piece_of(spent, *device_);  // before calls of libtorch's hold what they are given
   frame.host = &host;
   frame.release = release_extern_result;
   frame.record_calls = make_recorded_calls;
@@ -204,7 +227,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
   if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
   std::vector<c10::Storage> blocks;
-  for (size_t i = 0; use && i < together_.bytes.size(); ++i) {
+  for (size_t i = 0; device_ && i < together_.bytes.size(); ++i) {
     const auto bytes = static_cast<size_t>(together_.bytes[i]);
     blocks.emplace_back(c10::Storage::use_byte_size_t(), bytes, cuda_allocator().allocate(bytes), &cuda_allocator());
   }
@@ -214,7 +237,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
     if (frame.by_step || is_element_[i] || schedule.buffers[b].kind != Buffer::Kind::output) continue;
     at::Tensor& output = made[gives_[i]];
     const bool is_within = !blocks.empty() && together_.places[i];
-    output = is_within ? output_within(i, blocks) : new_output(i, frame.symbols, use.has_value());
+    output = is_within ? output_within(i, blocks) : new_output(i, frame.symbols, device_.has_value());
     frame.data[b] = output.data_ptr();
     if (externs) host.tensors[b] = output;
   }

@@ -103,6 +103,7 @@ class Runner {
     std::vector<int64_t> bytes;                // by block
   };
   static Together placed_together(const Schedule& schedule, c10::Device device, const std::vector<int>& blocks);
+  c10::Allocator& allocator() const;
   at::Tensor new_output(size_t output, std::span<const int64_t> symbols, bool is_current) const;
   at::Tensor output_within(size_t output, std::span<const c10::Storage> blocks) const;
 

@@ -323,29 +323,55 @@ bool is_better_as_product(const Value& x) {
   return x.type().device.kind == DeviceKind::cuda && (x.dtype() == DType::f16 || x.dtype() == DType::bf16);
 }
 
-// Windows that lie side by side and cover all of x are the rows of a matrix; undefined where they are not.
-Value product_of_patches(GraphBuilder& b, const Convolution& a) {
+// Windows that lie side by side and cover all of x, as rows of a matrix.
+struct Patches {
+  Value rows;
+  Shape windows;                        // of the batch, and along each dimension
+  std::vector<int64_t> channels_first;  // the order in which a convolution's result has channels behind these
+};
+
+std::optional<Patches> patches_of(GraphBuilder& b, const Convolution& a) {
   const size_t n = a.w.shape().size() - 2;
-  if (!is_better_as_product(a.x) || a.transposed || a.groups != 1 || product(std::span(a.w.shape()).subspan(2)) == SymInt(1)) return {};
-  Shape parts{a.x.shape()[0], a.x.shape()[1]}, windows{a.x.shape()[0]};
-  std::vector<int64_t> outer{0}, inner{1}, channels_first{0, static_cast<int64_t>(n) + 1};
+  if (a.transposed || a.groups != 1 || product(std::span(a.w.shape()).subspan(2)) == SymInt(1)) return std::nullopt;
+  Patches out{{}, {a.x.shape()[0]}, {0, static_cast<int64_t>(n) + 1}};
+  Shape parts{a.x.shape()[0], a.x.shape()[1]};
+  std::vector<int64_t> outer{0}, inner{1};
   for (size_t i = 0; i < n; ++i) {
     const SymInt &size = a.x.shape()[i + 2], &window = a.w.shape()[i + 2];
-    if (!size.is_constant() || !window.is_constant() || size.constant() % window.constant() != 0) return {};
-    if (!(for_each_dim(a.padding, n, 0)[i] == SymInt(0)) || for_each_dim(a.dilation, n, 1)[i] != 1) return {};
-    if (for_each_dim(a.stride, n, 1)[i] != window.constant()) return {};
-    windows.push_back(size.constant() / window.constant());
-    parts.push_back(windows.back()), parts.push_back(window);
+    if (!size.is_constant() || !window.is_constant() || size.constant() % window.constant() != 0) return std::nullopt;
+    if (!(for_each_dim(a.padding, n, 0)[i] == SymInt(0)) || for_each_dim(a.dilation, n, 1)[i] != 1) return std::nullopt;
+    if (for_each_dim(a.stride, n, 1)[i] != window.constant()) return std::nullopt;
+    out.windows.push_back(size.constant() / window.constant());
+    parts.push_back(out.windows.back()), parts.push_back(window);
     outer.push_back(static_cast<int64_t>(2 * i) + 2), inner.push_back(static_cast<int64_t>(2 * i) + 3);
-    channels_first.push_back(static_cast<int64_t>(i) + 1);
+    out.channels_first.push_back(static_cast<int64_t>(i) + 1);
   }
   outer.insert(outer.end(), inner.begin(), inner.end());
-  const SymInt channels = a.w.shape()[0], length = product(std::span(a.w.shape()).subspan(1));
-  Value rows = b.reshape(b.permute(b.reshape(a.x, parts), outer), {product(windows), length});
-  Value y = dot(b, rows, b.permute(b.reshape(a.w, {channels, length}), {1, 0}));
+  const SymInt length = product(std::span(a.w.shape()).subspan(1));
+  out.rows = b.reshape(b.permute(b.reshape(a.x, parts), outer), {product(out.windows), length});
+  return out;
+}
+
+// Undefined where windows are not such.
+Value product_of_patches(GraphBuilder& b, const Convolution& a) {
+  std::optional<Patches> patches = is_better_as_product(a.x) ? patches_of(b, a) : std::nullopt;
+  if (!patches) return {};
+  const SymInt channels = a.w.shape()[0];
+  Value y = dot(b, patches->rows, b.permute(b.reshape(a.w, {channels, patches->rows.shape()[1]}), {1, 0}));
   if (a.bias) y = b.binary(Op::add, y, broadcast_to(b, *a.bias, y.shape()));
-  windows.push_back(channels);
-  return b.permute(b.reshape(y, windows), channels_first);
+  patches->windows.push_back(channels);
+  return b.permute(b.reshape(y, patches->windows), patches->channels_first);
+}
+
+// The weight's gradient, of that of the result. On the host each library would write the windows out first.
+Value gradient_of_patches(GraphBuilder& b, const Convolution& a, const Value& y) {
+  const bool is_on_host = a.x.type().device.kind == DeviceKind::cpu;
+  const std::optional<Patches> patches = is_on_host || is_better_as_product(a.x) ? patches_of(b, a) : std::nullopt;
+  if (!patches) return {};
+  std::vector<int64_t> channels{1, 0};
+  for (size_t i = 2; i < y.shape().size(); ++i) channels.push_back(static_cast<int64_t>(i));
+  const Value by_channel = b.reshape(b.permute(y, channels), {y.shape()[1], patches->rows.shape()[0]});
+  return b.reshape(dot(b, by_channel, patches->rows), a.w.shape());
 }
 
 Result convolve(OpCall& c, Convolution a) {
@@ -507,6 +533,8 @@ Result convolution_backward(OpCall& c) {
                          {Attr::groups, groups}});
   for (size_t i = 2; results[0] && i < n + 2; ++i)
     if (beyond[i] != SymInt(0)) results[0] = narrow(b, results[0], static_cast<int64_t>(i), 0, sizes[i]);
+  if (wanted(1) && !results[1] && !transposed)
+    results[1] = gradient_of_patches(b, {.x = x, .w = w, .stride = stride, .dilation = dilation, .padding = padding, .groups = groups}, y);
   if (wanted(1) && !results[1])
     results[1] = b.emit(
         Op::conv_weight_gradient, transposed ? std::vector{y, pad(b, x, Shape(beyond.size(), SymInt(0)), beyond, 0.0)} : std::vector{x, y},

@@ -7,7 +7,6 @@
 #include <list>
 #include <set>
 
-#include "schedule/kernel_facts.h"
 #include "support/error.h"
 
 namespace broach {
@@ -57,8 +56,8 @@ Executable::Executable(Schedule schedule, const Targets& targets, const CompileS
   }
   is_paced_ = !contraction_steps_.empty() && !settings.contractions.deterministic;
   find_numbers();
-  find_lifetimes(targets);
   find_versions();
+  find_lifetimes(targets);
   find_replays();
 }
 
@@ -121,6 +120,7 @@ Executable::CompiledStep Executable::compile_step(const Step& step, const Target
   } else if (auto r = std::get_if<RoutineStep>(&step.work)) {
     auto routine = target->routine(r->operation);
     if (!routine) unsupported("target ", target->name(), " has no ", name_of(r->operation.op), " for ", r->operation.operands[0].str());
+    c.works_in_place = routine->works_in_place();
     c.routine = std::make_shared<const PreparedRoutine>(*r, std::move(routine));
     ++stats_.routines;
   } else if (auto copy = std::get_if<CopyStep>(&step.work)) {
@@ -143,146 +143,6 @@ void Executable::find_numbers() {
     int& known = number_buffers_[static_cast<size_t>(buffer.index)];
     if (known < 0) known = static_cast<int>(b);
   }
-}
-
-void Executable::find_versions() {
-  const auto& buffers = schedule_.buffers;
-  std::map<int, int> first;  // buffers of inputs as they are given
-  for (size_t a = 0; a < buffers.size(); ++a)
-    if (buffers[a].kind == Buffer::Kind::input && buffers[a].version == 0) first.emplace(buffers[a].index, static_cast<int>(a));
-  for (size_t b = 0; b < buffers.size(); ++b)
-    if (auto it = buffers[b].version > 0 ? first.find(buffers[b].index) : first.end(); it != first.end())
-      versions_.push_back({static_cast<int>(b), it->second});
-}
-
-void Executable::find_lifetimes(const Targets& targets) {
-  std::vector<int> first(schedule_.buffers.size(), -1), last(first);
-  for (size_t i = 0; i < schedule_.steps.size(); ++i)
-    for (const auto* list : {&schedule_.steps[i].reads, &schedule_.steps[i].writes})
-      for (int b : *list) {
-        auto& f = first[static_cast<size_t>(b)];
-        if (f < 0) f = static_cast<int>(i);
-        last[static_cast<size_t>(b)] = static_cast<int>(i);
-      }
-  std::vector<SymbolId> symbols;
-  const std::set<int> outputs(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
-  std::map<int, int> versions;  // of inputs
-  for (const Buffer& b : schedule_.buffers) versions[b.kind == Buffer::Kind::input ? b.index : -1]++;
-  for (size_t b = 0; b < schedule_.buffers.size(); ++b) {
-    const Buffer& buffer = schedule_.buffers[b];
-    const bool returned = outputs.contains(static_cast<int>(b));
-    if (last[b] >= 0) {
-      CompiledStep &begin = steps_[static_cast<size_t>(first[b])], &end = steps_[static_cast<size_t>(last[b])];
-      if (buffer.kind == Buffer::Kind::external && !returned) end.releases.push_back(static_cast<int>(b));
-      if (buffer.kind == Buffer::Kind::output) begin.makes.push_back(static_cast<int>(b));
-      if (buffer.kind == Buffer::Kind::input && !returned && versions[buffer.index] == 1) end.spends.push_back(static_cast<int>(b));
-    }
-    if (schedule_.buffers[b].kind != Buffer::Kind::arena || first[b] < 0) continue;
-    parts_[part_on(schedule_.buffers[b].type.device, targets)].arena.push_back({static_cast<int>(b), first[b], last[b]});
-    schedule_.buffers[b].elements.collect_symbols(symbols);
-  }
-  find_input_uses(last);
-  find_places();
-  std::sort(symbols.begin(), symbols.end());
-  symbols.erase(std::unique(symbols.begin(), symbols.end()), symbols.end());
-  plan_symbols_ = std::move(symbols);
-  if (plan_symbols_.empty()) fixed_plans_ = std::make_shared<const Plans>(plans({}));
-}
-
-// From its first element to its last, in elements.
-static int64_t extent_of(const Buffer& buffer, std::span<const int64_t> symbols) {
-  int64_t last = 0;
-  for (size_t d = 0; d < buffer.type.shape.size(); ++d) {
-    const int64_t size = buffer.type.shape[d].eval(symbols);
-    if (size == 0) return 0;
-    last += (size - 1) * buffer.strides[d].eval(symbols);
-  }
-  return last + 1;
-}
-
-// What a result may lie in is in use to the end. Of a call of the host's library nothing is known, but of those that may be recorded.
-void Executable::find_input_uses(const std::vector<int>& last) {
-  constexpr int kEnd = std::numeric_limits<int>::max();
-  std::set<int> kept(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
-  for (size_t step = 0; step < steps_.size(); ++step)
-    if (steps_[step].external && !steps_[step].external->records(false))
-      kept.insert(schedule_.steps[step].reads.begin(), schedule_.steps[step].reads.end());
-  for (auto [later, first] : versions_) kept.insert({later, first});
-  for (size_t b = 0; b < schedule_.buffers.size(); ++b)
-    if (const int buffer = static_cast<int>(b); schedule_.buffers[b].kind == Buffer::Kind::input)
-      input_uses_.push_back({buffer, kept.contains(buffer) ? kEnd : last[b]});
-}
-
-// Where a kernel is the last to read a value and the first to write another, the other may take its place.
-void Executable::find_places() {
-  const auto& buffers = schedule_.buffers;
-  std::map<int, std::pair<Part*, size_t>> in_arena;  // by buffer
-  for (Part& p : parts_)
-    for (size_t i = 0; i < p.arena.size(); ++i) in_arena[p.arena[i].buffer] = {&p, i};
-  auto take_place = [&](int from, int written, int step) {
-    const auto [part, position] = in_arena.at(written);
-    if (const auto known = in_arena.find(from); known != in_arena.end()) {
-      const auto [owner, other] = known->second;
-      if (owner != part || owner->arena[other].last != step) return false;
-      part->arena[position].over = static_cast<int>(other);
-      return true;
-    }
-    const auto use = std::ranges::find(input_uses_, from, &LastUse::buffer);
-    if (use == input_uses_.end() || use->step != step) return false;
-    use->heir = static_cast<int>(position);
-    return true;
-  };
-  for (size_t i = 0; i < steps_.size(); ++i) {
-    const auto* k = std::get_if<KernelStep>(&schedule_.steps[i].work);
-    if (!k || k->kernel->stores.size() != 1) continue;
-    const auto own = static_cast<size_t>(k->kernel->stores[0].access.buffer);
-    const int written = k->buffers[own];
-    const auto found = in_arena.find(written);
-    if (found == in_arena.end() || found->second.first->arena[found->second.second].first != static_cast<int>(i)) continue;
-    for (size_t at : overwritable(*k->kernel)) {
-      const int from = k->buffers[at];
-      const Buffer &a = buffers[static_cast<size_t>(from)], &b = buffers[static_cast<size_t>(written)];
-      const bool fits = a.elements == b.elements && (k->starts.empty() || k->starts[at] == k->starts[own]);
-      if (fits && a.type.device == b.type.device && std::ranges::count(k->buffers, from) == 1 &&
-          take_place(from, written, static_cast<int>(i)))
-        break;
-    }
-  }
-}
-
-LentMemory Executable::lent_by(const Frame& frame) const {
-  constexpr int64_t kAlignment = 64;
-  LentMemory out;
-  const auto begin = reinterpret_cast<intptr_t>(frame.spent.data);
-  for (const LastUse& u : input_uses_) {
-    const Buffer& buffer = schedule_.buffers[static_cast<size_t>(u.buffer)];
-    const auto at = reinterpret_cast<intptr_t>(frame.data[static_cast<size_t>(u.buffer)]) - begin;
-    if (buffer.type.device != frame.spent.device || at < 0 || at >= frame.spent.bytes) continue;
-    const int64_t from = at / kAlignment * kAlignment, bytes = extent_of(buffer, frame.symbols) * size_of(buffer.type.dtype);
-    out.uses.push_back({from, (at + bytes - from + kAlignment - 1) / kAlignment * kAlignment, u.step, at == from ? u.heir : -1});
-  }
-  if (!out.uses.empty() && begin % kAlignment == 0) out.bytes = frame.spent.bytes / kAlignment * kAlignment;
-  else out.uses.clear();
-  return out;
-}
-
-Executable::Plans Executable::plans(std::span<const int64_t> symbols, const LentMemory& lent, Device device) const {
-  Plans out;
-  for (const Part& p : parts_) {
-    std::vector<Lifetime> lifetimes;
-    for (const auto& a : p.arena) {
-      const Buffer& b = schedule_.buffers[static_cast<size_t>(a.buffer)];
-      lifetimes.push_back({b.elements.eval(symbols) * size_of(b.type.dtype), a.first, a.last, a.over});
-    }
-    out.by_part.push_back(plan_memory(lifetimes, p.device == device ? lent : LentMemory{}));
-  }
-  return out;
-}
-
-int64_t Executable::arena_bytes(std::span<const int64_t> symbols) const {
-  int64_t sum = 0;
-  for (const MemoryPlan& p : plans(symbols).by_part) sum += p.bytes;
-  return sum;
 }
 
 bool Executable::is_read_behind(int buffer, size_t step) const {
@@ -413,34 +273,6 @@ RecordingCounts Executable::recordings() const {
   return out;
 }
 
-std::shared_ptr<const Executable::Plans> Executable::plans_for(std::span<const int64_t> symbols, const LentMemory& lent,
-                                                               Device device) const {
-  std::vector<int64_t> key;
-  for (SymbolId s : plan_symbols_) key.push_back(symbols[s]);
-  if (lent.bytes > 0) key.push_back(lent.bytes);
-  for (const LentMemory::Use& u : lent.uses) key.insert(key.end(), {u.offset, u.bytes, u.heir});
-  {
-    std::shared_lock lock(mutex_);
-    if (auto known = plans_.find(key)) return *known;
-  }
-  auto made = std::make_shared<const Plans>(plans(symbols, lent, device));
-  std::unique_lock lock(mutex_);
-  return plans_.insert(std::move(key), std::move(made));
-}
-
-size_t Executable::remembered_plans() const {
-  std::shared_lock lock(mutex_);
-  return plans_.size();
-}
-
-void Executable::place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const {
-  const auto& buffers = parts_[part].arena;
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    std::byte* const memory = !plan.is_lent.empty() && plan.is_lent[i] ? frame.spent.data : arena;
-    frame.data[static_cast<size_t>(buffers[i].buffer)] = memory + plan.offsets[i];
-  }
-}
-
 void Executable::run_kernel(const CompiledStep& step, Frame& frame, const RunContext& context) const {
   constexpr size_t kFew = 512;  // memory for more is felt beside a launch
   void* few[kFew];
@@ -531,12 +363,10 @@ void Executable::release(const CompiledStep& s, Frame& frame) const {
 }
 
 void Executable::run_step(const CompiledStep& s, Frame& frame, RunContext& context) const {
-  if (frame.by_step)
-    for (int b : s.makes) frame.by_step->make(frame, b);
+  if (frame.by_step) begin_by_step(s, frame);
   run_work(s, frame, context);
   release(s, frame);
-  if (frame.by_step)
-    for (int b : s.spends) frame.by_step->spend(frame, b);
+  if (frame.by_step) end_by_step(s, frame);
 }
 
 namespace {
@@ -627,8 +457,10 @@ bool Executable::keeps_arena(int64_t bytes, const RunContext& context) {
 
 void Executable::run(Frame& frame) const {
   std::shared_ptr<const Plans> made;  // counting references is felt in a small call
-  if (frame.spent.bytes > 0) made = plans_for(frame.symbols, lent_by(frame), frame.spent.device);
-  else if (!fixed_plans_) made = plans_for(frame.symbols);
+  if (frame.spent.bytes > 0) made = plans_for(frame.symbols, false, lent_by(frame), frame.spent.device);
+  else if (!fixed_plans_) made = plans_for(frame.symbols, false);
+  frame.has_large = frame.by_step && (made ? *made : *fixed_plans_).by_part[0].bytes >= kComesByStep;
+  if (frame.has_large) made = plans_for(frame.symbols, true);
   const Plans& plans = made ? *made : *fixed_plans_;
   ErrorFlag errors;
   RunContext first = context_for(parts_[0], frame, errors);
@@ -646,7 +478,8 @@ void Executable::run(Frame& frame) const {
   std::list<MemoryLease> more;
   for (size_t p = 1; p < parts_.size(); ++p)
     place_arena(p, plans.by_part[p], more.emplace_back(*contexts[p].memory, plans.by_part[p].bytes, contexts[p].queue).data(), frame);
-  for (auto [later, first] : versions_) frame.data[static_cast<size_t>(later)] = frame.data[static_cast<size_t>(first)];
+  for (const auto* list : {&versions_, &within_})
+    for (auto [other, first] : *list) frame.data[static_cast<size_t>(other)] = frame.data[static_cast<size_t>(first)];
   Drain drain{parts_, contexts};
   run_on(frame, contexts);
 }

@@ -35,6 +35,10 @@ class MemoryByStep {
   virtual void make(Frame& frame, int buffer) = 0;
   // No later step reads this input.
   virtual void spend(Frame& frame, int buffer) = 0;
+  // Memory of an intermediate, aligned to 64 bytes, before its first step.
+  virtual std::byte* begin(size_t intermediate, int64_t bytes) = 0;
+  // Behind its last step, whether it has begun or not.
+  virtual void end(size_t intermediate) = 0;
 };
 
 // Inputs whose memory nobody wants behind the run, in one piece: where they have been read for the last time, intermediates may lie.
@@ -58,6 +62,7 @@ struct Frame {
   const std::vector<PackedWeight>* packs = nullptr;  // by contraction; null: pack on the fly
   MemoryByStep* by_step = nullptr;                   // null: all addresses are given. Not unless works_by_step()
   SpentInputs spent = {};
+  bool has_large = false;  // intermediates that come by step
 };
 
 // A call of the host's library, made by the front.
@@ -128,6 +133,8 @@ class Executable {
   // Whether all of a step is done, on the host, when the next one begins.
   bool works_by_step() const { return parts_.size() == 1 && parts_[0].device == Device{}; }
   static constexpr size_t kMostSizes = 256;
+  // Bytes from which on they do. What is smaller stays where others have just been, which is likely to be in a cache.
+  static constexpr int64_t kComesByStep = int64_t{4} << 20;
 
  private:
   // A routine with the sizes and strides of its tensors, where those are the same on every call.
@@ -162,12 +169,14 @@ class Executable {
     const ContractionStep* contraction_step = nullptr;
     int contraction_index = -1;
     std::shared_ptr<const PreparedRoutine> routine;
+    bool works_in_place = false;  // a routine
     std::unique_ptr<ExternRunner> external;
     const CopyStep* copy = nullptr;
-    bool settles = false;       // writes an input: what runs before must have gone well
-    std::vector<int> releases;  // results of externs that no later step reads
-    std::vector<int> makes;     // outputs that no earlier step touches
-    std::vector<int> spends;    // inputs that no later step reads
+    bool settles = false;              // writes an input: what runs before must have gone well
+    std::vector<int> releases;         // results of externs that no later step reads
+    std::vector<int> makes;            // outputs in whose memory no earlier step touches anything
+    std::vector<int> spends;           // inputs that no later step reads
+    std::vector<size_t> begins, ends;  // intermediates, those in one place as one
     // What begins here: with calls of the host's library, and without.
     std::array<ReplayedSteps*, 2> replays{};
   };
@@ -182,7 +191,14 @@ class Executable {
   void find_numbers();
   void find_lifetimes(const Targets& targets);
   void find_input_uses(const std::vector<int>& last);
+  struct Replacement {
+    int written = -1;
+    std::vector<int> read;
+  };
+  Replacement replacement(size_t step) const;
+  void find_output_places(std::vector<int>& first, std::vector<int>& last);
   void find_places();
+  void find_intermediates();
   void find_versions();
   void find_replays();
   bool is_replayable(size_t step, bool with_calls) const;
@@ -206,9 +222,14 @@ class Executable {
   void run_copy(const CompiledStep& step, Frame& frame, const RunContext& context) const;
   void run_on(Frame& frame, Contexts contexts) const;
   RunContext context_for(const Part& part, const Frame& frame, ErrorFlag& errors) const;
-  Plans plans(std::span<const int64_t> symbols, const LentMemory& lent = {}, Device device = {}) const;
-  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols, const LentMemory& lent = {}, Device device = {}) const;
+  int64_t bytes_of(int buffer, std::span<const int64_t> symbols) const;
+  // `by_step`: for runs in which large intermediates come by step; they have no place in the arena.
+  Plans plans(std::span<const int64_t> symbols, bool by_step, const LentMemory& lent = {}, Device device = {}) const;
+  std::shared_ptr<const Plans> plans_for(std::span<const int64_t> symbols, bool by_step, const LentMemory& lent = {},
+                                         Device device = {}) const;
   LentMemory lent_by(const Frame& frame) const;
+  void begin_by_step(const CompiledStep& step, Frame& frame) const;
+  void end_by_step(const CompiledStep& step, Frame& frame) const;
   void place_arena(size_t part, const MemoryPlan& plan, std::byte* arena, Frame& frame) const;
   const WeightPacking* packing_of(int contraction) const;
 
@@ -220,10 +241,12 @@ class Executable {
   std::vector<Packable> packables_;
   ExecutableStats stats_;
   std::vector<Part> parts_;
-  std::vector<LastUse> input_uses_;            // of inputs, until when they are in use
-  std::vector<int> number_buffers_;            // by graph input, of those that kernels are given as numbers
-  std::vector<std::pair<int, int>> versions_;  // a later version of an input, and the buffer whose memory it lies in
-  std::vector<SymbolId> plan_symbols_;         // those that sizes of arena buffers depend on
+  std::vector<std::vector<int>> intermediates_;  // the buffers of each
+  std::vector<LastUse> input_uses_;              // of inputs, until when they are in use
+  std::vector<int> number_buffers_;              // by graph input, of those that kernels are given as numbers
+  std::vector<std::pair<int, int>> versions_;    // a later version of an input, and the buffer whose memory it lies in
+  std::vector<std::pair<int, int>> within_;      // likewise an intermediate, and an output
+  std::vector<SymbolId> plan_symbols_;           // those that sizes of arena buffers depend on
   std::shared_ptr<const Plans> fixed_plans_;
   bool is_paced_ = false;
   mutable Pace pace_;

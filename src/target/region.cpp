@@ -36,7 +36,9 @@ Region::~Region() {
 std::byte* Region::take(size_t bytes) {
   bytes = round_up(std::max<size_t>(bytes, 1), 64);
   std::lock_guard lock(mutex_);
-  auto at = std::ranges::find_if(free_, [&](const auto& block) { return block.second >= bytes; });
+  auto at = free_.end();  // what lies above everything is larger than any gap
+  for (auto it = free_.begin(); it != free_.end(); ++it)
+    if (it->second >= bytes && (at == free_.end() || it->second < at->second)) at = it;
   if (at == free_.end()) return nullptr;
   const auto [offset, room] = *at;
   used_[offset] = bytes;  // first, as it may throw

@@ -8,9 +8,10 @@
 
 namespace broach {
 
-// Each block lies at the lowest place that is free, so that what is asked for in turn, as by the steps of a training, comes to lie on pages
-// that are there already. The system gives them when they are first written; they are given back as far above everything as no block of
-// the last runs lay, or by `trim`.
+// Each block lies in the smallest gap that has room for it, the lowest of several, so that what is asked for in turn, as by the steps of a
+// training, comes to lie on pages that are there already. (In the lowest gap of any size, steps whose intermediates and gradients come by
+// turns need up to a fifth more pages.) The system gives them when they are first written; they are given back as far above everything
+// as no block of the last runs lay, or by `trim`.
 class Region {
  public:
   static constexpr int kWindow = 64;  // runs after which pages are given back that none of them, and none of as many before, has used

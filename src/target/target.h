@@ -121,6 +121,8 @@ class CompiledRoutine {
   virtual ~CompiledRoutine() = default;
   // What `args` points to may change once the call has returned.
   virtual void run(const RoutineArgs& args, const RunContext& run) const = 0;
+  // Whether the first result may lie where the first operand does, each element in the place of its own.
+  virtual bool works_in_place() const { return false; }
 };
 
 // How contractions may be computed: what the host's settings say when a program is compiled.

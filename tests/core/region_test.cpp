@@ -24,7 +24,7 @@ bool is_resident(std::byte* at) {
 
 }  // namespace
 
-TEST_CASE("region: what is given is taken again, the lowest first") {
+TEST_CASE("region: what is given is taken again, the smallest gap that has room first, and of several the lowest") {
   Region region(64 * kMiB);
   std::byte *a = region.take(1000), *b = region.take(5000), *c = region.take(70);
   CHECK(reinterpret_cast<uintptr_t>(a) % 64 == 0);
@@ -38,6 +38,17 @@ TEST_CASE("region: what is given is taken again, the lowest first") {
   region.give(b);
   region.give(a);
   CHECK(region.take(6000) == a);  // of two joined
+}
+
+TEST_CASE("region: a small block leaves a large gap as it is") {
+  Region region(64 * kMiB);
+  std::byte* blocks[7];
+  for (size_t i = 0; i < 7; ++i) blocks[i] = region.take(i == 1 ? 4096 : 1024);
+  for (size_t i : {1, 3, 5}) region.give(blocks[i]);
+  CHECK(region.take(1000) == blocks[3]);
+  CHECK(region.take(1000) == blocks[5]);
+  CHECK(region.take(1000) == blocks[1]);
+  CHECK(region.take(3072) == blocks[1] + 1024);
 }
 
 TEST_CASE("region: there is no room for more than there is") {

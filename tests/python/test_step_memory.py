@@ -3,6 +3,7 @@ is kept for programs that are gone."""
 
 import ctypes
 import gc
+import itertools
 import pathlib
 import resource
 
@@ -50,6 +51,20 @@ def program_of(net):
 def step(net, call, x):
     net.zero_grad(set_to_none=True)
     call(x).backward()
+
+
+def test_torchs_profiler_sees_what_is_saved_and_intermediates(net):
+    call, x = broach.compile(program_of(net)), torch.randn(2048, 512)
+    step(net, call, x)
+    for _ in range(3):  # the first of them captures anew
+        net.zero_grad(set_to_none=True)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as told:
+            step(net, call, x)
+            net.zero_grad(set_to_none=True)
+    sizes = [e.nbytes() for e in told.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert sizes.count(MIB) == LAYERS and sizes.count(4 * MIB) > 2 * LAYERS  # gradients; what is saved, and intermediates
+    assert 4 * LAYERS * MIB < max(itertools.accumulate(sizes)) < (4 * LAYERS + 16) * MIB
+    assert sum(sizes) == 0
 
 
 def test_the_same_pages_serve_every_step(net):

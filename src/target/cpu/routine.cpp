@@ -10,13 +10,15 @@ namespace {
 
 class Routine : public CompiledRoutine {
  public:
-  explicit Routine(RoutineFunction f) : run_(std::move(f)) {}
+  Routine(RoutineFunction f, bool works_in_place) : run_(std::move(f)), works_in_place_(works_in_place) {}
   void run(const RoutineArgs& args, const RunContext& context) const override {
     if (!run_(args, *context.threads)) context.errors->set(context.step);
   }
+  bool works_in_place() const override { return works_in_place_; }
 
  private:
   RoutineFunction run_;
+  bool works_in_place_;
 };
 
 RoutineFunction function_of(const Operation& operation) {
@@ -84,7 +86,7 @@ bool has_routine(Op op, DType dtype) {
 
 std::shared_ptr<const CompiledRoutine> make_routine(const Operation& operation) {
   RoutineFunction f = function_of(operation);
-  return f ? std::make_shared<Routine>(std::move(f)) : nullptr;
+  return f ? std::make_shared<Routine>(std::move(f), operation.op == Op::add_rows) : nullptr;
 }
 
 void for_each_run(std::span<const RoutineTensor* const> tensors, size_t dim, int64_t work, const Threads& threads,

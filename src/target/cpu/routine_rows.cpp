@@ -68,6 +68,7 @@ template <class E>
 void make_row(const Rows& rows, StartFunction<typename E::Computed> start, std::span<const int64_t> positions, int64_t row, int64_t first,
               int64_t count, typename E::Computed* sums, typename E::Computed* starts) {
   const RoutineTensor& out = rows.out;
+  if (positions.empty() && start && rows.start->data == out.data) return;
   auto* to = static_cast<typename E::Stored*>(out.data) + row * out.strides[0] + first * out.strides[1];
   if (positions.empty() && !start && out.strides[1] == 1) return void(std::fill_n(to, count, typename E::Stored{}));
   if (!positions.empty() || !start) add_rows<E>(rows.source, positions, first, count, sums);
