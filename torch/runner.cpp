@@ -191,9 +191,9 @@ bool Runner::reads_unpacked(size_t taken, const WeightPacks& packs) const {
 }
 
 // What the front provides: torch's queue and memory of its device, and the host's memory while torch's profilers look. Gives how many.
-static size_t device_uses(const std::optional<c10::Device>& device, std::array<DeviceUse, 2>& out) {
+static size_t device_uses(const std::optional<DeviceUse>& own, std::array<DeviceUse, 2>& out) {
   size_t count = 0;
-  if (device) out[count++] = *device_use(*device);
+  if (own) out[count++] = *own;
   if (Memory* memory = reported_host_memory()) out[count++] = {{}, nullptr, memory};
   return count;
 }
@@ -212,9 +212,10 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   std::pmr::monotonic_buffer_resource near(room, sizeof room);
   Frame frame{.executable = executable_.get(), .symbols = symbols, .data{schedule.buffers.size(), nullptr, &near}};
   frame.threads = &kThreads;
+  const std::optional<DeviceUse> use = device_ ? device_use(*device_) : std::nullopt;
   std::array<DeviceUse, 2> uses;
-  frame.devices = {uses.data(), device_uses(device_, uses)};
-  if (!spent.empty() && device_) frame.spent = piece_of(spent, *device_);  // before calls of libtorch's hold what they are given
+  frame.devices = {uses.data(), device_uses(use, uses)};
+  if (!spent.empty() && use) frame.spent = piece_of(spent, *device_);  // before calls of libtorch's hold what they are given
   frame.host = &host;
   frame.release = release_extern_result;
   frame.record_calls = make_recorded_calls;
@@ -227,7 +228,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
   if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
   std::vector<c10::Storage> blocks;
-  for (size_t i = 0; device_ && i < together_.bytes.size(); ++i) {
+  for (size_t i = 0; use && i < together_.bytes.size(); ++i) {
     const auto bytes = static_cast<size_t>(together_.bytes[i]);
     blocks.emplace_back(c10::Storage::use_byte_size_t(), bytes, cuda_allocator().allocate(bytes), &cuda_allocator());
   }
@@ -237,7 +238,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
     if (frame.by_step || is_element_[i] || schedule.buffers[b].kind != Buffer::Kind::output) continue;
     at::Tensor& output = made[gives_[i]];
     const bool is_within = !blocks.empty() && together_.places[i];
-    output = is_within ? output_within(i, blocks) : new_output(i, frame.symbols, device_.has_value());
+    output = is_within ? output_within(i, blocks) : new_output(i, frame.symbols, use.has_value());
     frame.data[b] = output.data_ptr();
     if (externs) host.tensors[b] = output;
   }

@@ -172,11 +172,12 @@ class Executable {
     bool works_in_place = false;  // a routine
     std::unique_ptr<ExternRunner> external;
     const CopyStep* copy = nullptr;
-    bool settles = false;              // writes an input: what runs before must have gone well
-    std::vector<int> releases;         // results of externs that no later step reads
-    std::vector<int> makes;            // outputs in whose memory no earlier step touches anything
-    std::vector<int> spends;           // inputs that no later step reads
-    std::vector<size_t> begins, ends;  // intermediates, those in one place as one
+    bool settles = false;                     // writes an input: what runs before must have gone well
+    std::vector<int> releases;                // results of externs that no later step reads
+    std::vector<int> makes;                   // outputs in whose memory no earlier step touches anything
+    std::vector<std::pair<int, int>> within;  // intermediates, and of these outputs those in whose memory they lie
+    std::vector<int> spends;                  // inputs that no later step reads
+    std::vector<size_t> begins, ends;         // intermediates, those in one place as one
     // What begins here: with calls of the host's library, and without.
     std::array<ReplayedSteps*, 2> replays{};
   };

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "runtime/executable.h"
@@ -29,6 +30,7 @@ void Executable::find_lifetimes(const Targets& targets) {
         last[static_cast<size_t>(b)] = static_cast<int>(i);
       }
   find_output_places(first, last);
+  for (auto [from, output] : within_) steps_[static_cast<size_t>(first[static_cast<size_t>(output)])].within.push_back({from, output});
   std::vector<SymbolId> symbols;
   const std::set<int> outputs(schedule_.output_buffers.begin(), schedule_.output_buffers.end());
   std::map<int, int> versions;  // of inputs
@@ -159,16 +161,23 @@ void Executable::find_places() {
 void Executable::find_intermediates() {
   if (!works_by_step()) return;
   const auto& arena = parts_[0].arena;
-  std::map<size_t, size_t> known;  // by the first in its place
-  for (size_t i = 0; i < arena.size(); ++i) {
-    size_t root = i;
-    while (arena[root].over >= 0) root = static_cast<size_t>(arena[root].over);
-    const auto [at, is_new] = known.emplace(root, intermediates_.size());
-    if (is_new) steps_[static_cast<size_t>(arena[root].first)].begins.push_back(intermediates_.size()), intermediates_.emplace_back();
-    intermediates_[at->second].push_back(arena[i].buffer);
-    const bool is_last = std::ranges::none_of(arena, [i](const auto& a) { return a.over == static_cast<int>(i); });
-    if (is_last) steps_[static_cast<size_t>(arena[i].last)].ends.push_back(at->second);
+  std::vector<size_t> order(arena.size()), own(arena.size());
+  std::vector<bool> has_heir(arena.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::sort(order, {}, [&](size_t i) { return std::pair(arena[i].first, arena[i].last); });  // each behind what it lies over
+  for (size_t i : order) {
+    if (arena[i].over >= 0) {
+      own[i] = own[static_cast<size_t>(arena[i].over)];
+      has_heir[static_cast<size_t>(arena[i].over)] = true;
+    } else {
+      own[i] = intermediates_.size();
+      intermediates_.emplace_back();
+      steps_[static_cast<size_t>(arena[i].first)].begins.push_back(own[i]);
+    }
+    intermediates_[own[i]].push_back(arena[i].buffer);
   }
+  for (size_t i = 0; i < arena.size(); ++i)
+    if (!has_heir[i]) steps_[static_cast<size_t>(arena[i].last)].ends.push_back(own[i]);
 }
 
 LentMemory Executable::lent_by(const Frame& frame) const {
@@ -240,11 +249,8 @@ void Executable::place_arena(size_t part, const MemoryPlan& plan, std::byte* are
 }
 
 void Executable::begin_by_step(const CompiledStep& s, Frame& frame) const {
-  for (int b : s.makes) {
-    frame.by_step->make(frame, b);
-    for (auto [from, output] : within_)
-      if (output == b) frame.data[static_cast<size_t>(from)] = frame.data[static_cast<size_t>(b)];
-  }
+  for (int b : s.makes) frame.by_step->make(frame, b);
+  for (auto [from, output] : s.within) frame.data[static_cast<size_t>(from)] = frame.data[static_cast<size_t>(output)];
   for (size_t i = 0; frame.has_large && i < s.begins.size(); ++i) {
     const std::vector<int>& buffers = intermediates_[s.begins[i]];
     const int64_t bytes = bytes_of(buffers[0], frame.symbols);
