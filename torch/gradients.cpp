@@ -145,7 +145,7 @@ class CompiledCall : public ag::Node {
     try {
       run.emplace(backward_->run(saved, tangents, wanted(), symbols_, in_parts));
     } catch (const NoCode& e) {
-      return give(backward_->as_run(run_eagerly(cat("broach: ", e.what(), ": they need the program to be run again"), tangents), in_parts));
+      return give(backward_->as_run(run_eagerly(cat("broach: ", e.what(), ": gradients need another run"), tangents), in_parts));
     }
     // Each tangent goes when it has been read. What is saved and nobody reads would keep the memory of the others.
     tangents.clear();

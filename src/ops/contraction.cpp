@@ -363,7 +363,7 @@ Value product_of_patches(GraphBuilder& b, const Convolution& a) {
   return b.permute(b.reshape(y, patches->windows), patches->channels_first);
 }
 
-// The weight's gradient, of that of the result. On the host each library would write the windows out first.
+// The weight's gradient, of that of the result. On the host libtorch, where it was chosen, wrote the windows out besides.
 Value gradient_of_patches(GraphBuilder& b, const Convolution& a, const Value& y) {
   const bool is_on_host = a.x.type().device.kind == DeviceKind::cpu;
   const std::optional<Patches> patches = is_on_host || is_better_as_product(a.x) ? patches_of(b, a) : std::nullopt;

@@ -5,6 +5,7 @@
 
 #include "random_graph.h"
 #include "run_compiled.h"
+#include "runtime/executable.h"
 #include "support/error.h"
 
 using namespace broach;
@@ -324,6 +325,20 @@ TEST_CASE("routines: rows are added to what has another type, and lies otherwise
         const std::vector other{random_tensor(start, Sizes{width, 11}, 5), at, in[2]};
         CHECK(first_difference(run_compiled(turned, other)[0], interpret(turned, other)[0], 1e-6, 1e-6) == "");
       }
+  // In the place of an intermediate, which needs no memory of its own then; not of one that is read again.
+  const Targets targets;
+  for (bool is_read_again : {false, true}) {
+    GraphBuilder b;
+    Value x = b.input({DType::f32, {11, 33}, {}}), i = b.input({DType::i64, {40}, {}}), y = b.input({DType::f32, {40, 33}, {}});
+    const Value start = b.dot(x, b.input({DType::f32, {33, 33}, {}})), sum = b.emit(Op::add_rows, {start, i, y}, {});
+    const Graph g = b.finish({sum, b.reduce(Op::reduce_sum, is_read_again ? start : y, {0})});
+    const std::vector in{random_tensor(DType::f32, {11, 33}, 6), at, random_tensor(DType::f32, {40, 33}, 7),
+                         random_tensor(DType::f32, {33, 33}, 8)};
+    CHECK(first_difference(run_compiled(g, in)[0], interpret(g, in)[0], 1e-5, 1e-5) == "");
+    if (!targets.has({})) continue;  // no LLVM
+    const Executable e(make_schedule(std::make_shared<const Graph>(g), {}), targets, {}, nullptr);
+    CHECK((e.arena_bytes({}) > 0) == is_read_again);
+  }
   at.set(4, int64_t{11});
   const std::vector in{random_tensor(DType::f32, {11, 8}, 3), at, random_tensor(DType::f32, {40, 8}, 3)};
   CHECK_THROWS_AS(run_compiled(graph_of(Op::add_rows, in, {}), in), IndexError);

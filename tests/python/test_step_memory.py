@@ -62,7 +62,7 @@ def test_torchs_profiler_sees_what_is_saved_and_intermediates(net):
             step(net, call, x)
             net.zero_grad(set_to_none=True)
     sizes = [e.nbytes() for e in told.profiler.kineto_results.events() if e.name() == "[memory]"]
-    assert sizes.count(MIB) == LAYERS and sizes.count(4 * MIB) > 2 * LAYERS  # gradients; what is saved, and intermediates
+    assert sizes.count(MIB) == LAYERS and sizes.count(4 * MIB) > LAYERS  # gradients; what is saved, and intermediates
     assert 4 * LAYERS * MIB < max(itertools.accumulate(sizes)) < (4 * LAYERS + 16) * MIB
     assert sum(sizes) == 0
 
