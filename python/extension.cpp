@@ -1,12 +1,15 @@
 // The Python extension: the type of compiled callables, and a few switches.
+#include <c10/util/Type.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/python_symnode.h>
 
 #include <algorithm>
+#include <typeinfo>
 
 #include "allocator.h"
 #include "callable.h"
@@ -95,6 +98,15 @@ std::optional<std::vector<at::Tensor>> saved_by(torch::autograd::Node& node) {
   return out;
 }
 
+// The dict of a tensor's hooks stays when the last one is removed. Torch does not show the class to others, but by its name. Of the dict one
+// word is read, which needs no lock of Python's.
+bool is_empty(const torch::autograd::FunctionPreHook& hook) {
+  using OfTensor = torch::autograd::PyFunctionTensorPreHook;
+  if (c10::demangle(typeid(hook).name()) != "torch::autograd::PyFunctionTensorPreHook") return false;
+  PyObject* const hooks = static_cast<const OfTensor&>(hook).dict;
+  return PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) == 0;
+}
+
 // A class attribute that the metaclass would take for its own; None removes it.
 void set_in_class(const py::type& type, const py::str& name, const py::object& value) {
   auto* t = reinterpret_cast<PyTypeObject*>(type.ptr());
@@ -181,6 +193,7 @@ PYBIND11_MODULE(_C, m) {
   };
   is_registered_gradient = is_of_library;
   saved_tensors = saved_by;
+  is_empty_hook = is_empty;
   unwrap_node = unwrap;
   wrap_node = wrap;
   add_callable_type(m);

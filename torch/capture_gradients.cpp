@@ -99,7 +99,7 @@ class Walk {
   bool enter(ag::Node& n, Reached& reached) {
     reached.assign(count_, false);
     const bool is_leaf = leaf_of_.contains(&n);
-    if ((!n.tensor_pre_hooks().empty() && (is_leaf || !takes_code_)) || !n.retains_grad_hooks().empty())
+    if ((have_code(n.tensor_pre_hooks()) && (is_leaf || !takes_code_)) || !n.retains_grad_hooks().empty())
       obstacle_ = cat("a tensor whose gradient ", n.name(), " computes has a hook, or keeps its gradient");
     if (auto leaf = leaf_of_.find(&n); leaf != leaf_of_.end()) return reached[leaf->second] = true;
     if (dynamic_cast<ag::AccumulateGrad*>(&n))
@@ -363,7 +363,7 @@ std::string why_not_with_code(const Walk& walk, const std::vector<Reached>& reac
   for (ag::Node* n : walk.with_code())
     if (std::string why = code.obstacle(*n, is_formula(*n), walk.results_of(n)); !why.empty()) return why;
   for (const ag::Edge& root : roots)
-    if (!root.function->tensor_pre_hooks().empty()) return "a result of the program has a hook";
+    if (have_code(root.function->tensor_pre_hooks())) return "a result of the program has a hook";
   for (const Reached& r : reached) {
     const bool all = r.size() == leaves + walk.with_code().size() &&
                      std::all_of(r.begin() + static_cast<std::ptrdiff_t>(leaves), r.end(), std::identity());

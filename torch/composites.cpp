@@ -8,9 +8,11 @@
 #include <ATen/ops/_ctc_loss.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
+#include <ATen/ops/one_hot.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
@@ -145,6 +147,16 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
   if (kind != MaskKind::other)
     return at::scaled_dot_product_attention(q, k, v, std::nullopt, dropout, kind == MaskKind::causal, scale, groups);
   return at::scaled_dot_product_attention(q, k, v, mask ? written_out(*mask) : mask, dropout, causal, scale, groups);
+}
+
+// Eager compares the least and the largest class with their bounds as numbers, each of which would be a way of its own. On a GPU it does not
+// look.
+at::Tensor one_hot(const at::Tensor& classes, int64_t count) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  if (count > 0 && classes.is_cpu() && classes.scalar_type() == at::kLong && classes.sym_numel() != 0)
+    if (!classes.lt(0).logical_or(classes.ge(count)).any().item<bool>())
+      return classes.unsqueeze(-1).eq(at::arange(count, classes.options())).to(at::kLong).contiguous();
+  return at::one_hot(classes, count);
 }
 
 // ---- resampling ----
@@ -356,6 +368,7 @@ std::vector<torch::Library> registered() {
   all[0].fallback(torch::CppFunction::makeFallthrough());
   torch::Library& m = all[1];
   m.impl("max_pool1d", &max_pool1d);
+  m.impl("one_hot", &one_hot);
   m.impl("ctc_loss.Tensor", &ctc_loss);
   m.impl("scaled_dot_product_attention", &attention);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);

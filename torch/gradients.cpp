@@ -137,8 +137,8 @@ class CompiledCall : public ag::Node {
       if (s.own.defined()) return released_ ? std::move(s.own) : s.own;
       if (knows() && s.was_written()) throw NoCode("a tensor was written since, which eager does not keep");
       at::Tensor t = s.variable.unpack(getptr());
-      if (layout_of(t) != s.layout)  // which no version counter tells
-        throw NoCode("a tensor has other sizes, strides or elements than in the call, by its .data");
+      if (layout_of(t) != s.layout) throw NoCode("a tensor has other sizes, strides or elements than in the call, by its .data");
+      if (released_) s.variable = ag::SavedVariable();  // what the caller has let go of is nobody else's then
       return t;
     };
     std::optional<BackwardRun> run;
@@ -149,7 +149,7 @@ class CompiledCall : public ag::Node {
     }
     // Each tangent goes when it has been read. What is saved and nobody reads would keep the memory of the others.
     tangents.clear();
-    for (size_t i = 0; released_ && i < saved_.size(); ++i) saved_[i].own.reset();
+    if (released_) saved_.clear();
     return give(std::move(*run));
   }
 

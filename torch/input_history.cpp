@@ -10,6 +10,7 @@
 
 #include "differentiable.h"
 #include "leaf_gradients.h"
+#include "nodes.h"
 
 namespace broach {
 
@@ -58,7 +59,7 @@ bool InputWithHistory::is_changed() const {
 
 bool is_hooked(const at::Tensor& t) {
   if (!t.defined() || !t.requires_grad()) return false;
-  return !ag::impl::hooks(t).empty() || t.retains_grad() || has_hooks(*ag::impl::gradient_edge(t).function);
+  return have_code(ag::impl::hooks(t)) || t.retains_grad() || has_hooks(*ag::impl::gradient_edge(t).function);
 }
 
 bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,6 +29,11 @@ extern bool (*is_registered_gradient)(torch::autograd::Node&);
 // The tensors that it has saved for a gradient, but those that were written since; nothing if a backward that went through it has freed
 // them. Answered by the front that can look at them without running the node; null if none does.
 extern std::optional<std::vector<at::Tensor>> (*saved_tensors)(torch::autograd::Node&);
+
+// Whether a hook has no code: what was registered with it has been removed, or was left behind as a module was read from a file. Answered by
+// the front that knows such hooks; null if none does.
+extern bool (*is_empty_hook)(const torch::autograd::FunctionPreHook&);
+bool have_code(const std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& hooks);
 
 // Whether an operation's tags say that it draws random numbers; true for one that is not known.
 bool may_draw(const std::string& schema);

@@ -34,7 +34,7 @@ const AtenThreads kThreads;
 
 }  // namespace
 
-// Outputs and inputs of a run whose memory comes and goes with it.
+// Outputs, intermediates and spent inputs of a run whose memory comes and goes with it.
 class Runner::ByStep final : public MemoryByStep {
  public:
   ByStep(const Runner& runner, ExternState* externs, std::vector<at::Tensor>& made, std::span<at::Tensor> spent)
@@ -49,6 +49,7 @@ class Runner::ByStep final : public MemoryByStep {
   }
 
   void spend(Frame&, int buffer) override {
+    if (spent_.empty()) return;
     const auto input = static_cast<size_t>(runner_.executable_->schedule().buffers[static_cast<size_t>(buffer)].index);
     spent_[runner_.takes_[input]] = at::Tensor();
     if (externs_) externs_->tensors[static_cast<size_t>(buffer)] = at::Tensor();
@@ -226,7 +227,7 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
   }
   for (auto [value, buffer] : written_) frame.data[buffer] = values.tensors[value]->mutable_data_ptr();
   ByStep by_step(*this, externs ? &host : nullptr, made, spent);
-  if (!spent.empty() && executable_->works_by_step()) frame.by_step = &by_step;
+  if (steps_) frame.by_step = &by_step;
   std::vector<c10::Storage> blocks;
   for (size_t i = 0; use && i < together_.bytes.size(); ++i) {
     const auto bytes = static_cast<size_t>(together_.bytes[i]);

@@ -150,10 +150,12 @@ Complex reciprocal(const Complex& z) { return number(z, 1) / z; }
 
 Complex polar(const Expr& r, const Expr& angle) { return {r * apply(Op::cos, angle), r * apply(Op::sin, angle)}; }
 
-// An imaginary part of 0 keeps its sign, whatever the real part.
+// An imaginary part of 0 keeps its sign, whatever the real part. An infinite real part, or none of the number, decides where the imaginary
+// part says no direction (C11, G.6.3.1).
 Complex exp(const Complex& z) {
-  Expr e = exp(z.re), real = equal(z.im, 0.0);
-  return {select(real, e, e * apply(Op::cos, z.im)), select(real, z.im, e * apply(Op::sin, z.im))};
+  const Expr e = exp(z.re), turns = abs(z.im) < kInfinity, is_real = equal(z.im, 0.0), is_end = equal(abs(z.re), kInfinity);
+  return {select(is_real | (is_end & !turns), e, e * apply(Op::cos, z.im)),
+          select(is_real, z.im, select(equal(z.re, -kInfinity) & !turns, 0.0, e * apply(Op::sin, z.im)))};
 }
 
 Complex log(const Complex& z) { return {log(magnitude(z)), phase(z)}; }
@@ -237,12 +239,7 @@ Complex sinc(const Complex& z) {
   return choose(not_zero(z), sin(turn) / turn, number(z, 1));
 }
 
-// 0 to the power 0 is 1; 0 to a positive power is 0, where the formula has no value.
-Complex power(const Complex& x, const Complex& y) {
-  Complex general = exp(log(x) * y);
-  Complex at_zero = choose(not_zero(y), number(general, 0), number(general, 1));
-  return choose(not_zero(x), general, at_zero);
-}
+Complex power(const Complex& x, const Complex& y) { return exp(log(x) * y); }
 
 using Function = Complex (*)(const Complex&);
 struct FunctionRow {
@@ -347,9 +344,18 @@ void add_arithmetic(OpTable& t) {
   });
   add_one(t, "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar float_power.Tensor_Scalar float_power.Tensor_Tensor float_power.Scalar",
           [](OpCall& c) {
-            bool square = !c.is_tensor(1) && !is_complex(c.scalar(1)) && c.number(1) == 2;
-            Complex x = argument(c, 0);
-            return result(c, square ? x * x : power(x, argument(c, 1)));
+            // Those that torch has formulas for (native/cpu/PowKernel.cpp); NaN for others.
+            const double exponent = c.is_tensor(1) || is_complex(c.scalar(1)) ? std::nan("") : c.number(1);
+            const Complex x = argument(c, 0);
+            if (exponent == 0) return result(c, number(x, 1));
+            if (exponent == 1) return result(c, x);
+            if (exponent == 2) return result(c, x * x);
+            if (exponent == 3) return result(c, x * x * x);
+            if (exponent == 0.5) return result(c, sqrt(x));
+            if (exponent == -0.5) return result(c, reciprocal(sqrt(x)));
+            if (exponent == -1) return result(c, reciprocal(x));
+            if (exponent == -2) return result(c, reciprocal(x * x));
+            return result(c, power(x, argument(c, 1)));
           });
 }
 

@@ -69,11 +69,12 @@ Value number_operand(OpCall& c, size_t i, DType t) {
 Value operand(OpCall& c, size_t i, DType t) {
   if (!c.is_tensor(i)) return number_operand(c, i, t);
   Value v = c.tensor(i);
-  // Eager converts integers, and on a CPU tensors without dimensions, to the result's low precision type before it computes in f32.
+  // Eager converts integers, and on a CPU tensors without dimensions, to the result's low precision type before it computes in f32; but no
+  // numbers, of which one may be another in each call.
   DType r = c.result().dtype;
   const bool on_cpu = c.result().device.kind == DeviceKind::cpu;
   const bool is_rounded = is_integral(v.dtype()) ? v.rank() > 0 : v.rank() == 0 && is_floating(v.dtype()) && on_cpu;
-  if (is_rounded && is_low_precision(r) && t == compute_dtype(r)) v = c.b.cast(v, r);
+  if (is_rounded && !c.is_number(i) && is_low_precision(r) && t == compute_dtype(r)) v = c.b.cast(v, r);
   return c.b.cast(v, t);
 }
 

@@ -573,7 +573,7 @@ Value where(OpCall& c) {
 // A number among the data that the elements' type may not hold is an error of eager's.
 Value masked_fill(OpCall& c) {
   const bool is_among_data = c.is_tensor(2) && !c.is_number(2);
-  if (is_among_data && is_integral(c.tensor(0).dtype()) && c.tensor(2).dtype() != c.tensor(0).dtype()) return {};
+  if (is_among_data && c.tensor(2).dtype() != c.tensor(0).dtype()) return {};
   Expr mask{c.b, operand(c, 1, DType::b1)}, x{c.b, c.tensor(0)};
   return select(mask, {c.b, operand(c, 2, x.dtype())}, x).value();
 }

@@ -37,10 +37,11 @@ bool take_along(Contraction& c, const Node& u) {
 
 class Matcher {
  public:
-  Matcher(const Graph& graph, const Capabilities& capabilities, bool strict)
+  Matcher(const Graph& graph, const Capabilities& capabilities, bool strict, bool keeps_nan)
       : graph_(graph),
         capabilities_(capabilities),
         strict_(strict),
+        keeps_nan_(keeps_nan),
         users_(graph.nodes().size()),
         is_output_(graph.nodes().size()),
         is_generated_(find_generated()),
@@ -84,7 +85,7 @@ class Matcher {
     if (next != now) return false;
     const bool is_bias = c.bias && !had_bias;
     if (strict_ && is_low_precision(own) && !is_bias && u->op != Op::relu) return false;  // of what is rounded before
-    if (can.activations.contains(u->op)) return !strict_ || can.exact_activations.contains(u->op);
+    if (can.activations.contains(u->op)) return !keeps_nan_ || can.exact_activations.contains(u->op);
     if (!can.binaries.contains(u->op) || u->inputs[0] == u->inputs[1]) return false;
     if (is_bias) return can.bias;
     const Value& other = c.epilogue.back().second;
@@ -111,7 +112,7 @@ class Matcher {
 
   const Graph& graph_;
   const Capabilities& capabilities_;
-  const bool strict_;
+  const bool strict_, keeps_nan_;
   std::vector<std::vector<const Node*>> users_;
   std::vector<bool> is_output_, is_generated_;
   std::vector<Placement> placements_;
@@ -119,7 +120,10 @@ class Matcher {
 
 }  // namespace
 
-Graph match_epilogues(const Graph& graph, const PassContext& c) { return c.fuse ? Matcher(graph, *c.capabilities, c.strict).run() : graph; }
+// Where there are gradients NaN must be seen: a step whose loss is finite while its gradients are not passes whoever looks out for that.
+Graph match_epilogues(const Graph& graph, const PassContext& c) {
+  return c.fuse ? Matcher(graph, *c.capabilities, c.strict, c.strict || c.joint).run() : graph;
+}
 
 Epilogues epilogues_of(const Graph& graph) {
   Epilogues out;

@@ -133,8 +133,8 @@ class Executable {
   // Whether all of a step is done, on the host, when the next one begins.
   bool works_by_step() const { return parts_.size() == 1 && parts_[0].device == Device{}; }
   static constexpr size_t kMostSizes = 256;
-  // Bytes from which on they do. What is smaller stays where others have just been, which is likely to be in a core's cache.
-  static constexpr int64_t kComesByStep = int64_t{2} << 20;
+  // Bytes from which on they do: what is smaller is not worth asking for.
+  static constexpr int64_t kComesByStep = int64_t{1} << 14;
 
  private:
   // A routine with the sizes and strides of its tensors, where those are the same on every call.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import broach
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -160,3 +161,24 @@ def test_integers_among_the_arguments():
     for n, size in ((3, 4), (4, 4), (5, 6), (3, 8), (4, 9), (5, 10)):
         x = torch.randn(size)
         torch.testing.assert_close(compiled(x, n), repeated(x, n))
+
+
+def test_one_hot_is_one_way_for_all_classes():
+    def program(classes):
+        return F.one_hot(classes.t(), 50) * 2
+
+    compiled = broach.compile(program)
+    for n in range(20):
+        classes = torch.randint(50, (3, 5 + n % 4))
+        assert _agree(program, compiled, classes).stride() == program(classes).stride()
+    assert _stats(compiled)["captures"] <= 2
+    for bad, why in ((50, "smaller than num_classes"), (-1, "non-negative")):
+        with pytest.raises(RuntimeError, match=why):
+            compiled(torch.full((3, 5), bad))
+
+
+def test_one_hot_of_as_many_classes_as_there_are():
+    compiled = broach.compile(F.one_hot)
+    for n in range(4):
+        _agree(F.one_hot, compiled, torch.randint(2 + n, (9,)))
+    _agree(F.one_hot, compiled, torch.zeros(1, 3, dtype=torch.long))

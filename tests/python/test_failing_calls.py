@@ -265,3 +265,11 @@ for n in (3, 3, 3, 101, 3):
 def test_the_first_error_of_a_process_comes_from_a_program():
     done = subprocess.run([sys.executable, "-c", FIRST_ERROR], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.split() == ["ran"] * 3 + ["'many'", "ran"], done.stderr
+
+
+def test_a_mask_filled_with_what_the_type_cannot_hold():
+    compiled, x = broach.compile(lambda x, t: x.masked_fill(x > 0, t)), torch.ones(2).half()
+    for value in (1.0, 2.0):
+        assert torch.equal(compiled(x, torch.tensor(value)), torch.full((2,), value).half())
+    with pytest.raises(RuntimeError, match="without overflow"):
+        compiled(x, torch.tensor(70000.0))

@@ -5,6 +5,8 @@ import torch
 from gradient_programs import Programs, check, grads, leaf, mlp, raised, stepping, training, with_gradients  # noqa: F401
 from torch import nn
 
+import broach
+
 PROGRAMS = program = Programs()
 KNOWN = {"grad_of_some_inputs": "gradients lie as in the recorded call, where the tangent was no expanded one; their values are eager's"}  # the README says so
 
@@ -514,3 +516,15 @@ def test_program(fn, parts, request):
     if fn.__name__ in KNOWN:
         request.applymarker(pytest.mark.xfail(strict=True, reason=KNOWN[fn.__name__]))
     check(fn, gradient_parts=parts)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(6, 16), nn.Conv1d(6, 16, 1)])
+def test_nan_is_seen_behind_an_activation(layer):
+    """Whoever skips steps whose loss is no number must see that it is none."""
+    rest = nn.Flatten(), nn.Linear(16, 2)
+    model = nn.Sequential(layer, nn.ReLU(), *rest)
+    compiled, x = broach.compile(model), torch.randn(4, 6) if isinstance(layer, nn.Linear) else torch.randn(4, 6, 1)
+    for _ in range(3):
+        assert compiled(x).isfinite().all()
+    x[0, 0] = float("nan")
+    assert torch.equal(compiled(x).isnan(), model(x).isnan())

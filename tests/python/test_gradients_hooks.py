@@ -1,5 +1,7 @@
 """Hooks, checkpoints and custom functions around and within compiled programs."""
 
+import io
+
 import pytest
 import torch
 from gradient_programs import Affine, Programs, check, grads, leaf, mlp, raised, stepping, with_gradients  # noqa: F401
@@ -38,6 +40,34 @@ def hook_removed_between_calls(c):
             h.remove()
         saw.append(w.grad.clone())
     return saw
+
+
+@program
+def models_from_a_file_and_hooks_since(c):
+    """Unpickling leaves a dict of hooks in each parameter, which is empty."""
+    file = io.BytesIO()
+    torch.save(mlp(), file)
+    file.seek(0)
+    m = torch.load(file, weights_only=False)
+    f, saw = c(m), []
+    for i in range(8):
+        h = m[0].weight.register_hook(lambda g, i=i: saw.append(i) or g * i) if i % 3 == 2 else None
+        m.zero_grad()
+        f(torch.randn(3, 4)).sum().backward()
+        if h:
+            h.remove()
+        saw += grads(m)
+    return saw
+
+
+def test_models_from_a_file_are_compiled_for_training():
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda g: g).remove()
+    assert model.weight._backward_hooks is not None and not model.weight._backward_hooks
+    compiled = broach.compile(model)
+    for _ in range(3):
+        compiled(torch.randn(3, 4)).sum().backward()
+    assert not broach.explain(compiled, torch.randn(3, 4)).eager_reasons
 
 
 @program

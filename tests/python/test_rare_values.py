@@ -207,3 +207,33 @@ def test_running_sums_begin_with_a_zero(shape, dtype):
     if not dtype.is_complex:
         for value in (-INF, -0.0):
             same(lambda x: (x.logcumsumexp(0), x.logcumsumexp(0).signbit()), lambda: torch.full(shape, value, dtype=dtype))  # noqa: B023
+
+
+PARTS = [0.0, 1.0, -1.0, INF, -INF, NAN, 0.5, 1e10, -120.0]
+
+
+def everywhere() -> torch.Tensor:
+    return torch.tensor([complex(a, b) for a in PARTS for b in PARTS], dtype=torch.complex64)
+
+
+@pytest.mark.parametrize("function", [torch.exp, torch.sigmoid])
+def test_complex_exponentials_everywhere(function):
+    compiled = broach.compile(function)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(everywhere()), function(everywhere()), equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [-2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3])
+def test_complex_powers(exponent):
+    """Where both parts are numbers, or both infinite. Torch has formulas for some exponents, and the C library's power for others."""
+    z = everywhere()
+    z = z[~torch.view_as_real(z).isnan().any(-1)]
+    compiled = broach.compile(lambda z: z**exponent)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(z), z**exponent, equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+def test_complex_powers_of_zero():
+    exponents = torch.tensor([0, 1, -1, 1j, -2 + 1j, 0.5], dtype=torch.complex64)
+    zero = torch.zeros(6, dtype=torch.complex64)
+    same(lambda z, e: (z**e, 0**e), lambda: zero, lambda: exponents)

@@ -61,3 +61,21 @@ def test_steps_of_an_optimizer_stay_equal(update):
         compiled(copies[0], gradient.clone(), *copies[1:], step)
         for have, want in zip(copies, state, strict=True):
             assert torch.equal(have, want)
+
+
+NUMBERS = {
+    "lerp": lambda x, y, k: torch.lerp(x, y, k),
+    "addcmul": lambda x, y, k: torch.addcmul(x, y, torch.ones_like(y), value=k),
+    "addcdiv": lambda x, y, k: torch.addcdiv(x, y, torch.ones_like(y), value=k),
+    "product": lambda x, y, k: x * k + y / k,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_change_are_not_rounded(name, dtype):
+    """Such as what an average over models takes of the last one, 0.999."""
+    compiled = broach.compile(NUMBERS[name])
+    x, y = torch.full((40,), 1000.0, dtype=dtype), torch.full((40,), -997.0, dtype=dtype)
+    for k in (0.5, 1.0, 0.999, 1.003, 0.3):
+        assert torch.equal(compiled(x, y, k), NUMBERS[name](x, y, k)), k
