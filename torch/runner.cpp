@@ -43,6 +43,7 @@ class Runner::ByStep final : public MemoryByStep {
   void make(Frame& frame, int buffer) override {
     const auto& outputs = runner_.executable_->schedule().output_buffers;
     const auto i = static_cast<size_t>(std::ranges::find(outputs, buffer) - outputs.begin());
+    if (runner_.is_element_[i]) return;
     at::Tensor& output = made_[runner_.gives_[i]] = runner_.new_output(i, frame.symbols, false);
     frame.data[static_cast<size_t>(buffer)] = output.data_ptr();
     if (externs_) externs_->tensors[static_cast<size_t>(buffer)] = output;
@@ -254,9 +255,9 @@ void Runner::run(const RunInputs& values, const std::vector<int64_t>& symbols, c
     const auto b = static_cast<size_t>(schedule.output_buffers[i]);
     at::Tensor& output = made[gives_[i]];
     if (externs && host.tensors[b].defined() && schedule.buffers[b].kind != Buffer::Kind::input)
-      output = host.tensors[b];                                                                  // may be its own
-    if (frame.by_step && schedule.buffers[b].kind == Buffer::Kind::output && !output.defined())  // without elements: no step writes it
-      output = new_output(i, frame.symbols, false);
+      output = host.tensors[b];  // may be its own
+    const bool is_by_step = frame.by_step && schedule.buffers[b].kind == Buffer::Kind::output && !is_element_[i];
+    if (is_by_step && !output.defined()) output = new_output(i, frame.symbols, false);  // has no element: no step writes it
   }
 }
 
