@@ -81,7 +81,7 @@ class Runner {
   // An output that is written into an input stays undefined in `made`. An undefined input is one that the executable does not read (a
   // weight of which only the packed copy is kept).
   // `spent`, by value: tensors whose memory nobody else may want. Each is let go, where that can be, as soon as it has been read for the
-  // last time; and outputs get memory only then when they are written.
+  // last time. What is steady on the host gets memory for outputs, too, only then when they are written.
   // `elements`, by place among what is made: where outputs that are mere elements go, whose tensors stay undefined.
   void run(const RunInputs& values, const std::vector<int64_t>& symbols, const WeightPacks* packs, std::vector<at::Tensor>& made,
            std::span<at::Tensor> spent = {}, std::span<int64_t> elements = {}) const;

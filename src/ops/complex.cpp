@@ -150,8 +150,8 @@ Complex reciprocal(const Complex& z) { return number(z, 1) / z; }
 
 Complex polar(const Expr& r, const Expr& angle) { return {r * apply(Op::cos, angle), r * apply(Op::sin, angle)}; }
 
-// An imaginary part of 0 keeps its sign, whatever the real part. An infinite real part, or none of the number, decides where the imaginary
-// part says no direction (C11, G.6.3.1).
+// An imaginary part of 0 keeps its sign, whatever the real part. An infinite real part decides alone where the imaginary part
+// is infinite or NaN (C11, G.6.3.1).
 Complex exp(const Complex& z) {
   const Expr e = exp(z.re), turns = abs(z.im) < kInfinity, is_real = equal(z.im, 0.0), is_end = equal(abs(z.re), kInfinity);
   return {select(is_real | (is_end & !turns), e, e * apply(Op::cos, z.im)),

@@ -133,7 +133,7 @@ class Executable {
   // Whether all of a step is done, on the host, when the next one begins.
   bool works_by_step() const { return parts_.size() == 1 && parts_[0].device == Device{}; }
   static constexpr size_t kMostSizes = 256;
-  // Bytes from which on they do: what is smaller is not worth asking for.
+  // Intermediates of as many bytes have memory from their first step to their last alone. To ask for smaller ones is not worth it.
   static constexpr int64_t kComesByStep = int64_t{1} << 14;
 
  private:

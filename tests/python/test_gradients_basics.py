@@ -518,12 +518,12 @@ def test_program(fn, parts, request):
     check(fn, gradient_parts=parts)
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(6, 16), nn.Conv1d(6, 16, 1)])
-def test_nan_is_seen_behind_an_activation(layer):
+@pytest.mark.parametrize("layer, shape", [(nn.Linear(6, 16), (4, 6)), (nn.Conv2d(16, 16, 1), (4, 16, 8, 8))])
+def test_nan_is_seen_behind_an_activation(layer, shape):
     """Whoever skips steps whose loss is no number must see that it is none."""
-    rest = nn.Flatten(), nn.Linear(16, 2)
-    model = nn.Sequential(layer, nn.ReLU(), *rest)
-    compiled, x = broach.compile(model), torch.randn(4, 6) if isinstance(layer, nn.Linear) else torch.randn(4, 6, 1)
+    x = torch.randn(shape)
+    model = nn.Sequential(layer, nn.ReLU(), nn.Flatten(), nn.Linear(layer(x)[0].numel(), 2))
+    compiled = broach.compile(model)
     for _ in range(3):
         assert compiled(x).isfinite().all()
     x[0, 0] = float("nan")
