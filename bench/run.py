@@ -105,9 +105,10 @@ def run_at_once(name: str, jobs: list[dict[str, Any]], timeout: float) -> list[d
     with tempfile.TemporaryDirectory(prefix="broach-bench-") as folder, ThreadPoolExecutor(len(jobs)) as pool:
         turns = Path(folder) / "turns"
         turns.mkdir()
+        compilers = str(max(2, (os.cpu_count() or 1) // len(jobs)))
 
         def one(number: int, job: dict[str, Any]) -> dict[str, Any]:
-            told = {measure.TURNS: str(turns), measure.TURNS + "_OF": f"{number}/{len(jobs)}", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+            told = {measure.TURNS: str(turns), measure.TURNS + "_OF": f"{number}/{len(jobs)}", "TORCHINDUCTOR_COMPILE_THREADS": compilers}
             result = run_job(name, job, Path(folder), number, timeout, told)
             (turns / f"ready-{number}").touch()  # nobody waits for one that broke
             return {**job, **result, "first_s": {}}

@@ -139,6 +139,24 @@ def test_a_network_keeps_its_saved_values_as_convolutions_want_them():
             assert q.grad.stride() == p.grad.stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_way_to_the_gradient_of_a_pointwise_weight(dtype):
+    """Large enough for several ways to be measured, among them a matrix product: what each of them gives is eager's."""
+    x, y = torch.randn(4, 48, 28, 28), torch.randn(4, 160, 28, 28)
+    x, y = (t.to(dtype, memory_format=torch.channels_last) for t in (x, y))
+    w = torch.empty(160, 48, 1, 1, dtype=dtype)
+
+    def gradient(y, x):
+        return torch.ops.aten.convolution_backward(y, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])[1]
+
+    with torch.no_grad():
+        want, f = gradient(y.float(), x.float()) if dtype == torch.float32 else gradient(y, x), broach.compile(gradient)
+        for _ in range(60):
+            torch.testing.assert_close(f(y, x), want, atol=2e-3 if dtype == torch.float32 else 1, rtol=1e-3)
+        told = str(broach.explain(f, y, x))
+    assert "onednn" not in told or ", product " in told, told
+
+
 @pytest.mark.parametrize("name", ["padded", "groups", "strides that leave a rest", "transposed", "one dimension"])
 def test_gradients_on_the_reference_target(name):
     conv, _, _, settings = CONVOLUTIONS[name]

@@ -31,7 +31,7 @@ constexpr double kUnknown = 0.25;
 constexpr double kSlower = 1.5;
 constexpr int kSlowRounds = 32;
 
-constexpr const char* kNames[] = {"plain", "packed", "aten", "tiles"};
+constexpr const char* kNames[] = {"plain", "packed", "aten", "tiles", "product"};
 
 struct Registry {
   std::mutex mutex;
@@ -62,6 +62,7 @@ std::optional<Candidate> Choice::fastest_of(Set among) const {
   const bool has_rule = best.has_value();
   take_if_faster(Candidate::plain, has_rule ? kMargin : 1);
   take_if_faster(Candidate::host, has_rule ? kMargin : 1);
+  take_if_faster(Candidate::product, has_rule ? kMargin : 1);
   take_if_faster(Candidate::packed, kMargin);
   take_if_faster(Candidate::tiles, best == Candidate::packed ? 1 : kMargin);
   return best;

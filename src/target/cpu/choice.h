@@ -18,8 +18,9 @@
 
 namespace broach::cpu {
 
-// The library's, with the weight as it is or rearranged; the host's own; our own, with the weight as the library rearranges it.
-enum class Candidate : uint8_t { plain, packed, host, tiles };
+// The library's, with the weight as it is or rearranged; the host's own; our own, with the weight as the library rearranges it; the
+// host's matrix product, for a convolution's gradient that is one.
+enum class Candidate : uint8_t { plain, packed, host, tiles, product };
 constexpr bool is_packed(Candidate c) { return c == Candidate::packed || c == Candidate::tiles; }
 
 class Choice {
@@ -70,7 +71,7 @@ class Choice {
   const Candidate rule_;
   const Set candidates_;
   mutable std::mutex mutex_;
-  std::array<Times, 4> times_{};
+  std::array<Times, 5> times_{};
   int rounds_ = 0;
   uint64_t round_ = 0;
   std::atomic<int> decided_{-1};

@@ -67,6 +67,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     auto decided = b.choice ? b.choice->decided() : std::nullopt;
     std::string text = !b.primitive || decided == Candidate::host ? "aten"
                        : decided == Candidate::tiles              ? "amx tiles packed"
+                       : decided == Candidate::product            ? "aten as a product"
                                                                   : library_text(b);
     if (b.primitive && b.primitive->text().find("math mode") != std::string::npos)
       text += math_of(step_, settings_) == ContractionRules::Math::bf16 ? ", bf16 allowed" : ", tf32 allowed";
@@ -125,6 +126,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     // A weight that changes from call to call is packed within each.
     if (b.primitive && b.needs_packing && b.packing_is_cheap) available |= Choice::set_of(Candidate::packed);
     if (b.primitive) available |= Choice::set_of(Candidate::plain);
+    if (b.product) available |= Choice::set_of(Candidate::product);
     return b.host ? available | Choice::set_of(Candidate::host) : available;
   }
 
@@ -141,6 +143,7 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     if (candidate == Candidate::host) run_host(*built.host, args);
     else if (candidate == Candidate::tiles)
       built.tiles->run(args.operands[0], prepared, args.bias, args.epilogue, args.result, *context.threads);
+    else if (candidate == Candidate::product) run_product(*built.product, args);
     else run_library(built, args, context, candidate == Candidate::packed ? prepared : nullptr);
   }
 
@@ -150,6 +153,12 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
     settings_.host_contraction({step_.operation, host_window(form.x, args.operands[0]), host_window(form.weight, args.operands[1]),
                                 form.bias ? host_window(*form.bias, args.bias) : HostWindow{}, host_window(form.result, args.result),
                                 form.padding, form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
+  }
+
+  void run_product(const HostForm& form, const ContractionArgs& args) const {
+    static const Operation kDot{{Op::dot, {}}, {}, {}};
+    settings_.host_contraction({kDot, host_window(form.x, args.operands[1]), host_window(form.weight, args.operands[0]), HostWindow{},
+                                host_window(form.result, args.result), {}, {}, {}, {}});
   }
 
   static void copy_operand(const onednn::Operand& from, const void* memory, void* to, const RunContext& context) {

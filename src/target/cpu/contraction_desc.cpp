@@ -216,14 +216,18 @@ std::optional<onednn::Operand> points_of(const onednn::Operand& o, const Dims& p
 
 std::optional<MatmulDesc> pointwise_product(const onednn::ConvDesc& desc) {
   auto all = [](const Dims& dims, int64_t value) { return std::ranges::all_of(dims, [&](int64_t d) { return d == value; }); };
-  const bool is_pointwise = !desc.transposed && !desc.to_weight && desc.weight.dims.size() == desc.src.dims.size() &&
+  const bool is_pointwise = !desc.transposed && desc.weight.dims.size() == desc.src.dims.size() &&
                             all(Dims(desc.weight.dims.begin() + 2, desc.weight.dims.end()), 1) && all(desc.strides, 1) &&
                             all(desc.pad_l, 0) && all(desc.pad_r, 0);
   const auto a = is_pointwise ? points_of(desc.src, desc.src.dims) : std::nullopt;
   const auto c = is_pointwise ? points_of(desc.dst, desc.dst.dims) : std::nullopt;
   if (!a || !c) return std::nullopt;
+  auto matrix = [](const onednn::Operand& o, size_t rows, size_t columns) {
+    return onednn::Operand{.dims = {o.dims[rows], o.dims[columns]}, .dtype = o.dtype, .strides = {o.strides[rows], o.strides[columns]}};
+  };
   const onednn::Operand& w = desc.weight;
-  MatmulDesc out{*a, {.dims = {w.dims[1], w.dims[0]}, .dtype = w.dtype, .strides = {w.strides[1], w.strides[0]}}, *c};
+  if (desc.to_weight) return MatmulDesc{.a = matrix(*c, 1, 0), .b = *a, .c = matrix(w, 0, 1), .math = desc.math};
+  MatmulDesc out{*a, matrix(w, 1, 0), *c};
   if (desc.bias)
     out.bias = onednn::Operand{.dims = {1, desc.bias->dims[0]}, .dtype = desc.bias->dtype, .strides = {0, desc.bias->strides[0]}};
   for (PostOp p : desc.post) {

@@ -23,7 +23,8 @@ std::set<Op> activations(bool exact);
 onednn::MatmulDesc matmul_desc(const ContractionStep& step, std::span<const int64_t> symbols);
 onednn::ConvDesc conv_desc(const ContractionStep& step, std::span<const int64_t> symbols);
 
-// A convolution of single points as the product that it is, where its points lie one behind the other.
+// A convolution of single points, or the gradient of its weight, as the product that it is, where its points lie one behind the other. The
+// gradient's is of what comes back, transposed, and the source.
 std::optional<onednn::MatmulDesc> pointwise_product(const onednn::ConvDesc& desc);
 
 // A tensor added to a batch of one looks to oneDNN 3.2 like a broadcast it has no kernel for. Such a sum starts from the

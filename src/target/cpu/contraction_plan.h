@@ -27,6 +27,7 @@ struct ContractionPlan {
   bool packs_by_rule = false;                          // that variant is the one to use unless another was measured to be faster
   std::shared_ptr<Choice> choice;                      // null: the rule holds
   std::optional<HostForm> host;                        // none: there is no host
+  std::optional<HostForm> product;                     // of a weight's gradient: the second operand, transposed, times the first
   bool needs_packing = false;                          // `primitive` itself wants it packed
   bool packing_is_cheap = false;                       // beside a run, so that it may be done in each
   size_t layout = 0;                                   // of the packed weight
