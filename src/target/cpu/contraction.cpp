@@ -157,8 +157,15 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
 
   void run_product(const HostForm& form, const ContractionArgs& args) const {
     static const Operation kDot{{Op::dot, {}}, {}, {}};
-    settings_.host_contraction({kDot, host_window(form.x, args.operands[1]), host_window(form.weight, args.operands[0]), HostWindow{},
-                                host_window(form.result, args.result), {}, {}, {}, {}});
+    settings_.host_contraction({kDot,
+                                host_window(form.x, args.operands[1]),
+                                host_window(form.weight, args.operands[0]),
+                                HostWindow{},
+                                host_window(form.result, args.result),
+                                {},
+                                {},
+                                {},
+                                {}});
   }
 
   static void copy_operand(const onednn::Operand& from, const void* memory, void* to, const RunContext& context) {
