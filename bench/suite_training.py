@@ -107,12 +107,16 @@ def step_on_cpu(program: Any, call: Any, mixed: bool) -> None:
 
 
 def forward_on_cpu(program: Any, call: Any, mixed: bool) -> Any:
-    import models
     import torch
 
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
-        result = call(*program.args, **program.kwargs)
-        return sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
+        return loss_of(call(*program.args, **program.kwargs))
+
+
+def loss_of(result: Any) -> Any:
+    import models
+
+    return sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
 
 
 def run_on_cpu(job: dict[str, Any]) -> dict[str, Any]:
