@@ -107,6 +107,25 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(_Number, f"__{_name}__", _binary(_name))
 
 
+def _select(t: torch.Tensor, index: object) -> tuple[torch.Tensor, Any]:
+    """What the symbols in an index select, and what is left of the index. Where it holds what is none of a few kinds, all of it is left."""
+    items = index if type(index) is tuple else (index,)
+    if not {type(i) for i in items} <= _INDICES or sum(i is ... for i in items) > 1:
+        return t, index
+    # Of the tensor's dimensions, an item takes so many: a mask as many as it has.
+    taken = [0 if i is None or i is ... else i.dim() if isinstance(i, torch.Tensor) and i.dtype in _MASKS else 1 for i in items]
+    if sum(taken) > t.dim():
+        return t, index
+    dim, selected = 0, []
+    for item, n in zip(items, taken):
+        if type(item) is Int:
+            selected.append((dim, item))
+        dim += t.dim() - sum(taken) if item is ... else n
+    for dim, item in reversed(selected):
+        t = t.select(dim, item)
+    return t, tuple(i for i in items if type(i) is not Int)
+
+
 class Int(_Number, torch.SymInt):
     """An integer."""
 
@@ -116,6 +135,24 @@ class Int(_Number, torch.SymInt):
         return self.node.int_()
 
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, classes: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Torch's indexing wants plain numbers; a selection does not, and an index of numbers is nothing else. All other functions are as ever."""
+        if any(c is not Int for c in classes):
+            _C.refuse_number("a tensor of a class of its own meets a number that is a symbol")
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            if function not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+                return function(*args, **kwargs or {})
+            window, index = _select(*args[:2])
+            if function is torch.Tensor.__setitem__:
+                return function(window, index if index != () else ..., args[2])
+            return window if index == () else window[index]
+
+
+_INDICES = {Int, int, slice, type(None), type(...), torch.Tensor}
+_MASKS = (torch.bool, torch.uint8)
 
 
 class Float(_Number, torch.SymFloat):
@@ -227,7 +264,12 @@ def _question(answer: Callable[[Any], bool], original: Callable) -> Callable:
 
 
 _LONGEST_LIST = 64
-_tolist = torch.Tensor.tolist
+_tolist, _item = torch.Tensor.tolist, torch.Tensor.item
+
+
+def _number_of(t: torch.Tensor) -> Any:
+    number = _item(t)
+    return Int(number.node) if type(number) is torch.SymInt and _is_ours(number) else number
 
 
 def _list_of(t: torch.Tensor) -> Any:
@@ -289,7 +331,7 @@ _REPLACEMENTS = (
     Replacements(math, {name: _function_of_numbers(getattr(math, name)) for name in _C.functions_of_numbers()}),
     Replacements(math, {name: _question(answer, getattr(math, name)) for name, answer in _QUESTIONS.items()}),
     Replacements(torch, {name: _function_of_data(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
-    Replacements(torch.Tensor, {"tolist": _list_of}),
+    Replacements(torch.Tensor, {"tolist": _list_of, "item": _number_of}),
 )
 _CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
 _KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
