@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import dis
 import functools
 import inspect
 import math
@@ -136,21 +137,33 @@ class Int(_Number, torch.SymInt):
 
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__
 
-    @classmethod
-    def __torch_function__(cls, function: Callable, classes: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Torch's indexing wants plain numbers; a selection does not, and an index of numbers is nothing else. All other functions are as ever."""
-        if any(c is not Int for c in classes):
-            _C.refuse_number("a tensor of a class of its own meets a number that is a symbol")
-            return NotImplemented
-        with torch._C.DisableTorchFunctionSubclass():
-            if function not in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
-                return function(*args, **kwargs or {})
-            window, index = _select(*args[:2])
-            if function is torch.Tensor.__setitem__:
-                return function(window, index if index != () else ..., args[2])
-            return window if index == () else window[index]
+    @property
+    def __torch_function__(self) -> Callable:
+        """Torch asks for it wherever an integer is an argument. Only indexing is told, which wants plain numbers otherwise."""
+        caller = sys._getframe(1)
+        if not _is_indexing(caller.f_code.co_code, caller.f_lasti):
+            raise AttributeError
+        return _index
 
 
+def _index(function: Callable, classes: Any, args: tuple, kwargs: object = None) -> Any:
+    """An index of numbers is a selection, which may be by a symbol as well."""
+    if any(c is not Int for c in classes):
+        _C.refuse_number("a tensor of a class of its own meets a number that is a symbol")
+        return NotImplemented
+    window, index = _select(*args[:2])
+    if function is torch.Tensor.__setitem__:
+        return function(window, index if index != () else ..., *args[2:])
+    return window if index == () else function(window, index)
+
+
+def _is_indexing(code: bytes, position: int) -> bool:
+    """Whether the instruction gets or sets an item. From Python 3.14 on one of the binary operators gets it."""
+    operation = dis.opname[code[position]]
+    return operation in ("BINARY_SUBSCR", "STORE_SUBSCR") or (operation == "BINARY_OP" and code[position + 1] == _GETS_ITEM)
+
+
+_GETS_ITEM = next((n for n, (name, _) in enumerate(getattr(dis, "_nb_ops", ())) if name == "NB_SUBSCR"), None)
 _INDICES = {Int, int, slice, type(None), type(...), torch.Tensor}
 _MASKS = (torch.bool, torch.uint8)
 

@@ -94,8 +94,14 @@ HostFloats::Id HostFloats::compute(Op op, Id a, Id b) {
   return add({op, a, b, value, 0, {}, deferred});
 }
 
-// Of what is known only as it runs: of a positive base, and none that overflows, which is an error of Python's.
+// Of what is known only as it runs: of a positive base, and none that overflows, which is an error of Python's. Zero, as a rate of decay may
+// be, has two powers.
 HostFloats::Id HostFloats::power(Id a, Id b) {
+  if (is_constant(a) && hint(a) == 0 && !std::signbit(hint(a))) {
+    if (ask(constant(0), Relation::lt, b)) return constant(0);
+    check(ask(b, Relation::eq, constant(0)), "a negative power of zero is computed");
+    return constant(1);
+  }
   check(is_constant(a) ? hint(a) > 0 : ask(constant(0), Relation::lt, a), "a power of an element of a tensor that may be none is computed");
   const Id result = add({Op::pow, a, b, std::pow(hint(a), hint(b)), 0, {}, true});
   const bool is_root = is_constant(b) && hint(b) >= 0 && hint(b) <= 1;
