@@ -40,6 +40,10 @@ OPTIMIZERS = {
     # Its variance is a difference of about equal numbers, of which one rounding more or less is all: eps is far above that.
     "centered rmsprop": lambda p: O.RMSprop(p, 1e-3, momentum=0.9, centered=True, eps=1e-3),
     "adagrad": lambda p: O.Adagrad(p),
+    "adam without momentum": lambda p: O.Adam(p, 1e-3, betas=(0.0, 0.9)),
+    # An element's step is its momentum over its last gradient, which may be next to nothing: eps is far above what rounds.
+    "adamw of one gradient's size": lambda p: O.AdamW(p, 1e-3, betas=(0.9, 0.0), eps=1e-2),
+    "radam without memory": lambda p: O.RAdam(p, betas=(0.0, 0.0)),
     "adamax": lambda p: O.Adamax(p),
     "nadam": lambda p: O.NAdam(p),
     "radam": lambda p: O.RAdam(p),
