@@ -283,7 +283,7 @@ UNWATCHED = {
     "re._parser": {"_cache"},
     "torch.compiler": {"_is_compiling_flag"},
     "torch.utils.hooks.RemovableHandle": {"hooks_dict_ref", "extra_dict_ref"},  # which show in the dicts
-    "torch.Tensor": {"tolist", "grad"},  # replaced in captured runs
+    "torch.Tensor": {"tolist", "item", "grad"},  # replaced in captured runs
     # The code of an operation, which runs in every call.
     "torch._library.custom_ops.CustomOpDef": {
         *("_init_fn", "_backend_fns", "_abstract_fn", "_setup_context_fn", "_backward_fn", "_torch_dispatch_fns", "_vmap_fn"),
