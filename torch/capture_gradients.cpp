@@ -22,6 +22,7 @@
 #include <unordered_set>
 
 #include "capture.h"
+#include "composites.h"
 #include "engine_on_this_thread.h"
 #include "input_history.h"
 #include "kept_by_eager.h"
@@ -40,11 +41,11 @@ namespace ag = torch::autograd;
 using Reached = std::vector<bool>;  // by leaf, and behind these by node with code
 
 // One of the formulas that torch's build makes of its table of derivatives, one for a copy or a window of a tensor that is written by such a
-// one, or an operator's own.
+// one, what stands for such a one while a program is captured, or an operator's own.
 bool is_formula(ag::Node& n) {
   if (const auto* window = dynamic_cast<const ag::CopySlices*>(&n)) return !window->fn || is_formula(*window->fn);
   return std::string_view(typeid(n).name()).starts_with("N5torch8autograd9generated") || dynamic_cast<const ag::CopyBackwards*>(&n) ||
-         (is_registered_gradient && is_registered_gradient(n));
+         is_product_gradient(n) || (is_registered_gradient && is_registered_gradient(n));
 }
 
 // Autograd's graph from some results back to the tensors whose gradients are asked for.

@@ -10,13 +10,19 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss.h>
+#include <ATen/ops/cumprod.h>
+#include <ATen/ops/cumprod_backward.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -38,12 +44,14 @@ namespace broach {
 
 namespace {
 
-// Or it cannot be seen: what a transform of torch.func wraps is another tensor.
-bool may_have_gradient(const at::Tensor& t) {
-  const bool is_wrapped =
-      t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper}));
-  return is_wrapped || (t.requires_grad() && at::GradMode::is_enabled()) || t._fw_grad(0).defined();
+// By torch.func, or with a tangent of forward mode.
+bool is_transformed(const at::Tensor& t) {
+  return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper})) ||
+         t._fw_grad(0).defined();
 }
+
+// Or it cannot be seen: what a transform of torch.func wraps is another tensor.
+bool may_have_gradient(const at::Tensor& t) { return is_transformed(t) || (t.requires_grad() && at::GradMode::is_enabled()); }
 
 // Where no gradient is needed it writes its result through a raw pointer, which would look like memory that nothing has
 // written: it is recorded as one operation.
@@ -157,6 +165,67 @@ at::Tensor one_hot(const at::Tensor& classes, int64_t count) {
     if (!classes.lt(0).logical_or(classes.ge(count)).any().item<bool>())
       return classes.unsqueeze(-1).eq(at::arange(count, classes.options())).to(at::kLong).contiguous();
   return at::one_hot(classes, count);
+}
+
+// Where the caller says how many there are, eager looks whether it is so.
+at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<c10::SymInt> size) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  if (!size) return at::repeat_interleave(repeats);
+  at::Tensor indices = at::repeat_interleave(repeats);
+  return indices.sym_size(0) == *size ? indices : at::repeat_interleave_symint(repeats, size);
+}
+
+// ---- gradients of products ----
+
+// Eager's asks whether there are zeros. The element at the first of them alone has a gradient beside those before it: what is given times the
+// products as if it were one, up to the second. Elements before it have what they have in eager. Second derivatives are eager's to make.
+at::Tensor cumprod_gradient(const at::Tensor& grad, const at::Tensor& x, int64_t dim, const at::Tensor& result) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  if (at::GradMode::is_enabled() || !x.is_floating_point() || x.dim() == 0) return at::cumprod_backward(grad, x, dim, result);
+  const at::Tensor zeros = x.eq(0), count = zeros.cumsum(dim), first = zeros.logical_and(count.eq(1)), none = at::zeros({}, grad.options());
+  const at::Tensor before = at::where(count.eq(0), grad.mul(result), none).flip(dim).cumsum(dim).flip(dim).div(x);
+  const at::Tensor behind = at::where(count.eq(1), grad.mul(x.masked_fill(first, 1).cumprod(dim)), none).sum(dim, true);
+  return at::where(count.eq(0), before, at::where(first, behind, none));
+}
+
+namespace ag = torch::autograd;
+
+// The product along a dimension, with a gradient that is eager's where there are no zeros, and is not read.
+struct Product : ag::Function<Product> {
+  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, int64_t dim, bool keep) {
+    at::Tensor result = at::prod(x, dim, keep);
+    context->save_for_backward({x, result});
+    context->saved_data["dim"] = dim;
+    context->saved_data["keep"] = keep;
+    return result;
+  }
+
+  static ag::variable_list backward(ag::AutogradContext* context, const ag::variable_list& grads) {
+    const ag::variable_list saved = context->get_saved_variables();
+    const at::Tensor& x = saved[0];
+    const int64_t dim = context->saved_data["dim"].toInt();
+    const bool keep = context->saved_data["keep"].toBool();
+    if (at::GradMode::is_enabled()) return {ag::grad({at::prod(x, dim, keep)}, {x}, grads, true, true)[0], {}, {}};
+    const at::Tensor grad = keep ? grads[0] : grads[0].unsqueeze(dim), result = keep ? saved[1] : saved[1].unsqueeze(dim);
+    const at::Tensor zeros = x.eq(0), count = zeros.sum(dim, true);
+    const at::Tensor of_others = at::where(zeros.logical_and(count.eq(1)), grad.mul(x.masked_fill(zeros, 1).prod(dim, true)), 0);
+    return {at::where(count.eq(0), grad.mul(result.div(x)), of_others), {}, {}};
+  }
+};
+
+bool is_product(const at::Tensor& x, std::optional<at::ScalarType> type) {
+  return x.requires_grad() && at::GradMode::is_enabled() && !is_transformed(x) && x.is_floating_point() && x.dim() > 0 && x.sym_numel() != 0 &&
+         type.value_or(x.scalar_type()) == x.scalar_type();
+}
+
+at::Tensor product_along(const at::Tensor& x, int64_t dim, bool keep, std::optional<at::ScalarType> type) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  return is_product(x, type) ? Product::apply(x, dim, keep) : at::prod(x, dim, keep, type);
+}
+
+at::Tensor product(const at::Tensor& x, std::optional<at::ScalarType> type) {
+  c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  return is_product(x, type) ? Product::apply(x.reshape(-1), 0, false) : at::prod(x, type);
 }
 
 // ---- resampling ----
@@ -369,6 +438,10 @@ std::vector<torch::Library> registered() {
   torch::Library& m = all[1];
   m.impl("max_pool1d", &max_pool1d);
   m.impl("one_hot", &one_hot);
+  m.impl("repeat_interleave.Tensor", &repeat_interleave);
+  m.impl("cumprod_backward", &cumprod_gradient);
+  m.impl("prod.dim_int", &product_along);
+  m.impl("prod", &product);
   m.impl("ctc_loss.Tensor", &ctc_loss);
   m.impl("scaled_dot_product_attention", &attention);
   if (kMatmulFixesSizes) m.impl("matmul", &matmul);
@@ -390,6 +463,8 @@ std::vector<torch::Library> registered() {
 const std::vector<torch::Library> kRegistered = registered();
 
 }  // namespace
+
+bool is_product_gradient(const torch::autograd::Node& n) { return dynamic_cast<const ag::CppNode<Product>*>(&n); }
 
 bool is_whole_layer(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& [name, overload] = op.operator_name();
