@@ -214,8 +214,8 @@ struct Product : ag::Function<Product> {
 };
 
 bool is_product(const at::Tensor& x, std::optional<at::ScalarType> type) {
-  return x.requires_grad() && at::GradMode::is_enabled() && !is_transformed(x) && x.is_floating_point() && x.dim() > 0 && x.sym_numel() != 0 &&
-         type.value_or(x.scalar_type()) == x.scalar_type();
+  return x.requires_grad() && at::GradMode::is_enabled() && !is_transformed(x) && x.is_floating_point() && x.dim() > 0 &&
+         x.sym_numel() != 0 && type.value_or(x.scalar_type()) == x.scalar_type();
 }
 
 at::Tensor product_along(const at::Tensor& x, int64_t dim, bool keep, std::optional<at::ScalarType> type) {
