@@ -17,6 +17,7 @@
 #include "checkpoints.h"
 #include "compat.h"
 #include "function.h"
+#include "indexing.h"
 #include "keys.h"
 #include "nodes.h"
 #include "parts.h"
@@ -170,6 +171,8 @@ void add_numbers(py::module_& m) {
     if (Capture* capture = Capture::current()) capture->reject({Outcome::unsupported, std::move(why)});
   });
   m.def("set_in_class", &set_in_class);
+  m.def("replace_indexing", &replace_indexing);
+  m.def("restore_indexing", &restore_indexing);
   m.def("functions_of_numbers", [] {
     std::vector<std::string> names;
     for (const auto& f : HostFloats::functions()) names.emplace_back(f.name);

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextvars
-import dis
 import functools
 import inspect
 import math
@@ -108,25 +107,6 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(_Number, f"__{_name}__", _binary(_name))
 
 
-def _select(t: torch.Tensor, index: object) -> tuple[torch.Tensor, Any]:
-    """What the symbols in an index select, and what is left of the index. Where it holds what is none of a few kinds, all of it is left."""
-    items = index if type(index) is tuple else (index,)
-    if not {type(i) for i in items} <= _INDICES or sum(i is ... for i in items) > 1:
-        return t, index
-    # Of the tensor's dimensions, an item takes so many: a mask as many as it has.
-    taken = [0 if i is None or i is ... else i.dim() if isinstance(i, torch.Tensor) and i.dtype in _MASKS else 1 for i in items]
-    if sum(taken) > t.dim():
-        return t, index
-    dim, selected = 0, []
-    for item, n in zip(items, taken):
-        if type(item) is Int:
-            selected.append((dim, item))
-        dim += t.dim() - sum(taken) if item is ... else n
-    for dim, item in reversed(selected):
-        t = t.select(dim, item)
-    return t, tuple(i for i in items if type(i) is not Int)
-
-
 class Int(_Number, torch.SymInt):
     """An integer."""
 
@@ -136,36 +116,6 @@ class Int(_Number, torch.SymInt):
         return self.node.int_()
 
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__
-
-    @property
-    def __torch_function__(self) -> Callable:
-        """Torch asks for it wherever an integer is an argument. Only indexing is told, which wants plain numbers otherwise."""
-        caller = sys._getframe(1)
-        if not _is_indexing(caller.f_code.co_code, caller.f_lasti):
-            raise AttributeError
-        return _index
-
-
-def _index(function: Callable, classes: Any, args: tuple, kwargs: object = None) -> Any:
-    """An index of numbers is a selection, which may be by a symbol as well."""
-    if any(c is not Int for c in classes):
-        _C.refuse_number("a tensor of a class of its own meets a number that is a symbol")
-        return NotImplemented
-    window, index = _select(*args[:2])
-    if function is torch.Tensor.__setitem__:
-        return function(window, index if index != () else ..., *args[2:])
-    return window if index == () else function(window, index)
-
-
-def _is_indexing(code: bytes, position: int) -> bool:
-    """Whether the instruction gets or sets an item. From Python 3.14 on one of the binary operators gets it."""
-    operation = dis.opname[code[position]]
-    return operation in ("BINARY_SUBSCR", "STORE_SUBSCR") or (operation == "BINARY_OP" and code[position + 1] == _GETS_ITEM)
-
-
-_GETS_ITEM = next((n for n, (name, _) in enumerate(getattr(dis, "_nb_ops", ())) if name == "NB_SUBSCR"), None)
-_INDICES = {Int, int, slice, type(None), type(...), torch.Tensor}
-_MASKS = (torch.bool, torch.uint8)
 
 
 class Float(_Number, torch.SymFloat):
@@ -294,6 +244,53 @@ def _list_of(t: torch.Tensor) -> Any:
     return t.item() if t.dim() == 0 else [_list_of(row) for row in t.unbind(0)]
 
 
+_INDICES = {Int, torch.SymInt, int, slice, type(None), type(...), torch.Tensor, list}
+_NUMBERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+_MASKS = (torch.bool, torch.uint8)
+_get_item, _set_item = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+
+def _is_index(item: Any) -> bool:
+    return type(item) in _INDICES and (type(item) is not list or all(type(n) is int or type(n) in _STAND_INS for n in item))
+
+
+def _plain_item(item: Any) -> Any:
+    """An element that is an index as the number that it is to torch, and a list of numbers as the tensor that it is."""
+    if type(item) is torch.Tensor and item.dim() == 0 and item.dtype in _NUMBERS:
+        return item.item()
+    return torch.tensor(item) if type(item) is list and any(type(n) in _STAND_INS for n in item) else item
+
+
+def _select(t: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
+    """What the symbols in an index select, and what is left of the index. Where it holds what is none of a few kinds, all of it is left."""
+    given = index if type(index) is tuple else (index,)
+    if not all(map(_is_index, given)) or sum(i is ... for i in given) > 1:
+        return t, index
+    items = [_plain_item(i) for i in given]
+    # Of the tensor's dimensions, an item takes so many: a mask as many as it has.
+    taken = [0 if i is None or i is ... else i.dim() if isinstance(i, torch.Tensor) and i.dtype in _MASKS else 1 for i in items]
+    if sum(taken) > t.dim() or not any(type(i) in _STAND_INS for i in items):
+        return t, index if all(a is b for a, b in zip(items, given)) else tuple(items)
+    dim, selected = 0, []
+    for item, n in zip(items, taken):
+        if type(item) in _STAND_INS:
+            selected.append((dim, item))
+        dim += t.dim() - sum(taken) if item is ... else n
+    for dim, item in reversed(selected):
+        t = t.select(dim, item)
+    return t, tuple(i for i in items if type(i) not in _STAND_INS)
+
+
+def _get(t: torch.Tensor, index: object) -> torch.Tensor:
+    window, left = _select(t, index)
+    return window if window is not t and not left else _get_item(window, left)
+
+
+def _set(t: torch.Tensor, index: object, value: object) -> None:
+    window, left = _select(t, index)
+    _set_item(window, ... if window is not t and not left else left, value)
+
+
 def _numbers_in(data: Any, shape: list[int], depth: int = 0) -> list[Any] | None:
     """What nested lists and tuples hold, in order, and their shape. None where they hold something else than numbers, or are no tensor."""
     if type(data) not in (list, tuple, torch.Size):
@@ -364,12 +361,14 @@ def _give(classes: dict[type, dict[str, Any]]) -> None:
 def _begin() -> None:
     """What a program may ask of a number knows those that stand for others. Other threads notice nothing."""
     _give(_CLASSES)
+    _C.replace_indexing((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer), _get, _set)
     for replacements in _REPLACEMENTS:
         replacements.begin()
 
 
 def _end() -> None:
     _give(_KEPT)
+    _C.restore_indexing()
     for replacements in _REPLACEMENTS:
         replacements.end()
 

@@ -1,0 +1,15 @@
+// Indexing of tensors while programs are captured with symbols: torch's own, which is no method that a class could be given, takes every
+// integer as a plain number.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace broach {
+
+// From here on `t[index]` and `t[index] = value`, of tensors of these types, are `get(t, index)` and `set(t, index, value)` in threads that
+// capture with symbols, and torch's own in all others. The types are classes of tensors, torch.Tensor the first. To be called with the
+// interpreter's lock held.
+void replace_indexing(const pybind11::sequence& types, pybind11::function get, pybind11::function set);
+void restore_indexing();
+
+}  // namespace broach
