@@ -13,7 +13,7 @@ namespace {
 // Changed under the interpreter's lock.
 struct Replaced {
   std::vector<PyMappingMethods*> types;  // each has slots of its own
-  binaryfunc get = nullptr;  // torch's own
+  binaryfunc get = nullptr;              // torch's own
   objobjargproc set = nullptr;
   py::function by_get, by_set;
 };
