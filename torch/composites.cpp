@@ -19,6 +19,7 @@
 #include <ATen/ops/prod.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -167,12 +168,14 @@ at::Tensor one_hot(const at::Tensor& classes, int64_t count) {
   return at::one_hot(classes, count);
 }
 
-// Where the caller says how many there are, eager looks whether it is so.
+// Where the caller says how many there are, no size depends on data. On the CPU eager looks whether it is so.
 at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<c10::SymInt> size) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  if (!size) return at::repeat_interleave(repeats);
-  at::Tensor indices = at::repeat_interleave(repeats);
-  return indices.sym_size(0) == *size ? indices : at::repeat_interleave_symint(repeats, size);
+  if (!size || repeats.dim() != 1 || repeats.sym_numel() == 0) return at::repeat_interleave_symint(repeats, size);
+  const at::Tensor ends = repeats.cumsum(0, at::kLong);
+  if (repeats.is_cpu() && !repeats.ge(0).all().logical_and(ends.select(0, -1).eq(*size)).item<bool>())
+    return at::repeat_interleave_symint(repeats, size);  // whose error it is
+  return at::searchsorted(ends, at::arange(*size, ends.options()), false, true).to(repeats.scalar_type());
 }
 
 // ---- gradients of products ----
