@@ -598,9 +598,11 @@ static std::string why_no_code(ag::Node& n, const CodeObstacle& code) {
   return n.retains_grad_hooks().empty() ? code(n, is_formula(n)) : cat("a tensor whose gradient ", n.name(), " computes keeps it");
 }
 
-// Of one that the program makes itself the gradient goes with it.
+// Of one that the program makes itself the gradient goes with it, and what a transform of torch.func wraps gets none: its gradients are asked
+// for.
 static std::string why_no_leaf(ag::AccumulateGrad& n, const std::unordered_set<const c10::TensorImpl*>& known, Capture& capture) {
   if (has_hooks(n)) return cat(n.name(), " has a hook");
+  if (n.variable.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) return "";
   return known.contains(n.variable.unsafeGetTensorImpl()) || capture.has_made(n.variable) ? ""
                                                                                           : "it gives some to a tensor that nobody has met";
 }
