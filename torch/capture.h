@@ -122,7 +122,7 @@ class Capture {
   void differentiate(const std::vector<at::Tensor>& results, GradientCode* code = nullptr);
   bool has_differentiated() const { return has_differentiated_; }
   // Whether the program has made the tensor.
-  bool has_made(const at::Tensor& t);
+  bool has_made(const at::Tensor& t) const;
   // Up to the end of a region gradients keep nothing but what goes in and comes out: what is made inside is computed again. The others are
   // within it, and of no account.
   struct Region {
@@ -307,7 +307,7 @@ class Capture {
   void fail_with(Reason why, Outcome outcome = Outcome::unsupported);
   std::string at_line() const;
 
-  std::mutex mutex_;  // the autograd engine records from its own threads
+  mutable std::mutex mutex_;  // the autograd engine records from its own threads
   Trace trace_;
   std::vector<at::Tensor> given_, inputs_, lifted_;
   std::vector<bool> is_held_;               // by input: whether there are more references to what is given than before the program ran

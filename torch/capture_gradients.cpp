@@ -51,7 +51,10 @@ bool is_formula(ag::Node& n) {
 // Autograd's graph from some results back to the tensors whose gradients are asked for.
 class Walk {
  public:
-  Walk(const std::vector<at::Tensor>& leaves, bool takes_code) : count_(leaves.size()), takes_code_(takes_code) {
+  // `is_own`: the program has made the tensor.
+  using IsOwn = std::function<bool(const at::Tensor&)>;
+  Walk(const std::vector<at::Tensor>& leaves, bool takes_code, IsOwn is_own)
+      : count_(leaves.size()), takes_code_(takes_code), is_own_(std::move(is_own)) {
     for (size_t i = 0; i < leaves.size(); ++i) {
       edges_.push_back(ag::impl::gradient_edge(leaves[i]));
       leaf_of_.emplace(edges_.back().function.get(), i);
@@ -103,9 +106,12 @@ class Walk {
     if ((have_code(n.tensor_pre_hooks()) && (is_leaf || !takes_code_)) || !n.retains_grad_hooks().empty())
       obstacle_ = cat("a tensor whose gradient ", n.name(), " computes has a hook, or keeps its gradient");
     if (auto leaf = leaf_of_.find(&n); leaf != leaf_of_.end()) return reached[leaf->second] = true;
-    if (dynamic_cast<ag::AccumulateGrad*>(&n))
-      obstacle_ = "a tensor that needs gradients is made within the program, or kept where it is not looked for";
-    else if (takes_code_) look_for_code(n, reached);
+    if (const auto* leaf = dynamic_cast<ag::AccumulateGrad*>(&n)) {
+      // One of the program's own goes with it, as its gradient does.
+      if (!is_own_(leaf->variable) || has_hooks(n)) obstacle_ = "a tensor that needs gradients is kept where it is not looked for";
+      return true;
+    }
+    if (takes_code_) look_for_code(n, reached);
     else if (!is_formula(n)) obstacle_ = cat("gradients by ", n.name(), ", whose code is not torch's own");
     else if (!n.pre_hooks().empty() || !n.post_hooks().empty()) obstacle_ = cat(n.name(), " has a hook");
     return !obstacle_.empty();
@@ -131,6 +137,7 @@ class Walk {
 
   size_t count_;
   bool takes_code_;
+  IsOwn is_own_;
   std::vector<ag::Node*> with_code_;
   std::unordered_map<const ag::Node*, std::unordered_set<uint32_t>> results_;  // that have gradients
   ag::edge_list edges_;
@@ -410,7 +417,7 @@ std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std:
   for (size_t t = 0; t < differentiable_.results.size(); ++t)
     if (const at::Tensor& end = results[differentiable_.results[t]]; !differentiable_.view_of[t] && !lies_in_input(end))
       ends.push_back(end);
-  Walk walk(ends, /*takes_code=*/true);
+  Walk walk(ends, /*takes_code=*/true, [this](const at::Tensor& t) { return has_made(t); });
   for (const at::Tensor& t : results) {
     if (!t.defined() || !t.requires_grad() || is_in(t, ends)) continue;
     const ag::Edge edge = ag::impl::gradient_edge(t);
@@ -437,7 +444,7 @@ std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientC
   if (std::string why = find_differentiable(results, leaves); !why.empty()) return why;
   if (!end_walks(leaves))
     return no_gradients_as_ = Outcome::wants_apart, "an input has a history that leads to another tensor that needs them";
-  Walk walk(leaves, code != nullptr);
+  Walk walk(leaves, code != nullptr, [this](const at::Tensor& t) { return has_made(t); });
   ag::edge_list roots;
   std::vector<at::Tensor> tangents;
   std::vector<Reached> reached;
@@ -494,7 +501,7 @@ void Capture::check_gradients(const torch::jit::Stack& stack, size_t first) {
   if (!regions_.empty()) check_leaves(stack, first);
 }
 
-bool Capture::has_made(const at::Tensor& t) {
+bool Capture::has_made(const at::Tensor& t) const {
   const at::Tensor* inside = real_tensor(t);
   std::lock_guard lock(mutex_);
   auto it = tensors_.find((inside ? *inside : t).unsafeGetTensorImpl());
