@@ -9,6 +9,7 @@
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/ctc_loss.h>
 #include <ATen/ops/cumprod.h>
 #include <ATen/ops/cumprod_backward.h>
@@ -16,6 +17,7 @@
 #include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -180,26 +182,36 @@ at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<c10::SymIn
 
 // ---- gradients of products ----
 
-// Eager's asks whether there are zeros. The element at the first of them alone has a gradient beside those before it: what is given times the
-// products as if it were one, up to the second. Elements before it have what they have in eager. Second derivatives are eager's to make.
+// Along a dimension, what lies before each element; before the first of them one.
+at::Tensor moved_on(const at::Tensor& t, int64_t dim) {
+  const at::Tensor one = at::ones_like(t.narrow(dim, 0, 1));
+  return t.sym_size(dim) == 1 ? one : at::cat({one, t.narrow_symint(dim, 0, t.sym_size(dim) - 1)}, dim);
+}
+
+// As eager's where it finds zeros: in front of the first of them as if there were none, and for that one the sum of what is given up to the
+// second, times the products between. Second derivatives are eager's to make.
 at::Tensor cumprod_gradient(const at::Tensor& grad, const at::Tensor& x, int64_t dim, const at::Tensor& result) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  if (at::GradMode::is_enabled() || !x.is_floating_point() || x.dim() == 0) return at::cumprod_backward(grad, x, dim, result);
-  const at::Tensor zeros = x.eq(0), count = zeros.cumsum(dim), first = zeros.logical_and(count.eq(1)), none = at::zeros({}, grad.options());
-  const at::Tensor before = at::where(count.eq(0), grad.mul(result), none).flip(dim).cumsum(dim).flip(dim).div(x);
-  const at::Tensor behind = at::where(count.eq(1), grad.mul(x.masked_fill(first, 1).cumprod(dim)), none).sum(dim, true);
-  return at::where(count.eq(0), before, at::where(first, behind, none));
+  if (at::GradMode::is_enabled() || !x.is_floating_point() || x.dim() == 0 || x.sym_numel() == 0)
+    return at::cumprod_backward(grad, x, dim, result);
+  const at::Tensor zeros = x.eq(0), count = zeros.cumsum(dim), behind = count.eq(1), first = zeros.logical_and(behind);
+  const at::Tensor before = grad.mul(result).masked_fill(count.ne(0), 0).flip(dim).cumsum(dim).flip(dim).div(x);
+  const at::Tensor between = x.masked_fill(behind.logical_not().logical_or(first), 1).cumprod(dim);
+  const at::Tensor at_first = between.mul(grad.masked_fill(behind.logical_not(), 0)).sum(dim, true).mul(moved_on(result, dim));
+  return at::where(count.eq(0), before, at::where(first, at_first, 0));
 }
 
 namespace ag = torch::autograd;
 
-// The product along a dimension, with a gradient that is eager's where there are no zeros, and is not read.
+// The product along a dimension, or, where that is the only one, of all. Its gradient goes as eager's by whether there are zeros, but does
+// not read it.
 struct Product : ag::Function<Product> {
-  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, int64_t dim, bool keep) {
+  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, int64_t dim, bool keep, bool is_whole) {
     at::Tensor result = at::prod(x, dim, keep);
     context->save_for_backward({x, result});
     context->saved_data["dim"] = dim;
     context->saved_data["keep"] = keep;
+    context->saved_data["is_whole"] = is_whole;
     return result;
   }
 
@@ -208,11 +220,13 @@ struct Product : ag::Function<Product> {
     const at::Tensor& x = saved[0];
     const int64_t dim = context->saved_data["dim"].toInt();
     const bool keep = context->saved_data["keep"].toBool();
-    if (at::GradMode::is_enabled()) return {ag::grad({at::prod(x, dim, keep)}, {x}, grads, true, true)[0], {}, {}};
+    if (at::GradMode::is_enabled()) return {ag::grad({at::prod(x, dim, keep)}, {x}, grads, true, true)[0], {}, {}, {}};
     const at::Tensor grad = keep ? grads[0] : grads[0].unsqueeze(dim), result = keep ? saved[1] : saved[1].unsqueeze(dim);
-    const at::Tensor zeros = x.eq(0), count = zeros.sum(dim, true);
-    const at::Tensor of_others = at::where(zeros.logical_and(count.eq(1)), grad.mul(x.masked_fill(zeros, 1).prod(dim, true)), 0);
-    return {at::where(count.eq(0), grad.mul(result.div(x)), of_others), {}, {}};
+    const at::Tensor zeros = x.eq(0), usual = grad.mul(result.div(x));
+    const at::Tensor of_others = grad.mul(moved_on(x, dim).cumprod(dim).mul(moved_on(x.flip(dim), dim).cumprod(dim).flip(dim)));
+    if (!context->saved_data["is_whole"].toBool()) return {at::where(zeros.any(), of_others, usual), {}, {}, {}};
+    const at::Tensor count = zeros.sum();
+    return {at::where(count.eq(0), usual, of_others.masked_fill(count.gt(1), 0)), {}, {}, {}};
   }
 };
 
@@ -223,12 +237,12 @@ bool is_product(const at::Tensor& x, std::optional<at::ScalarType> type) {
 
 at::Tensor product_along(const at::Tensor& x, int64_t dim, bool keep, std::optional<at::ScalarType> type) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  return is_product(x, type) ? Product::apply(x, dim, keep) : at::prod(x, dim, keep, type);
+  return is_product(x, type) ? Product::apply(x, dim, keep, false) : at::prod(x, dim, keep, type);
 }
 
 at::Tensor product(const at::Tensor& x, std::optional<at::ScalarType> type) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  return is_product(x, type) ? Product::apply(x.reshape(-1), 0, false) : at::prod(x, type);
+  return is_product(x, type) ? Product::apply(x.reshape(-1), 0, false, true) : at::prod(x, type);
 }
 
 // ---- resampling ----
