@@ -203,30 +203,36 @@ at::Tensor cumprod_gradient(const at::Tensor& grad, const at::Tensor& x, int64_t
 
 namespace ag = torch::autograd;
 
-// The product along a dimension, or, where that is the only one, of all. Its gradient goes as eager's by whether there are zeros, but does
-// not read it.
+// Of each element along a dimension, the product of the others, in eager's order.
+at::Tensor product_of_others(const at::Tensor& x, int64_t dim) {
+  return moved_on(x, dim).cumprod(dim).mul(moved_on(x.flip(dim), dim).cumprod(dim).flip(dim));
+}
+
+// The product of all elements, or of those along a dimension. Its gradient goes as eager's by whether there are zeros, but does not read it.
 struct Product : ag::Function<Product> {
-  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, int64_t dim, bool keep, bool is_whole) {
-    at::Tensor result = at::prod(x, dim, keep);
+  static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, std::optional<int64_t> dim, bool keep) {
+    at::Tensor result = dim ? at::prod(x, *dim, keep) : at::prod(x);
     context->save_for_backward({x, result});
     context->saved_data["dim"] = dim;
     context->saved_data["keep"] = keep;
-    context->saved_data["is_whole"] = is_whole;
     return result;
   }
 
   static ag::variable_list backward(ag::AutogradContext* context, const ag::variable_list& grads) {
     const ag::variable_list saved = context->get_saved_variables();
-    const at::Tensor& x = saved[0];
-    const int64_t dim = context->saved_data["dim"].toInt();
+    const at::Tensor &x = saved[0], zeros = x.eq(0);
+    const auto dim = context->saved_data["dim"].toOptional<int64_t>();
     const bool keep = context->saved_data["keep"].toBool();
-    if (at::GradMode::is_enabled()) return {ag::grad({at::prod(x, dim, keep)}, {x}, grads, true, true)[0], {}, {}, {}};
-    const at::Tensor grad = keep ? grads[0] : grads[0].unsqueeze(dim), result = keep ? saved[1] : saved[1].unsqueeze(dim);
-    const at::Tensor zeros = x.eq(0), usual = grad.mul(result.div(x));
-    const at::Tensor of_others = grad.mul(moved_on(x, dim).cumprod(dim).mul(moved_on(x.flip(dim), dim).cumprod(dim).flip(dim)));
-    if (!context->saved_data["is_whole"].toBool()) return {at::where(zeros.any(), of_others, usual), {}, {}, {}};
-    const at::Tensor count = zeros.sum();
-    return {at::where(count.eq(0), usual, of_others.masked_fill(count.gt(1), 0)), {}, {}, {}};
+    if (at::GradMode::is_enabled()) {
+      c10::impl::ExcludeDispatchKeyGuard as_eager(capture_keys().composite);
+      return {ag::grad({dim ? at::prod(x, *dim, keep) : at::prod(x)}, {x}, grads, true, true)[0], {}, {}};
+    }
+    if (!dim) {
+      const at::Tensor count = zeros.sum(), of_others = product_of_others(x.reshape(-1), 0).view_as(x);
+      return {at::where(count.eq(0), grads[0].mul(saved[1].div(x)), grads[0].mul(of_others).masked_fill(count.gt(1), 0)), {}, {}};
+    }
+    const at::Tensor grad = keep ? grads[0] : grads[0].unsqueeze(*dim), result = keep ? saved[1] : saved[1].unsqueeze(*dim);
+    return {at::where(zeros.any().logical_not(), grad.mul(result.div(x)), grad.mul(product_of_others(x, *dim))), {}, {}};
   }
 };
 
@@ -237,12 +243,12 @@ bool is_product(const at::Tensor& x, std::optional<at::ScalarType> type) {
 
 at::Tensor product_along(const at::Tensor& x, int64_t dim, bool keep, std::optional<at::ScalarType> type) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  return is_product(x, type) ? Product::apply(x, dim, keep, false) : at::prod(x, dim, keep, type);
+  return is_product(x, type) ? Product::apply(x, dim, keep) : at::prod(x, dim, keep, type);
 }
 
 at::Tensor product(const at::Tensor& x, std::optional<at::ScalarType> type) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
-  return is_product(x, type) ? Product::apply(x.reshape(-1), 0, false, true) : at::prod(x, type);
+  return is_product(x, type) ? Product::apply(x, std::nullopt, false) : at::prod(x, type);
 }
 
 // ---- resampling ----

@@ -78,6 +78,31 @@ def test_second_derivatives_are_eagers(name):
         torch.testing.assert_close(b.grad, a.grad)
 
 
+@pytest.mark.parametrize("name", ["all", "rows", "up to each"])
+def test_second_derivatives_within(name):
+    def run(x):
+        (g,) = torch.autograd.grad(PROGRAMS[name](x).sum(), x, create_graph=True)
+        return g.square().sum()
+
+    compiled = broach.compile(run)
+    for zeros in ZEROS:
+        given = _given(zeros, torch.float64, 3)
+        a, b = (given.clone().requires_grad_() for _ in range(2))
+        run(a).backward(), compiled(b).backward()
+        torch.testing.assert_close(b.grad, a.grad)
+
+
+@pytest.mark.parametrize("name", ["all", "rows", "columns, kept", "up to each"])
+def test_strides_of_gradients(name):
+    run = PROGRAMS[name]
+    compiled = broach.compile(lambda x: torch.autograd.grad(run(x).sum(), x)[0])
+    for seed in range(4):  # without zeros: eager's depend on them
+        x = _given("none", torch.float32, seed).t().requires_grad_()
+        want, got = torch.autograd.grad(run(x).sum(), x)[0], compiled(x)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+
+
 def test_repeats_whose_number_is_given():
     layer = torch.nn.Linear(4, 8)
 
