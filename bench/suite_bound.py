@@ -15,7 +15,7 @@ from typing import Any
 
 from measure import Table, attempt, cell, dtypes, median, race, ratio, variant
 from suite_peers import product_rate
-from suite_training import loss_of
+from suite_training import mean_square
 
 DEFAULT = ["resnet50", "vit", "bert", "gpt2", "llama"]
 SETTLING = 40  # calls in which candidates are measured
@@ -53,7 +53,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         return torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext()
 
     def settled() -> tuple[Any, Any]:
-        call = variant("broach", (lambda *args, **kwargs: loss_of(program.call(*args, **kwargs))) if job["steps"] else program.call)
+        call = variant("broach", (lambda *args, **kwargs: mean_square(program.call(*args, **kwargs))) if job["steps"] else program.call)
 
         def once() -> None:
             models.rewind(program)

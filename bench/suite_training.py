@@ -110,10 +110,10 @@ def forward_on_cpu(program: Any, call: Any, mixed: bool) -> Any:
     import torch
 
     with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
-        return loss_of(call(*program.args, **program.kwargs))
+        return mean_square(call(*program.args, **program.kwargs))
 
 
-def loss_of(result: Any) -> Any:
+def mean_square(result: Any) -> Any:
     import models
 
     return sum(t.float().square().mean() for t in models._tensors(result) if t.requires_grad)
