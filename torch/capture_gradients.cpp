@@ -452,6 +452,8 @@ std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientC
     roots.push_back(ag::impl::gradient_edge(results[r]));
     reached.push_back(walk.from(roots.back()));
     if (!walk.obstacle().empty()) return walk.obstacle();
+    // Of the program's own tensors alone, one of which its caller might come across.
+    if (std::ranges::none_of(reached.back(), std::identity())) return "a result leads to no tensor but those that the program makes";
     differentiable_.reaches.emplace_back(reached.back().begin(), reached.back().begin() + static_cast<std::ptrdiff_t>(leaves.size()));
     tangents.push_back(add_tangent(results[r]));
   }

@@ -61,6 +61,13 @@ def _inner_steps(net, kept, x):
     return net(x + 0.1 * g.sign() + d).square().mean()
 
 
+def _gone_through_before(net, kept, x):
+    m = x.clone().requires_grad_()
+    y = net(m)
+    y.sum().backward(retain_graph=True)
+    return y * m.grad.detach().sum()
+
+
 def _only_its_own(net, kept, x):
     m = x.clone().requires_grad_()
     return (m * 2).sum(), net(x).sum()
@@ -107,7 +114,7 @@ def _accumulating(net, kept, x):
     return (net(m) * m.grad.sum()).mean()
 
 
-COMPILED = (_fitted, _forces, _penalty, _residual, _alongside, _parameter, _inner_steps, _in_place)
+COMPILED = (_fitted, _forces, _penalty, _residual, _alongside, _parameter, _inner_steps, _in_place, _gone_through_before)
 OTHERS = (_only_its_own, _kept, _kept_in_a_part, _given_back, _given_back_in_part, _hooked, _accumulating)
 
 
@@ -134,6 +141,8 @@ def test_losses(run):
             if n == 2:
                 loss.backward()
         torch.testing.assert_close(results[1], results[0])
+        of_results = [[(t.requires_grad, t.is_leaf, t._is_view()) for t in (r if isinstance(r, tuple) else (r,))] for r in results]
+        assert of_results[0] == of_results[1]
         for a, b in zip(*(net.parameters() for net in nets), strict=True):
             torch.testing.assert_close(b.grad, a.grad)
         torch.testing.assert_close(_seen(kept[1]), _seen(kept[0]))
@@ -143,6 +152,25 @@ def test_losses(run):
             torch.testing.assert_close(results[1][1]._base.grad, results[0][1]._base.grad)
     told = compared.stats(compiled)
     assert run in OTHERS or told["compiled_calls"] >= 3, (told["attempts"], told["eager_reasons"])
+
+
+def test_a_graph_that_is_used_up():
+    def run(net, x):
+        m = x.clone().requires_grad_()
+        y = net(m)
+        y.sum().backward()
+        return y
+
+    nets = [_net(), _net()]
+    compiled = broach.compile(lambda x: run(nets[1], x))
+    for _ in range(4):
+        x = torch.randn(4, 3)
+        for net, f in zip(nets, (lambda x: run(nets[0], x), compiled), strict=True):
+            net.zero_grad()
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                f(x).sum().backward()
+        for a, b in zip(*(net.parameters() for net in nets), strict=True):
+            torch.testing.assert_close(b.grad, a.grad)
 
 
 def test_training_on_forces():

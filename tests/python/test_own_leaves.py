@@ -182,13 +182,6 @@ def _keeps_a_part(net, kept, x):
     return 1
 
 
-def _gives_its_graph(net, kept, x):
-    m = x.clone().requires_grad_()
-    y = net(m)
-    y.sum().backward(retain_graph=True)
-    return y
-
-
 def _gives_what_it_leads_to(net, kept, x):
     m = x.clone().requires_grad_()
     net(m).sum().backward()
@@ -222,7 +215,7 @@ def _gives_a_gradient_to_a_result(net, kept, x):
 
 
 LEFT = {f.__name__: f for f in (
-    _gives_it, _gives_another, _keeps_it, _keeps_a_part, _gives_its_graph, _gives_what_it_leads_to, _hooked, _needs_none_any_more,
+    _gives_it, _gives_another, _keeps_it, _keeps_a_part, _gives_what_it_leads_to, _hooked, _needs_none_any_more,
     _keeps_one_that_needs_none, _gives_a_gradient_to_a_result,
 )}  # fmt: skip
 
