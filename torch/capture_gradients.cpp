@@ -412,6 +412,12 @@ std::string Capture::run_engine(const std::function<void()>& engine, GradientCod
   return why.empty() ? no_gradients_ : why;
 }
 
+static std::string why_not_from(const Walk& walk, const Reached& reached) {
+  if (!walk.obstacle().empty()) return walk.obstacle();
+  // Its caller comes across one of these by it.
+  return std::ranges::any_of(reached, std::identity()) ? "" : "a result leads to no tensor but those that the program makes";
+}
+
 // Results that are windows of inputs and of other results are made of these anew, with a view's history.
 std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std::vector<at::Tensor> ends) const {
   for (size_t t = 0; t < differentiable_.results.size(); ++t)
@@ -451,9 +457,7 @@ std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientC
   for (size_t r : differentiable_.results) {
     roots.push_back(ag::impl::gradient_edge(results[r]));
     reached.push_back(walk.from(roots.back()));
-    if (!walk.obstacle().empty()) return walk.obstacle();
-    // Of the program's own tensors alone, one of which its caller might come across.
-    if (std::ranges::none_of(reached.back(), std::identity())) return "a result leads to no tensor but those that the program makes";
+    if (std::string why = why_not_from(walk, reached.back()); !why.empty()) return why;
     differentiable_.reaches.emplace_back(reached.back().begin(), reached.back().begin() + static_cast<std::ptrdiff_t>(leaves.size()));
     tangents.push_back(add_tangent(results[r]));
   }
