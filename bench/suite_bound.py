@@ -3,7 +3,7 @@
 The best rate is that of the fastest product, convolution or attention seen in the process: of the model's own steps, or of a product of
 512x768x3072, which Broach and eager compute as well. Other bytes are what the steps that are no products must move, each window once, as the
 program's profile counts them; a copy of 64 MiB tells how fast. With `--steps` it is forward and backward as in `training`, with the loss in the
-compiled function: nothing runs outside it. Beside each model
+compiled function: of one number only the square is taken outside. Beside each model
 stand the rates of all its products together and of attention alone. Times are taken with the profile off.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from measure import Table, attempt, cell, dtypes, median, race, ratio, variant
 from suite_peers import product_rate
-from suite_training import mean_square
+from suite_training import mean_square, step_on_cpu
 
 DEFAULT = ["resnet50", "vit", "bert", "gpt2", "llama"]
 SETTLING = 40  # calls in which candidates are measured
@@ -49,20 +49,12 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     if job["steps"]:
         program.call.requires_grad_(True).train(mixed)
 
-    def autocast() -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext()
-
     def settled() -> tuple[Any, Any]:
         call = variant("broach", (lambda *args, **kwargs: mean_square(program.call(*args, **kwargs))) if job["steps"] else program.call)
 
         def once() -> None:
             models.rewind(program)
-            if not job["steps"]:
-                return call(*program.args, **program.kwargs)
-            program.call.zero_grad(set_to_none=True)
-            with autocast():
-                loss = call(*program.args, **program.kwargs)
-            loss.backward()
+            step_on_cpu(program, call, mixed) if job["steps"] else call(*program.args, **program.kwargs)
 
         for _ in range(SETTLING):
             once()
@@ -71,7 +63,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     samples = race({"broach": settled()[1]}, job["seconds"])["broach"]
     _C.set_profiling(True)
     call, _ = settled()  # what was compiled without it has no profile
-    with autocast():
+    with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
         steps = broach.explain(call, *program.args, **program.kwargs).steps
     _C.set_profiling(False)
     failed: dict[str, str] = {}

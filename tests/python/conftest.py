@@ -26,6 +26,13 @@ def _no_grad():
         yield
 
 
+@pytest.fixture
+def with_gradients(_no_grad):
+    """For the whole file: `pytestmark = pytest.mark.usefixtures("with_gradients")`."""
+    with torch.enable_grad():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -29,11 +29,7 @@ CONVOLUTIONS = {
     "larger": (F.conv2d, (4, 64, 28, 28), (64, 64, 3, 3), {"padding": 1}),
 }
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def operands(name, dtype=torch.float32, batch=None):

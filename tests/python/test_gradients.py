@@ -10,11 +10,7 @@ import torch.nn.functional as F
 
 import broach
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def leaves_of(tensors):

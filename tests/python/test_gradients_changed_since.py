@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def network() -> nn.Module:

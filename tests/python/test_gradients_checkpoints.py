@@ -16,11 +16,7 @@ import broach
 
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True])
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def block(dropout=0.0):

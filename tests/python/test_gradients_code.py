@@ -15,11 +15,7 @@ from torch.autograd.function import once_differentiable
 import broach
 from broach import _threads
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 class Scale(Function):

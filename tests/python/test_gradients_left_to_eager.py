@@ -7,11 +7,7 @@ import torch.utils.checkpoint
 
 import broach
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def _checkpointed_dropout(x, m):

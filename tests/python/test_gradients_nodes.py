@@ -8,11 +8,7 @@ import torch
 
 import broach
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 class Twice(torch.autograd.Function):

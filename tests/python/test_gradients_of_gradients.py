@@ -15,11 +15,7 @@ from gradient_programs import check
 from torch import nn
 from torch.nn.utils import parametrizations
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 class Net(nn.Module):

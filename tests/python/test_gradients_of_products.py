@@ -27,11 +27,7 @@ def _given(zeros, dtype, seed):
         x[at] = 0
     return x.to(dtype)
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)

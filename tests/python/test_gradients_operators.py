@@ -6,11 +6,7 @@ from gradient_programs import check, leaf, observed, raised, same, stepping
 
 import broach
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 @torch.library.custom_op("broach_tests::scaled_cube", mutates_args=())

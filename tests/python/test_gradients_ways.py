@@ -8,11 +8,7 @@ from torch import nn
 
 import broach
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 class DropsLayers(nn.Module):

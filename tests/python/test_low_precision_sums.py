@@ -12,11 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 BF16 = torch.bfloat16
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def _subtracted(x, y):

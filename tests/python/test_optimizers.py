@@ -12,11 +12,7 @@ from compared import stats
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def _model():

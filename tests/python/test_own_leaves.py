@@ -10,11 +10,7 @@ import torch
 from compared import difference
 from torch import nn
 
-
-@pytest.fixture(autouse=True)
-def _gradients():
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def _penalty(net, kept, x):

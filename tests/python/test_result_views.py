@@ -11,11 +11,7 @@ from losses_of_data import weighed
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 CALLS = 5

@@ -10,11 +10,7 @@ import torch
 import torch.nn.functional as F
 from compared import difference, stats
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 def _under_no_grad(x):

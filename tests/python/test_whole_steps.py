@@ -9,11 +9,7 @@ import torch.nn.functional as F
 from compared import stats
 from whole_steps import MODELS, OPTIMIZERS, STEPS, Pair, backward_alone, close, loss_of, usual, zero_grad_last
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -11,11 +11,7 @@ from step_code import FUNCTIONS, Square, step_through
 from torch import nn
 from whole_steps import OPTIMIZERS, Pair, close, mlp
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -23,11 +23,7 @@ SOME = ["bert", "dinov2", "flex_olmo", "gpt2", "llama", "t5", "vit"]
 WITH_DROPOUT = ["bert", "gpt2"]
 native: dict[str, bool] = {}  # by model that ran
 
-
-@pytest.fixture(autouse=True)
-def _with_gradients(_no_grad):
-    with torch.enable_grad():
-        yield
+pytestmark = pytest.mark.usefixtures("with_gradients")
 
 
 @pytest.mark.parametrize("name", zoo.names() if ALL else SOME)

@@ -140,32 +140,20 @@ class OneDnnContraction : public CompiledContraction, private WeightPacking {
 
   void run(const ContractionPlan& built, const ContractionArgs& args, const RunContext& context, const void* prepared,
            Candidate candidate) const {
-    if (candidate == Candidate::host) run_host(*built.host, args);
+    static const Operation kDot{{Op::dot, {}}, {}, {}};
+    if (candidate == Candidate::host) run_host(step_.operation, *built.host, args.operands[0], args.operands[1], args);
     else if (candidate == Candidate::tiles)
       built.tiles->run(args.operands[0], prepared, args.bias, args.epilogue, args.result, *context.threads);
-    else if (candidate == Candidate::product) run_product(*built.product, args);
+    else if (candidate == Candidate::product) run_host(kDot, *built.product, args.operands[1], args.operands[0], args);
     else run_library(built, args, context, candidate == Candidate::packed ? prepared : nullptr);
   }
 
-  void run_host(const HostForm& form, const ContractionArgs& args) const {
+  void run_host(const Operation& operation, const HostForm& form, const void* x, const void* weight, const ContractionArgs& args) const {
     HostWindow operands[8];
     for (size_t i = 0; i < form.operands.size(); ++i) operands[i] = host_window(form.operands[i], args.epilogue[i]);
-    settings_.host_contraction({step_.operation, host_window(form.x, args.operands[0]), host_window(form.weight, args.operands[1]),
+    settings_.host_contraction({operation, host_window(form.x, x), host_window(form.weight, weight),
                                 form.bias ? host_window(*form.bias, args.bias) : HostWindow{}, host_window(form.result, args.result),
                                 form.padding, form.output_padding, step_.epilogue, std::span(operands, form.operands.size())});
-  }
-
-  void run_product(const HostForm& form, const ContractionArgs& args) const {
-    static const Operation kDot{{Op::dot, {}}, {}, {}};
-    settings_.host_contraction({kDot,
-                                host_window(form.x, args.operands[1]),
-                                host_window(form.weight, args.operands[0]),
-                                HostWindow{},
-                                host_window(form.result, args.result),
-                                {},
-                                {},
-                                {},
-                                {}});
   }
 
   static void copy_operand(const onednn::Operand& from, const void* memory, void* to, const RunContext& context) {
