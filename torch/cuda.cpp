@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include "compat.h"
+#include "recorded_calls.h"
 #include "support/error.h"
 
 namespace broach {
@@ -16,6 +17,13 @@ class CachingMemory : public Memory {
   // Of the current device, for its current stream.
   Piece take(int64_t bytes, void*) override {
     return {static_cast<std::byte*>(cuda_allocator().raw_allocate(static_cast<size_t>(bytes))), bytes};
+  }
+  // A large one would lie between values that are to keep their places, and divide what a larger one needs.
+  Piece take_lasting(int64_t bytes, void* queue) override {
+    constexpr int64_t kSmall = int64_t{1} << 20;  // torch keeps these apart
+    std::optional<OutOfSteadyMemory> out;
+    if (bytes > kSmall) out.emplace();
+    return take(bytes, queue);
   }
   void give(Piece piece, void*) override { cuda_allocator().raw_deallocate(piece.data); }
 };

@@ -35,7 +35,7 @@ bool is_thin_volume(const Node& n) {
 
 ContractionAbility usual_ability(Op op, DType dtype) {
   ContractionAbility all;
-  all.channels_last = op != Op::dot;
+  all.channels_last = all.lays_weights = op != Op::dot;
   all.channel_piece = op == Op::conv ? 8 : 0;
   if (op == Op::conv_weight_gradient) return all.bias = false, all;
   std::set<Op> activations;

@@ -18,6 +18,7 @@ struct ContractionAbility {
   bool bias = true;            // one element a column, or output channel
   bool through_casts = false;  // behind a cast to f32, if the result is cast back
   bool channels_last = false;  // its tensors should lie so
+  bool lays_weights = false;   // of a convolution: and its weight, which the library would copy
   bool grouped = true;         // of a convolution
   int64_t rank = 0;            // of a convolution's operands; 0: any
   bool thin_volumes = true;    // a convolution along three dimensions of one channel to rows of one point

@@ -22,7 +22,7 @@ std::vector<bool> find_wishes(const Graph& graph, const Capabilities& capabiliti
     if (wants(n)) {
       wish(n.inputs[0]);
       if (n.op == Op::conv_weight_gradient) wish(n.inputs[1]);
-      else out[i] = true;
+      if (n.op != Op::conv_weight_gradient || capabilities.contraction(n.op, n.results[0].dtype)->lays_weights) out[i] = true;
     }
     if (auto it = epilogues.stored_as.find(n.id); it != epilogues.stored_as.end() && wants(*it->second)) out[i] = true;
     if (out[i] && (is_elementwise(n.op) || n.op == Op::cat || n.op == Op::pad))

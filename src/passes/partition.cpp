@@ -47,6 +47,13 @@ Graph finish(Emission& e, const Graph& g, const std::vector<bool>& wanted) {
   return e.b.finish(std::move(outputs), std::move(requests));
 }
 
+// An input's elements in another order, or of another type.
+bool is_input_laid_anew(const Node& n) {
+  const Node* from = &n;
+  while (from->op == Op::copy || from->op == Op::cast || moves_only(from->op)) from = from->inputs[0].node;
+  return from->op == Op::input;
+}
+
 bool is_cheap(const Node& n) {
   switch (kind_of(n.op)) {
     case OpKind::source: return n.op != Op::input;
@@ -54,7 +61,7 @@ bool is_cheap(const Node& n) {
     case OpKind::binary:
     case OpKind::compare:
     case OpKind::ternary:
-    case OpKind::cast: return n.op != Op::copy;
+    case OpKind::cast: return n.op != Op::copy || is_input_laid_anew(n);
     case OpKind::view:
     case OpKind::heavy_view: return true;
     default: return false;

@@ -23,7 +23,7 @@ Memory::Piece KeptMemory::take(int64_t bytes, void* queue, Memory& source) {
       k.is_taken = true;
       return k.piece;
     }
-  kept_.push_back({source.take(bytes, queue), queue, &source, true});
+  kept_.push_back({source.take_lasting(bytes, queue), queue, &source, true});
   return kept_.back().piece;
 }
 

@@ -18,6 +18,8 @@ class Memory {
   virtual ~Memory() = default;
   // Throws std::bad_alloc.
   virtual Piece take(int64_t bytes, void* queue) = 0;
+  // For longer than the run, which takes it once.
+  virtual Piece take_lasting(int64_t bytes, void* queue) { return take(bytes, queue); }
   // To be taken again by work that comes later in the same queue.
   virtual void give(Piece piece, void* queue) = 0;
 };

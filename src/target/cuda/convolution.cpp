@@ -61,7 +61,7 @@ bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DTyp
 // What stands behind one is a kernel. Those of groups, of one spatial dimension or of three are faster as eager makes them.
 ContractionAbility convolution_ability(Op op) {
   ContractionAbility a;
-  a.bias = op == Op::conv, a.channels_last = true, a.grouped = false, a.rank = 4;
+  a.bias = op == Op::conv, a.channels_last = a.lays_weights = true, a.grouped = false, a.rank = 4;
   if (op == Op::conv) a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
   return a;
 }

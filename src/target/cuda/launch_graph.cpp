@@ -3,6 +3,7 @@
 #include <mutex>
 
 #include "support/error.h"
+#include "target/cuda/fills.h"
 
 namespace broach::cuda {
 
@@ -111,6 +112,7 @@ void LaunchGraph::join(RunContext& run) {
 void LaunchGraph::finish() {
   end_capture();
   if (!graph_) unsupported("cuda: a graph's launches could not be recorded");
+  fill_by_kernels(graph_, device_);
   driver_.check(driver_.graph_make(&call_, graph_, 0), "making a graph");
 }
 

@@ -105,6 +105,14 @@ Driver open_driver() {
   find(d.capture_info, "cuStreamGetCaptureInfo_v2");
   find(d.capture_mode, "cuThreadExchangeStreamCaptureMode");
   find(d.graph_make, "cuGraphInstantiateWithFlags");
+  find(d.graph_nodes, "cuGraphGetNodes");
+  find(d.graph_add_kernel, "cuGraphAddKernelNode_v2");
+  find(d.graph_order, "cuGraphAddDependencies");
+  find(d.node_kind, "cuGraphNodeGetType");
+  find(d.node_before, "cuGraphNodeGetDependencies");
+  find(d.node_behind, "cuGraphNodeGetDependentNodes");
+  find(d.node_end, "cuGraphDestroyNode");
+  find(d.memset_parameters, "cuGraphMemsetNodeGetParams");
   find(d.graph_set, "cuGraphExecKernelNodeSetParams_v2");
   find(d.graph_launch, "cuGraphLaunch");
   find(d.graph_call_end, "cuGraphExecDestroy");

@@ -27,7 +27,6 @@ using Node = NodeObject*;
 using GraphCall = GraphCallObject*;  // a graph that can be launched
 using Event = EventObject*;
 
-// CUDA_KERNEL_NODE_PARAMS, its second version.
 // Parameters of a kernel that all have 64 bits, for a launch's `extra`: in one piece the driver copies hundreds of them faster than it
 // picks them up one by one.
 struct PackedParameters {
@@ -40,6 +39,7 @@ struct PackedParameters {
   void* extra[5];  // CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
 };
 
+// CUDA_KERNEL_NODE_PARAMS, its second version.
 struct NodeParameters {
   void* function = nullptr;
   unsigned grid[3], block[3], shared_bytes = 0;
@@ -47,6 +47,14 @@ struct NodeParameters {
   void** extra = nullptr;
   Function kernel = nullptr;  // in the place of a function
   Context context = nullptr;  // null: the current one
+};
+
+// CUDA_MEMSET_NODE_PARAMS.
+struct MemsetParameters {
+  DevicePointer to;
+  size_t pitch;
+  unsigned value, element_bytes;
+  size_t width, height;  // elements of a row, and rows
 };
 
 // libcuda.so.1. Results are CUresult: 0 is success.
@@ -86,6 +94,14 @@ struct Driver {
   int (*capture_info)(Stream, int* state, uint64_t* id, Graph*, const Node** last, size_t* count);
   int (*capture_mode)(int* mode);  // exchanges the thread's
   int (*graph_make)(GraphCall*, Graph, unsigned long long flags);
+  int (*graph_nodes)(Graph, Node*, size_t* count);
+  int (*graph_add_kernel)(Node*, Graph, const Node* before, size_t count, const NodeParameters*);
+  int (*graph_order)(Graph, const Node* first, const Node* second, size_t count);
+  int (*node_kind)(Node, int* kind);
+  int (*node_before)(Node, Node*, size_t* count);
+  int (*node_behind)(Node, Node*, size_t* count);
+  int (*node_end)(Node);
+  int (*memset_parameters)(Node, MemsetParameters*);
   int (*graph_set)(GraphCall, Node, const NodeParameters*);
   int (*graph_launch)(GraphCall, Stream);
   int (*graph_call_end)(GraphCall);
