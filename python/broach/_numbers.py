@@ -271,14 +271,17 @@ def _select(t: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
     taken = [0 if i is None or i is ... else i.dim() if isinstance(i, torch.Tensor) and i.dtype in _MASKS else 1 for i in items]
     if sum(taken) > t.dim() or not any(type(i) in _STAND_INS for i in items):
         return t, index if all(a is b for a, b in zip(items, given)) else tuple(items)
-    dim, selected = 0, []
-    for item, n in zip(items, taken):
+    whole, last = t.dim(), max(k for k, i in enumerate(items) if type(i) in _STAND_INS)
+    dim, left = 0, []
+    for k, (item, n) in enumerate(zip(items, taken)):  # in torch's order, by which a new dimension's stride goes
         if type(item) in _STAND_INS:
-            selected.append((dim, item))
-        dim += t.dim() - sum(taken) if item is ... else n
-    for dim, item in reversed(selected):
-        t = t.select(dim, item)
-    return t, tuple(i for i in items if type(i) not in _STAND_INS)
+            t = t.select(dim, item)
+            continue
+        if item is None and k < last:
+            t, item, n = t.unsqueeze(dim), slice(None), 1
+        left.append(item)
+        dim += whole - sum(taken) if item is ... else n
+    return t, tuple(left)
 
 
 def _get(t: torch.Tensor, index: object) -> torch.Tensor:

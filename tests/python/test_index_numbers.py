@@ -43,6 +43,7 @@ PROGRAMS = {
     "from behind": lambda x, i: x[-i] - x[:, :, -(i % 7) - 1].sum(),
     "ellipsis": lambda x, i: x[..., i % 7] * 2,
     "with None and slices": lambda x, i: x[None, i, 1:3, None] + x[i : i + 1, :2],
+    "behind None": lambda x, i: (x[:, None, i % 5], x[None, :2, None, i % 5], x[..., None, i % 7], x.mT[:, None, i % 7, None]),
     "two": lambda x, i: x[i, i % 5] * x[i + 1],
     "before rows": lambda x, i: x[i, ROWS] + 1,
     "between rows": lambda x, i: x[ROWS, i % 5, ROWS],
@@ -63,7 +64,7 @@ def test_indices_that_change(name):
     run = PROGRAMS[name]
     compiled, x = broach.compile(run), TABLE.clone()
     for i in (3, 7, 8, 2, 11, 5, 30, 13, 22, 6, 41, 17):
-        torch.testing.assert_close(compiled(x, i), run(x, i), rtol=1e-5, atol=1e-5)  # sums in another order
+        torch.testing.assert_close(compiled(x, i), run(x, i), rtol=1e-5, atol=1e-5, check_stride=True)  # sums in another order
     told = compared.stats(compiled)
     assert name in SYMBOLS_IN_VAIN or told["captures"] <= 4, (told["captures"], told["reasons"], told["eager_reasons"])
     assert name in SYMBOLS_IN_VAIN or told["compiled_calls"] >= 8, told["eager_reasons"]
