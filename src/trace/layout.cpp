@@ -96,6 +96,21 @@ bool apply(Symbols& symbols, const Node& step, TraceTensor& t) {
 
 // ---- results ----
 
+// Torch says what sizes these give by Python code that imports Dynamo, which takes seconds.
+constexpr std::string_view kDrawn[] = {"aten::randn_like",
+                                       "aten::rand_like",
+                                       "aten::randint_like",
+                                       "aten::randint_like.low_dtype",
+                                       "aten::normal.Tensor_float",
+                                       "aten::normal.float_Tensor",
+                                       "aten::bernoulli",
+                                       "aten::native_dropout",
+                                       "aten::randn",
+                                       "aten::rand",
+                                       "aten::randint",
+                                       "aten::randint.low",
+                                       "aten::normal.float_float"};
+
 class Results {
  public:
   Results(const Trace& trace, const TraceOp& op, std::vector<TraceTensor> seen)
@@ -104,6 +119,8 @@ class Results {
   std::optional<std::vector<TraceTensor>> run() {
     if (op_.schema == "aten::as_strided") return as_strided();
     if (op_.schema == "aten::unfold") return windows();
+    if (std::ranges::find(kDrawn, op_.schema) != std::end(kDrawn)) return drawn();
+    if (op_.schema == "aten::grid_sampler_2d") return sampled();
     if (op_.args.size() == 9 && op_.schema.ends_with(".input")) return recurrent();
     if (op_.schema.starts_with("aten::_scaled_dot_product_") && !OpTable::get().find(op_.schema)) return attention();
     if (op_.schema == "aten::_ctc_loss_backward.Tensor")  // for which torch has no kernel without elements
@@ -237,6 +254,29 @@ class Results {
     return hints(out.type.shape) == hints(seen_[0].type.shape) && hints(out.strides) == hints(seen_[0].strides)
                ? std::optional(std::vector{out})
                : std::nullopt;
+  }
+
+  // As large as its first operand, or as it is told to be.
+  std::optional<std::vector<TraceTensor>> drawn() {
+    const Shape* sizes = nullptr;
+    for (const Arg& a : op_.args)
+      if (!sizes) sizes = std::get_if<Shape>(&a.value);
+    const auto* like = std::get_if<Arg::Tensor>(&op_.args[0].value);
+    if (!like && op_.args.size() > 1) like = std::get_if<Arg::Tensor>(&op_.args[1].value);
+    if (!like && !sizes) return std::nullopt;
+    const Shape shape = like ? tensor(like->id).type.shape : *sizes;
+    std::vector<TraceTensor> out = seen_;
+    for (TraceTensor& t : out)
+      if (!set_shape(t, shape)) return std::nullopt;
+    return out;
+  }
+
+  // Of x [n, channels, ...] at the positions of a grid [n, rows, columns, 2].
+  std::optional<std::vector<TraceTensor>> sampled() {
+    const Shape x = tensor(std::get<Arg::Tensor>(op_.args[0].value).id).type.shape,
+                grid = tensor(std::get<Arg::Tensor>(op_.args[1].value).id).type.shape;
+    std::vector<TraceTensor> out = seen_;
+    return set_shape(out[0], {x[0], x[1], grid[1], grid[2]}) ? std::optional(std::move(out)) : std::nullopt;
   }
 
   // A recurrent layer: what it gives for each step, then its states as they were given.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import broach
 import pytest
 import torch
@@ -280,3 +283,38 @@ def test_tensors_of_numbers_that_change():
         for want, got in zip(program(x, i), compiled(x, i)):
             assert want.dtype == got.dtype and torch.equal(want, got) and got.is_leaf
     assert compiled.stats()["compiled_calls"] > 3
+
+
+DRAWS = {
+    "like": lambda x, b: x + b * torch.randn_like(x) + torch.rand_like(x[:, :1]),
+    "around": lambda x, b: torch.normal(x, 0.5) * b + torch.normal(0.0, x.abs() + 1),
+    "whole": lambda x, b: x * torch.randint(0, 3, x.shape) + torch.randint_like(x, 2, 5),
+    "of sizes": lambda x, b: x + b * torch.randn(x.shape[0], 1) + torch.rand(x.shape[1]),
+    "picked": lambda x, b: torch.bernoulli(x.sigmoid()) * b + F.dropout(x, 0.5),
+    "sampled": lambda x, b: F.grid_sample(x[None, None], x[None, :, :2, None].expand(1, -1, 2, 2).tanh(), align_corners=False) * b,
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_of_sizes_that_change(name):
+    """One program for all, whose capture does not import Dynamo, as torch's own code for their sizes does."""
+    program = DRAWS[name]
+    compiled = broach.compile(program, options={"rng": "eager"})
+    for k in range(9):
+        x = torch.randn(3 + k, 4)
+        torch.manual_seed(k)
+        want = program(x, 0.1 * k)
+        torch.manual_seed(k)
+        torch.testing.assert_close(compiled(x, 0.1 * k), want)
+    told = stats(compiled)
+    assert told["captures"] <= 3 and told["compiled_calls"] >= 6, (told["reasons"], told["eager_reasons"])
+
+
+def test_draws_import_no_compiler_of_torchs():
+    code = """
+import sys, torch, torch.nn.functional as F, broach
+compiled = broach.compile(lambda x: F.dropout(x + torch.randn_like(x), 0.5) * torch.normal(x, 1.0))
+for k in range(3, 8): compiled(torch.randn(k))
+assert "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
