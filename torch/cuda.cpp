@@ -2,11 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
 #include <dlfcn.h>
 
 #include "compat.h"
 #include "recorded_calls.h"
 #include "support/error.h"
+#include "support/log.h"
 
 namespace broach {
 
@@ -21,8 +23,12 @@ class CachingMemory : public Memory {
   // A large one would lie between values that are to keep their places, and divide what a larger one needs.
   Piece take_lasting(int64_t bytes, void* queue) override {
     constexpr int64_t kSmall = int64_t{1} << 20;  // torch keeps these apart
-    std::optional<OutOfSteadyMemory> out;
-    if (bytes > kSmall) out.emplace();
+    if (bytes > kSmall) try {
+        const OutOfSteadyMemory out;
+        return take(bytes, queue);
+      } catch (const c10::OutOfMemoryError& e) {  // there may be room among those values
+        log_debug(e.what_without_backtrace());
+      }
     return take(bytes, queue);
   }
   void give(Piece piece, void*) override { cuda_allocator().raw_deallocate(piece.data); }
