@@ -4,6 +4,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -166,7 +167,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   }
   trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
   trace_.resolve(), look_at_lifted();
-  if (changes_gradients()) fail_with("the program sets requires_grad of a tensor that outlives it");
+  if (changes_gradients() && !only_lets_inputs_need(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
   if (gives_history(outputs)) fail_with("the program gives, with gradients off, a view of a tensor that needs them");
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
   for (size_t i = 0; i < outputs.size(); ++i)
@@ -318,7 +319,7 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   TraceTensor info;
   auto id = static_cast<TensorId>(trace_.tensors.size());
   auto* impl = t.unsafeGetTensorImpl();
-  tensors_.emplace(impl, Seen{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
+  tensors_.emplace(impl, Seen<c10::TensorImpl>{c10::weak_intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()), id});
   if (is_compiled_for(t.device())) meet(t.device());
   else fail_with(cat("a tensor on ", t.device().str(), ": this build has no target for that device"));
   bool plain = t.layout() == c10::kStrided && !t.is_nested() && !t.is_quantized() && t.has_storage() &&
@@ -338,8 +339,8 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
   info.neg = t.is_neg();
   auto* storage = t.storage().unsafeGetStorageImpl();
   auto [it, fresh] =
-      storages_.emplace(storage, SeenStorage{c10::weak_intrusive_ptr<c10::StorageImpl>(t.storage().getWeakStorageImpl().lock()),
-                                             static_cast<int32_t>(storages_.size())});
+      storages_.emplace(storage, Seen<c10::StorageImpl>{c10::weak_intrusive_ptr<c10::StorageImpl>(t.storage().getWeakStorageImpl().lock()),
+                                                        static_cast<int32_t>(storages_.size())});
   info.storage = it->second.id;
   trace_.tensors.push_back(std::move(info));
   return id;
@@ -428,6 +429,7 @@ static std::optional<Shape> sizes_in(const c10::IValue& v) {
 Arg Capture::arg_of(c10::IValue& v) {
   auto real = [&](const at::Tensor& t) {
     differentiates_ = differentiates_ || (t.defined() && t.requires_grad() && at::GradMode::is_enabled());
+    if (t.defined() && !t.requires_grad()) read_without_history_.insert(t.unsafeGetTensorImpl());
     const at::Tensor* inside = symbolic_ ? real_tensor(t) : nullptr;
     return inside ? *inside : t;
   };
@@ -696,6 +698,16 @@ static c10::DispatchKey backend_of(const c10::OperatorHandle& op, const torch::j
   return c10::computeDispatchKey(std::nullopt, std::nullopt, found);
 }
 
+// Indexing makes a tensor of a number that is written, without an operation (scalar_tensor_static).
+static bool is_number_of_indexing(const c10::FunctionSchema& schema, const c10::Argument& argument, const c10::IValue& v) {
+  constexpr std::string_view kWriting[][2] = {{"aten::index_put_", "values"}, {"aten::copy_", "src"}, {"aten::fill_", "value"}};
+  auto is_it = [&](const auto& row) { return schema.name() == row[0] && argument.name() == row[1]; };
+  const bool is_written = std::ranges::any_of(kWriting, is_it);
+  if (!is_written || !v.isTensor() || !v.toTensor().defined()) return false;
+  const at::Tensor& t = v.toTensor();
+  return t.dim() == 0 && t.is_cpu() && !t.requires_grad() && t.has_storage() && t.storage().allocator() == c10::GetCPUAllocator();
+}
+
 // Gives the numbers that the operation converts, as the program gave them. `written`: what the operation writes.
 std::vector<c10::IValue> Capture::add_arguments(const c10::FunctionSchema& schema, torch::jit::Stack& stack, TraceOp& out,
                                                 std::vector<std::pair<at::Tensor, TensorId>>& written) {
@@ -705,6 +717,7 @@ std::vector<c10::IValue> Capture::add_arguments(const c10::FunctionSchema& schem
     const auto& argument = schema.arguments()[i];
     c10::IValue& v = stack[base + i];
     if (is_converted(argument, v)) numbers.push_back(v);
+    if (is_number_of_indexing(schema, argument, v)) numbers_of_indexing_.insert(v.toTensor().unsafeGetTensorImpl());
     out.args.push_back(arg_of(v));
     if (!argument.alias_info() || !argument.alias_info()->isWrite()) continue;
     add_mutated(out.args.back(), out);

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "attempts.h"
@@ -295,6 +296,7 @@ class Capture {
   TensorId add_contiguous(TensorId id);                 // a copy without gaps
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients() const;
+  bool only_lets_inputs_need(const std::vector<at::Tensor>& outputs);
   bool gives_history(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void check_gradients(const torch::jit::Stack& stack, size_t first);
@@ -329,17 +331,15 @@ class Capture {
   Verdict verdict_;
   int32_t line_ = -1;
   std::vector<bool> needed_gradients_;  // by input, before the program ran
+  std::unordered_set<const c10::TensorImpl*> read_without_history_, numbers_of_indexing_;
   // Tensors and storages seen so far. Weak references keep an address from being used again, but not the memory behind it.
+  template <class Impl>
   struct Seen {
-    c10::weak_intrusive_ptr<c10::TensorImpl> impl;
-    TensorId id;
-  };
-  std::unordered_map<const c10::TensorImpl*, Seen> tensors_;
-  struct SeenStorage {
-    c10::weak_intrusive_ptr<c10::StorageImpl> impl;
+    c10::weak_intrusive_ptr<Impl> impl;
     int32_t id;
   };
-  std::unordered_map<const c10::StorageImpl*, SeenStorage> storages_;
+  std::unordered_map<const c10::TensorImpl*, Seen<c10::TensorImpl>> tensors_;
+  std::unordered_map<const c10::StorageImpl*, Seen<c10::StorageImpl>> storages_;
 
   Differentiable differentiable_;
   size_t first_gradient_op_ = 0, gradient_count_ = 0;

@@ -623,7 +623,7 @@ static std::string why_no_leaf(ag::AccumulateGrad& n, const std::unordered_set<c
 void Capture::will_run_backward(const std::vector<at::Tensor>& outputs, const CodeObstacle& code) {
   std::unique_lock reading(mutex_);
   std::unordered_set<const c10::TensorImpl*> known;
-  for (const auto* list : {&given_, &lifted_})
+  for (const auto* list : {&given_, &inputs_, &lifted_})
     for (const at::Tensor& t : *list) known.insert(t.unsafeGetTensorImpl());
   reading.unlock();
   for (const ag::Edge& e : edges_behind(outputs)) {

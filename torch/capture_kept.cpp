@@ -33,6 +33,21 @@ bool Capture::changes_gradients() const {
   return false;
 }
 
+// What operations read before would be without a history in eager, but not where they are made again for the gradients' own gradients.
+bool Capture::only_lets_inputs_need(const std::vector<at::Tensor>& outputs) {
+  auto shares = [](const at::Tensor& t, const at::Tensor& other) { return other.defined() && other.has_storage() && other.is_alias_of(t); };
+  for (size_t i = 0; i < needed_gradients_.size(); ++i) {
+    const at::Tensor& t = i < given_.size() ? inputs_[i] : lifted_[i - given_.size()];
+    if (t.requires_grad() == needed_gradients_[i]) continue;
+    const at::Tensor& real = i < given_.size() ? given_[i] : t;
+    if (i >= given_.size() || needed_gradients_[i] || read_without_history_.contains(t.unsafeGetTensorImpl()) ||
+        std::ranges::any_of(outputs, [&](const at::Tensor& o) { return shares(real, o); }))
+      return false;
+    differentiable_.lets_need.push_back(i);
+  }
+  return true;
+}
+
 // A view needs gradients if what it is a view of does.
 bool Capture::gives_history(const std::vector<at::Tensor>& outputs) const {
   if (at::GradMode::is_enabled()) return false;

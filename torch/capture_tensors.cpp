@@ -79,16 +79,27 @@ at::Tensor companion_of(const at::Tensor& t, Companion what) {
   return t.is_view() ? at::Tensor(t._base()) : at::Tensor();
 }
 
+// By which operation first, in words.
+static std::string read_by(const Trace& trace, TensorId id) {
+  for (const TraceOp& op : trace.ops) {
+    bool reads = false;
+    for_each_tensor(op.args, [&](TensorId t) { reads = reads || t == id; });
+    if (reads) return cat(", which ", op.schema, " reads,");
+  }
+  return "";
+}
+
 // What came to the program without an operation, for a front that knows no places to look for it.
 void Capture::look_at_lifted() {
   if (find_) return;
   for (size_t k : in_hand_of_program_) {
     // Nobody else holds it any more: what the program made it of is gone as well.
-    if (lifted_[k].use_count() == 1)
-      fail_with(
-          "the program makes a tensor without an operation of its own thread, of its own memory (torch::from_blob) or on another thread, or "
-          "puts another one in the place of one that it held: it would be the first call's in every call. Pass it as an argument, return "
-          "what takes its place, or hold it outside of the program");
+    if (lifted_[k].use_count() == 1 && !numbers_of_indexing_.contains(lifted_[k].unsafeGetTensorImpl()))
+      fail_with(cat(
+          "the program makes a tensor", read_by(trace_, trace_.inputs[given_.size() + k]),
+          " without an operation of its own thread, of its own memory (torch::from_blob) or on another thread, or puts another one in the "
+          "place of one that it held: it would be the first call's in every call. Pass it as an argument, return what takes its place, "
+          "or hold it outside of the program"));
     // A gradient is another tensor in every step of a training, as a rule, and so is what an argument is a view of.
     for (size_t i = 0; i < facts_.size(); ++i) {
       const at::Tensor& t = i < given_.size() ? given_[i] : lifted_[i - given_.size()];

@@ -59,6 +59,7 @@ struct Differentiable {
   std::vector<ShownAs> shown;                  // the same
   std::vector<UsedUpHistory> used_up;          // by result, if the program's own backward has used up all of them
   KeptByEager kept;
+  std::vector<size_t> lets_need;                   // inputs that the program lets need gradients (requires_grad_), as it begins
   bool runs_backward = false;                      // the program does, as a training step
   std::shared_ptr<const ReadByCode> read_by_code;  // null where all gradients are torch's own formulas
   bool empty() const { return results.empty(); }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <map>
 #include <sstream>
 #include <utility>
 
@@ -42,9 +43,19 @@ std::string given_to(const Capture& capture) {
   return out;
 }
 
+// Where in their memory the inputs begin is another place in every call: a row of a batch, a batch of a data set.
+Trace from_inputs_on(Trace trace) {
+  std::map<int32_t, SymInt> begins;  // by storage
+  for (TensorId i : trace.inputs)
+    begins.emplace(trace.tensors[static_cast<size_t>(i)].storage, trace.tensors[static_cast<size_t>(i)].offset);
+  for (TraceTensor& t : trace.tensors)
+    if (auto begin = begins.find(t.storage); begin != begins.end()) t.offset = t.offset - begin->second;
+  return trace;
+}
+
 // The recording but for sizes that depend on data, and the tensors that it holds; gradients and arguments' bases are others in every step.
 std::string done_by(const Capture& capture) {
-  std::istringstream trace(capture.trace().str());
+  std::istringstream trace(from_inputs_on(capture.trace()).str());
   std::string out;
   for (std::string line; std::getline(trace, line);)
     if (!line.starts_with("symbol ") && !line.starts_with("guard ")) out += line + "\n";

@@ -113,6 +113,8 @@ CompiledProgram::CompiledProgram(const Trace& trace, std::vector<SymInt> ints, s
   for (size_t i = 0; i < given_; ++i) required_grad_.push_back(!backward_ && facts[i].requires_grad);
   for (size_t i : differentiable.inputs)
     if (backward_ && i < given_) required_grad_[i] = true;
+  lets_need_ = differentiable.lets_need;
+  for (size_t i : lets_need_) required_grad_[i] = false;
   add_devices(trace);
   has_history_ = differentiable.has_history;
   bases_ = differentiable.bases.size();
@@ -512,6 +514,7 @@ std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, Ru
 void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const {
   for (auto [i, steps] : version_steps_)
     for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
+  for (size_t i : lets_need_) inputs.tensors[i]->set_requires_grad(true);
   if (program_.commits.empty()) return;
   at::AutoDispatchBelowADInplaceOrView guard;
   for (auto [input, output] : program_.commits)

@@ -187,6 +187,7 @@ class CompiledProgram {
   std::vector<bool> has_history_;       // by result: of those that are windows of inputs
   std::vector<ShownAs> shown_;          // by result
   size_t bases_ = 0;                    // the last of both are what results are views of, which nobody is given
+  std::vector<size_t> lets_need_;       // gradients, of those inputs: not before
   std::vector<bool> required_grad_;     // by input that the caller gives: must again if the program has gradients, else may
   std::shared_ptr<const Backward> backward_;
   std::unique_ptr<const Stages> stages_;

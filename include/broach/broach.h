@@ -133,8 +133,8 @@ class Compiled {
   Compiled(Modules modules, bool function, std::shared_ptr<void> target, const Options& options);
 
   // Undefined tensors may be given and returned. Throws Error if the program cannot be compiled (a fraction read on the host, a
-  // tensor that it keeps), unless the options say fallback(); errors of libtorch's operations pass through. The first call has
-  // then done what the program does in place.
+  // tensor that it keeps), unless the options say fallback(); errors of libtorch's operations pass through. The call, the first or
+  // a later one that is captured, has then done what the program does in place.
   detail::Values run(Program program, detail::Values arguments) const;
 
   template <class R, class... T>

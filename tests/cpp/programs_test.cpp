@@ -602,6 +602,41 @@ TEST_CASE("programs: writes that go by a counter of the host's are refused, thou
   CHECK(calls > 3);
 }
 
+TEST_CASE("programs: writes beside arguments that begin at another place of their memory in every call") {
+  torch::NoGradGuard no_grad;
+  auto mine = std::make_shared<nn::BatchNorm1dImpl>(4), theirs = std::make_shared<nn::BatchNorm1dImpl>(4);
+  auto fast = broach::compile([mine](const Tensor& x) { return mine->forward(x).relu(); }, Options().pure());
+  const Tensor data = torch::randn({40, 4});
+  for (const Tensor& x : data.split(5)) CHECK(close(fast(x), theirs->forward(x).relu()));
+  CHECK(close(mine->running_mean, theirs->running_mean));
+  auto adds = broach::compile([](Tensor sum, const Tensor& x) { sum.select(0, 1).add_(x[2]); }, Options().pure());
+  const Tensor sums = torch::zeros({4, 3});
+  for (int i = 0; i < 8; ++i) adds(sums.slice(0, i % 2), data[i]);
+  for (int i = 0; i < 2; ++i) CHECK(close(sums[i + 1], (data.select(1, 2).slice(0, i, 8, 2)).sum().expand({3})));
+}
+
+TEST_CASE("programs: numbers that are written by an index") {
+  torch::NoGradGuard no_grad;
+  using torch::indexing::Slice;
+  auto program = [](const Tensor& x) {
+    Tensor y = x.clone();
+    y.index_put_({x < 0}, 0), y.index_put_({Slice(0, 2)}, 1.5), y.index_put_({"...", 1}, -1), y.index_put_({torch::tensor({2, 3})}, 7);
+    return y;
+  };
+  auto fast = broach::compile(program, Options().pure());
+  for (int i = 0; i < 5; ++i) {
+    const Tensor x = torch::randn({5 + i % 3, 4});
+    CHECK(torch::equal(fast(x), program(x)));
+  }
+  Tensor held = torch::full({}, 2.0);  // which is no number of the program's own
+  auto puts = broach::compile([held](const Tensor& x) { return x.clone().index_put_({x < 0}, held); }, Options().pure());
+  for (int i = 0; i < 5; ++i) {
+    held.fill_(i);
+    const Tensor x = torch::randn({6});
+    CHECK(torch::equal(puts(x), x.clone().index_put_({x < 0}, held)));
+  }
+}
+
 TEST_CASE("programs: what an argument is a view of, which is another tensor in every call") {
   torch::NoGradGuard no_grad;
   auto program = [](const Tensor& x) { return Tensor(x._base()) * 2 + x.sum(); };
