@@ -12,6 +12,8 @@ from typing import Callable, Iterable, TypeVar
 
 import torch
 
+from ._numbers import length_of
+
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
 # Attributes whose value is a tensor that can be replaced without its owner's changing, or that says how a tensor came about.
@@ -301,7 +303,7 @@ def reads_only_arguments(function: object) -> bool:
 
     def is_known(value: object) -> bool:
         if isinstance(value, types.FunctionType):
-            return is_plain(value)
+            return value is length_of or is_plain(value)
         if isinstance(value, (types.BuiltinFunctionType, type)) and value.__module__ == "builtins":
             return value.__name__ in _PLAIN_BUILTINS
         named = isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type))

@@ -6,6 +6,7 @@ program that asks whether it was given an ``int`` or a ``float`` takes the way t
 
 from __future__ import annotations
 
+import builtins
 import collections
 import contextvars
 import functools
@@ -235,6 +236,17 @@ def _number_of(t: torch.Tensor) -> Any:
     return Int(number.node) if type(number) is torch.SymInt and _is_ours(number) else number
 
 
+_length = builtins.len
+
+
+@functools.wraps(_length)
+def length_of(x: Any, /) -> Any:
+    """`len` while programs are captured: of a tensor it is a size."""
+    if type(x) in (torch.Tensor, torch.nn.Parameter) and _C.is_capturing_symbols() and x.dim():
+        return x.shape[0]
+    return _length(x)
+
+
 def _list_of(t: torch.Tensor) -> Any:
     if not _C.is_capturing_symbols():
         return _tolist(t)
@@ -345,6 +357,7 @@ _REPLACEMENTS = (
     Replacements(math, {name: _question(answer, getattr(math, name)) for name, answer in _QUESTIONS.items()}),
     Replacements(torch, {name: _function_of_data(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
     Replacements(torch.Tensor, {"tolist": _list_of, "item": _number_of}),
+    Replacements(builtins, {"len": length_of}),
 )
 _CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
 _KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
