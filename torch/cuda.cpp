@@ -1,6 +1,7 @@
 #include "cuda.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
@@ -14,16 +15,25 @@ namespace broach {
 
 namespace {
 
+// What torch's allocator has of the current device; 0 for one that does not tell.
+int64_t reserved_bytes() {
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(&cuda_allocator());
+  if (!allocator) return 0;
+  const auto device = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getDevice().index();
+  return allocator->getDeviceStats(device).reserved_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+}
+
 class CachingMemory : public Memory {
  public:
   // Of the current device, for its current stream.
   Piece take(int64_t bytes, void*) override {
     return {static_cast<std::byte*>(cuda_allocator().raw_allocate(static_cast<size_t>(bytes))), bytes};
   }
-  // A large one would lie between values that are to keep their places, and divide what a larger one needs.
+  // A large one would lie between values that are to keep their places, and divide what a larger one needs. It lies elsewhere, where what
+  // torch gets from the device for it is little beside what there is.
   Piece take_lasting(int64_t bytes, void* queue) override {
-    constexpr int64_t kSmall = int64_t{1} << 20;  // torch keeps these apart
-    if (bytes > kSmall) try {
+    constexpr int64_t kSmall = int64_t{1} << 20, kSegment = int64_t{20} << 20;
+    if (bytes > kSmall && reserved_bytes() >= 40 * kSegment) try {
         const OutOfSteadyMemory out;
         return take(bytes, queue);
       } catch (const c10::OutOfMemoryError& e) {  // there may be room among those values
