@@ -330,8 +330,8 @@ class Capture {
   std::vector<c10::Device> current_;  // of each kind that has several, when the program met the first
   Verdict verdict_;
   int32_t line_ = -1;
-  std::vector<bool> needed_gradients_;  // by input, before the program ran
-  std::unordered_set<const c10::TensorImpl*> read_without_history_, numbers_of_indexing_;
+  std::vector<bool> needed_gradients_;                                                     // by input, before the program ran
+  std::unordered_set<const c10::TensorImpl*> read_without_history_, numbers_of_indexing_;  // while it needed no gradients; written so
   // Tensors and storages seen so far. Weak references keep an address from being used again, but not the memory behind it.
   template <class Impl>
   struct Seen {

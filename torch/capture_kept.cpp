@@ -36,6 +36,7 @@ bool Capture::changes_gradients() const {
 // What operations read before would be without a history in eager, but not where they are made again for the gradients' own gradients.
 bool Capture::only_lets_inputs_need(const std::vector<at::Tensor>& outputs) {
   auto shares = [](const at::Tensor& t, const at::Tensor& other) { return other.defined() && other.has_storage() && other.is_alias_of(t); };
+  std::vector<size_t> found;
   for (size_t i = 0; i < needed_gradients_.size(); ++i) {
     const at::Tensor& t = i < given_.size() ? inputs_[i] : lifted_[i - given_.size()];
     if (t.requires_grad() == needed_gradients_[i]) continue;
@@ -43,8 +44,9 @@ bool Capture::only_lets_inputs_need(const std::vector<at::Tensor>& outputs) {
     if (i >= given_.size() || needed_gradients_[i] || read_without_history_.contains(t.unsafeGetTensorImpl()) ||
         std::ranges::any_of(outputs, [&](const at::Tensor& o) { return shares(real, o); }))
       return false;
-    differentiable_.lets_need.push_back(i);
+    found.push_back(i);
   }
+  differentiable_.lets_need = std::move(found);
   return true;
 }
 

@@ -24,8 +24,8 @@
 // A module's parameters and buffers are read anew on every call: .to(), a parameter put in another's place, train() and
 // eval(), modules added or replaced, and writes to elements are all noticed. So it is for the modules that a function names by
 // broach::uses; of others that it calls, writes to elements alone are noticed. Options of a layer (a dropout's probability) are
-// fixed at the first call, and so is which tensor a member is that a module class of your own has assigned without registering
-// it; after changing one, call reset().
+// fixed at the first call, and so is which tensor or module a member of a module class of your own is: one that is assigned to it is
+// noticed only if it is registered too (register_parameter, register_buffer, replace_module). After changing one, call reset().
 //
 // Sizes that change from call to call become symbols of one compiled program, unless host code reads them as plain numbers:
 // x.size(0), x.sizes(), x.numel() and x.view({x.size(0), -1}) fix a size, and every other size is compiled anew, up to four times in

@@ -18,7 +18,8 @@ class Options {
   // Every operation rounds to its element type as eager's does, no multiplication is contracted with an addition, and nothing is
   // folded into weights; slower. What additions, multiplications, comparisons and moves of elements give is then bit-equal to
   // eager's. Sums (also those in means, norms, softmax, products and convolutions) may be added up in another order, and
-  // exp, log, tanh, sigmoid, erf, gelu, sin and the like may differ in the last bits. Default: off.
+  // exp, log, tanh, sigmoid, erf, gelu, sin and the like may differ in the last bits, and square roots, where MKL's are not exact.
+  // Default: off.
   Options& strict(bool on = true) { return set(strict_, on); }
   // Products and convolutions are computed by what a rule chooses, never by what was measured to be faster: results have the
   // same bits from run to run. torch's own deterministic mode does the same. Default: off.

@@ -13,16 +13,17 @@ std::vector<bool> find_wishes(const Graph& graph, const Capabilities& capabiliti
   const Epilogues epilogues = epilogues_of(graph);
   std::vector<bool> out(graph.nodes().size());
   auto wish = [&](const Value& v) { out[v.node->id] = out[v.node->id] || v.rank() >= 3; };
-  auto wants = [&](const Node& n) {
+  auto wants = [&](const Node& n) {  // null: no such thing
     const ContractionAbility* can = kind_of(n.op) == OpKind::heavy ? capabilities.contraction(n.op, n.results[0].dtype) : nullptr;
-    return can && can->channels_last;
+    return can && can->channels_last ? can : nullptr;
   };
   for (size_t i = graph.nodes().size(); i-- > 0;) {
     const Node& n = graph.nodes()[i];
-    if (wants(n)) {
+    if (const ContractionAbility* can = wants(n)) {
+      const bool gives_weight = n.op == Op::conv_weight_gradient;
       wish(n.inputs[0]);
-      if (n.op == Op::conv_weight_gradient) wish(n.inputs[1]);
-      if (n.op != Op::conv_weight_gradient || capabilities.contraction(n.op, n.results[0].dtype)->lays_weights) out[i] = true;
+      if (gives_weight) wish(n.inputs[1]);
+      out[i] = out[i] || !gives_weight || can->lays_weights;
     }
     if (auto it = epilogues.stored_as.find(n.id); it != epilogues.stored_as.end() && wants(*it->second)) out[i] = true;
     if (out[i] && (is_elementwise(n.op) || n.op == Op::cat || n.op == Op::pad))

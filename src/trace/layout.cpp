@@ -96,7 +96,7 @@ bool apply(Symbols& symbols, const Node& step, TraceTensor& t) {
 
 // ---- results ----
 
-// Torch says what sizes these give by Python code that imports Dynamo, which takes seconds.
+// Of most of these torch says what sizes they give by Python code that imports Dynamo, which takes seconds.
 constexpr std::string_view kDrawn[] = {"aten::randn_like",
                                        "aten::rand_like",
                                        "aten::randint_like",
@@ -258,16 +258,14 @@ class Results {
 
   // As large as its first operand, or as it is told to be.
   std::optional<std::vector<TraceTensor>> drawn() {
-    const Shape* sizes = nullptr;
-    for (const Arg& a : op_.args)
-      if (!sizes) sizes = std::get_if<Shape>(&a.value);
-    const auto* like = std::get_if<Arg::Tensor>(&op_.args[0].value);
-    if (!like && op_.args.size() > 1) like = std::get_if<Arg::Tensor>(&op_.args[1].value);
-    if (!like && !sizes) return std::nullopt;
-    const Shape shape = like ? tensor(like->id).type.shape : *sizes;
+    std::optional<Shape> shape;
+    for (size_t i = 0; !shape && i < op_.args.size(); ++i) {
+      if (auto like = std::get_if<Arg::Tensor>(&op_.args[i].value)) shape = tensor(like->id).type.shape;
+      else if (auto sizes = std::get_if<Shape>(&op_.args[i].value)) shape = *sizes;
+    }
     std::vector<TraceTensor> out = seen_;
     for (TraceTensor& t : out)
-      if (!set_shape(t, shape)) return std::nullopt;
+      if (!shape || !set_shape(t, *shape)) return std::nullopt;
     return out;
   }
 

@@ -187,6 +187,21 @@ def test_gradients_of_gradients_behind_it():
         torch.testing.assert_close(_grad(forces.square(), have), _grad(wanted.square(), want))
 
 
+def test_gradients_of_gradients_behind_a_read():
+    """What was read before has no history, also where the program is run once more."""
+
+    def program(net, x):
+        before = (x**3).sum()
+        x.requires_grad_()
+        return before + net(x).sum()
+
+    net, fast = _net(), broach.compile(program)
+    for batch in (4, 4, 6, 4):
+        x = torch.randn(batch, 2)
+        have, want = x.clone(), x.clone()
+        torch.testing.assert_close(_grad(fast(net, have), have), _grad(program(net, want), want))
+
+
 def test_what_cannot_need_them_raises():
     fast = broach.compile(_residual)
     for _ in range(3):

@@ -313,6 +313,9 @@ def test_lengths_of_tensors_are_sizes(name):
         torch.testing.assert_close(have, want)
         assert not isinstance(want, tuple) or [type(v) for v in have] == [type(v) for v in want]
     assert name in PLAIN_LENGTHS or stats(compiled)["captures"] <= 5, stats(compiled)["eager_reasons"]
+
+
+def test_a_number_has_no_length():
     with pytest.raises(TypeError, match="len.. of a 0-d tensor"):
         broach.compile(lambda x, y: x / len(y), dynamic=True)(torch.ones(3), torch.tensor(1.0))
 
