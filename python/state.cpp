@@ -314,6 +314,12 @@ static bool read_answer(PyObject* answer, std::vector<Ref>& values) {
   return answer || (PyErr_Clear(), false);
 }
 
+// In os.environ, where torch's compiler sets it as it is first imported. Operations that torch has in Python do that, in any capture.
+static bool is_set_by_importing(PyObject* key) {
+  return PyBytes_CheckExact(key) &&
+         std::string_view(PyBytes_AS_STRING(key), static_cast<size_t>(PyBytes_GET_SIZE(key))) == "TORCHINDUCTOR_CACHE_DIR";
+}
+
 bool State::read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& values) const {
   PyObject *k, *v, *o = n.object.get();
   Py_ssize_t at = 0;
@@ -321,6 +327,7 @@ bool State::read_dict(const Node& n, std::vector<Ref>& keys, std::vector<Ref>& v
     if (n.type && is_interpreters_own(text_of(k))) continue;
     if (n.unwatched && n.unwatched->contains(std::string(text_of(k)))) continue;
     if (!left_out_.empty() && is_left_out(o, k)) continue;
+    if (is_set_by_importing(k)) continue;
     keys.push_back(Ref::borrow(k));
     values.push_back(Ref::borrow(v));
   }

@@ -85,7 +85,7 @@ inline ContractionRules contraction_rules(DeviceKind kind = DeviceKind::cpu) {
     }
   };
   return {math(at::Float32Op::MATMUL), math(at::Float32Op::CONV), cuda ? c.userEnabledCuDNN() : c.userEnabledMkldnn(),
-          c.deterministicAlgorithms() || (cuda ? c.deterministicCuDNN() : c.deterministicMkldnn())};
+          c.deterministicAlgorithms() || (cuda ? c.deterministicCuDNN() : c.deterministicMkldnn()), cuda && c.benchmarkCuDNN()};
 }
 
 }  // namespace broach

@@ -84,12 +84,20 @@ class Matcher {
       return !strict_ && can.through_casts && ((now == own && next == DType::f32) || (now == DType::f32 && next == own));
     if (next != now) return false;
     const bool is_bias = c.bias && !had_bias;
+    if (can.residuals_only && !suits_residuals(c, is_bias, along)) return false;
     if (strict_ && is_low_precision(own) && !is_bias && u->op != Op::relu) return false;  // of what is rounded before
     if (can.activations.contains(u->op)) return !keeps_nan_ || can.exact_activations.contains(u->op);
     if (!can.binaries.contains(u->op) || u->inputs[0] == u->inputs[1]) return false;
     if (is_bias) return can.bias;
     const Value& other = c.epilogue.back().second;
     return along || (is_large(other) && other.dtype() == own);
+  }
+
+  // Whether a sum with a tensor as large as the result and then an activation are all, and the convolution is not transposed.
+  static bool suits_residuals(const Contraction& c, bool is_bias, bool along) {
+    if (c.node->op == Op::conv && c.node->integer(Attr::transposed)) return false;
+    const auto& behind = c.epilogue;
+    return is_bias || (!along && (behind.size() == 1 || (behind[0].second && !behind[1].second)));
   }
 
   // Whether it is computed of positions and single elements, at no cost in memory: such as which elements dropout keeps.

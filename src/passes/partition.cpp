@@ -523,8 +523,7 @@ class Divider {
     Emission e(g_);
     for (const Value& v : g_.inputs())
       if (!cut_.is_tangent(*v.node)) e.input(v, g_.strides(v));
-    for (const Node& n : g_.nodes())
-      if (n.op != Op::input && needed[n.id]) emit_unmarked(e, n);
+    for (const Node* n : as_early_as_possible(needed)) emit_unmarked(e, *n);
     std::vector<Value> outputs;
     std::vector<OutputRequest> requests;
     std::map<size_t, int> results;  // values that are results and may be held as they are
@@ -558,6 +557,30 @@ class Divider {
         e.set(n.inputs[0], e.of({&n, 0}));
     for (const Node* n : as_late_as_possible(cut_.computed_later())) emit_unmarked(e, *n);
     return std::make_shared<const Graph>(finish(e, g_, joint_.is_gradient));
+  }
+
+  // What leads to results keeps its order; what is computed only to be saved comes behind the last that it reads, with which it may share a
+  // kernel. Sizes that a call finds out are known behind it only.
+  std::vector<const Node*> as_early_as_possible(const std::vector<bool>& computed) const {
+    std::vector<bool> leads(g_.nodes().size());
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (!joint_.is_gradient[i]) leads[g_.outputs()[i].node->id] = true;
+    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
+      leads[n->id] = leads[n->id] || n->has_effect();
+      if (leads[n->id])
+        for (const Value& v : n->inputs) leads[v.node->id] = true;
+    }
+    const bool in_order = std::ranges::any_of(g_.nodes(), finds_sizes);
+    std::vector<uint32_t> behind(g_.nodes().size());  // which of those that lead to results
+    std::vector<const Node*> out;
+    for (const Node& n : g_.nodes()) {
+      if (leads[n.id] || in_order) behind[n.id] = n.id;
+      else
+        for (const Value& v : n.inputs) behind[n.id] = std::max(behind[n.id], behind[v.node->id]);
+      if (n.op != Op::input && computed[n.id]) out.push_back(&n);
+    }
+    std::ranges::stable_sort(out, {}, [&](const Node* n) { return std::pair(behind[n->id], !leads[n->id]); });
+    return out;
   }
 
   // What depends on a tangent keeps its order; the rest comes where it is first read.

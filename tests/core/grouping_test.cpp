@@ -91,6 +91,26 @@ TEST_CASE("epilogues: what the target has, and no more") {
   CHECK(epilogue_of(g, c, false).empty());
 }
 
+TEST_CASE("epilogues: behind a convolution a library may have a sum and then an activation only") {
+  auto behind = [](const char* operations, bool transposed = false) {
+    const Graph g = Graph::parse(cat(R"(%0 = input(index=0) : bf16[2, 8, 6, 6]
+%1 = input(index=1) : bf16[8, 8, 3, 3]
+%2 = input(index=2) : bf16[1, 8, 1, 1]
+%3 = input(index=3) : bf16[2, 8, 6, 6]
+%4 = expand(%2, shape=[2, 8, 6, 6]) : bf16[2, 8, 6, 6]
+%5 = conv(%0, %1, stride=[1, 1], padding=[1, 1], dilation=[1, 1], transposed=)",
+                                     transposed, ", output_padding=[0, 0], groups=1) : bf16[2, 8, 6, 6]\n", operations));
+    return epilogue_of(g, cuda_target()->capabilities(), false);
+  };
+  CHECK(behind("%6 = add(%5, %4) : bf16[2, 8, 6, 6]\n%7 = relu(%6) : bf16[2, 8, 6, 6]\nreturn %7\n") == "bias relu");
+  CHECK(behind("%6 = add(%5, %3) : bf16[2, 8, 6, 6]\n%7 = relu(%6) : bf16[2, 8, 6, 6]\nreturn %7\n") == "add relu");
+  CHECK(behind("%6 = relu(%5) : bf16[2, 8, 6, 6]\n%7 = add(%6, %3) : bf16[2, 8, 6, 6]\nreturn %7\n") == "relu");
+  CHECK(behind("%6 = add(%5, %3) : bf16[2, 8, 6, 6]\n%7 = add(%3, %6) : bf16[2, 8, 6, 6]\nreturn %7\n") == "add");
+  CHECK(behind("%6 = relu(%5) : bf16[2, 8, 6, 6]\n%7 = add(%6, %4) : bf16[2, 8, 6, 6]\nreturn %7\n") == "relu");
+  CHECK(behind("%6 = relu(%5) : bf16[2, 8, 6, 6]\nreturn %6\n", true).empty());
+  CHECK(behind("%6 = add(%5, %4) : bf16[2, 8, 6, 6]\nreturn %6\n", true).empty());
+}
+
 TEST_CASE("fit: a reduction over the axes that stay does not") {
   const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[4, 8]
 %1 = reduce_sum(%0, dims=[0]) : f32[8]

@@ -186,6 +186,35 @@ return %8, %12
   check_same(g, joint, 5);
 }
 
+TEST_CASE("partition: what is computed only to be saved is computed behind what it reads") {
+  // Positions of maxima, of which the gradient wants half the bytes.
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : f32[4, 64]
+%1 = input(index=1) : f32[4]
+%2 = reduce_max(%0, dims=[1]) : f32[4]
+%3 = reduce_argmax(%0, dims=[1]) : i64[4]
+%4 = exp(%2) : f32[4]
+%5 = reduce_sum(%4, dims=[0]) : f32[]
+%6 = cast(%3, dtype=i32) : i32[4]
+%7 = scalar(value=0.0, dtype=f32) : f32[]
+%8 = reshape(%7, shape=[1, 1]) : f32[1, 1]
+%9 = expand(%8, shape=[4, 64]) : f32[4, 64]
+%10 = reshape(%6, shape=[4, 1]) : i32[4, 1]
+%11 = reshape(%1, shape=[4, 1]) : f32[4, 1]
+%12 = scatter_add(%9, %10, %11, dim=1) : f32[4, 64]
+return %2, %5, %12
+)");
+  const Joint joint = joint_of(g, 1);
+  const Partition p = partition(g, joint);
+  size_t cast = 0, last = 0;
+  for (const Node& n : p.forward->nodes()) {
+    if (n.op == Op::cast) cast = n.id;
+    if (n.op == Op::reduce_sum) last = n.id;
+  }
+  CHECK(cast > 0);
+  CHECK(cast < last);
+  check_same(g, joint, 3);
+}
+
 TEST_CASE("partition: a program without anything that gradients need saves nothing") {
   Graph g = Graph::parse(
       "%0 = input(index=0) : f32[4]\n%1 = input(index=1) : f32[4]\n%2 = exp(%0) : f32[4]\n%3 = neg(%1) : f32[4]\nreturn %2, %3\n");

@@ -41,6 +41,20 @@ def test_each_device_by_turns():
     assert compiled.stats()["compiled_calls"] >= 12, broach.explain(compiled, *args).eager_reasons
 
 
+def test_convolutions_on_each():
+    """Whose engines are made for a device as the program is compiled, whichever is the current one."""
+    program = lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1))  # noqa: E731
+    for current in (0, 1):
+        compiled = broach.compile(program)
+        with torch.cuda.device(current), torch.no_grad():
+            for device in DEVICES[::-1]:
+                x, w, b = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in ((2, 32, 9, 9), (32, 32, 3, 3), (32,)))
+                x, w = (t.to(memory_format=torch.channels_last) for t in (x, w / 16))
+                for _ in range(4):
+                    torch.testing.assert_close(compiled(x, w, b), program(x, w, b), rtol=2e-2, atol=2e-2)
+                assert dict(broach.explain(compiled, x, w, b).picks).keys() == {"cudnn"}
+
+
 def test_training_on_each():
     pairs = []
     for device in DEVICES:

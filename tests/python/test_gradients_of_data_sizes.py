@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import broach
 import pytest
 import torch
@@ -24,6 +28,24 @@ def test_gradients_are_compiled(name):
     told = stats(compiled)
     most = 8 if name in FIXED_ROWS else 4
     assert told["front"] == "native" and told["compiled_calls"] >= calls - most, (told["eager_reasons"], told["reasons"], told["captures"])
+
+
+IN_A_NEW_PROCESS = """
+import sys
+from compared import native, stats
+from losses_of_data import PROGRAMS, trained
+compiled = native(PROGRAMS["norm_of_rows"])
+for call in range(8):
+    trained(compiled, call)
+assert stats(compiled)["captures"] <= 3, stats(compiled)
+"""
+
+
+def test_what_operations_import_is_no_effect_of_the_program():
+    """Torch says the sizes of some gradients by Python code that imports its compiler, which sets a variable of the environment."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    run = subprocess.run([sys.executable, "-c", IN_A_NEW_PROCESS], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("selected", [0, 1])

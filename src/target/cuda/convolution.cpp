@@ -1,7 +1,10 @@
 #include "target/cuda/convolution.h"
 
+#include <algorithm>
+
+#include "support/error.h"
+#include "target/cuda/cudnn.h"
 #include "target/cuda/libraries.h"
-#include "target/cuda/product_form.h"
 
 namespace broach::cuda {
 
@@ -11,32 +14,39 @@ Window window(const Operand& o, std::span<const int64_t> symbols) {
   return {evaluated<Sizes>(o.type.shape, symbols), evaluated<Sizes>(o.place.strides, symbols), o.type.dtype};
 }
 
+// Whether its channels lie side by side, and its elements without gaps.
+bool is_channels_last(const Window& t) {
+  int64_t stride = 1;
+  for (size_t d : {1u, 3u, 2u, 0u}) {
+    if (t.sizes[d] != 1 && t.strides[d] != stride) return false;
+    stride *= t.sizes[d];
+  }
+  return true;
+}
+
 class Convolution : public CompiledContraction {
  public:
-  Convolution(const ContractionStep& step, HostContractionFunction host) : step_(step), host_(host) {}
-
-  void run(const ContractionArgs& args, const RunContext& run) const override {
-    const Operation& n = step_.operation;
-    const Window x = window(step_.operands[0], run.symbols), weight = window(step_.operands[1], run.symbols),
-                 result = window(step_.result, run.symbols), bias = step_.bias ? window(*step_.bias, run.symbols) : Window{};
-    for (int64_t size : result.sizes)
-      if (size == 0) return;
-    const auto padding = evaluated<Sizes>(n.sizes(Attr::padding), run.symbols);
-    const auto output_padding = n.op == Op::conv ? evaluated<Sizes>(n.sizes(Attr::output_padding), run.symbols) : Sizes();
-    enter_device(run.device.index);
-    host_({n,
-           x.at(args.operands[0]),
-           weight.at(args.operands[1]),
-           step_.bias ? bias.at(args.bias) : HostWindow{},
-           result.at(args.result),
-           padding,
-           output_padding,
-           step_.epilogue,
-           {},
-           run.device});
+  Convolution(const ContractionStep& step, const CompileSettings& settings)
+      : step_(step),
+        host_(settings.host_contraction),
+        is_library_(settings.contractions.library && !settings.contractions.measures),
+        deterministic_(settings.contractions.deterministic) {
+    std::vector<SymbolId> symbols;
+    for (const Operand* o : {&step.operands[0], &step.operands[1], &step.result})
+      for (const auto* list : {&o->type.shape, &o->place.strides})
+        for (const SymInt& n : *list) n.collect_symbols(symbols);
+    for (const SymInt& n : step.operation.sizes(Attr::padding)) n.collect_symbols(symbols);
+    if (symbols.empty()) fixed_ = plan({}, step.result.type.device.index);
   }
 
-  bool calls_host() const override { return true; }
+  void run(const ContractionArgs& args, const RunContext& run) const override {
+    const std::shared_ptr<const ConvolutionPlan> known = fixed_ ? fixed_ : plan(run.symbols, run.device.index);
+    if (known && run_by(*known, args, run)) return;
+    if (run.recording && !calls_host()) unsupported("cuda: a convolution of the host's library is not recorded");
+    run_by_host(args, run);
+  }
+
+  bool calls_host() const override { return !fixed_; }
 
   // A copy of the weight with its channels last, if they are not. Unknown are sizes that change, and what cuDNN takes itself.
   int64_t host_bytes() const override {
@@ -44,31 +54,109 @@ class Convolution : public CompiledContraction {
     const Shape& sizes = weight.type.shape;
     const auto elements = product(sizes).maybe_constant();
     const bool is_last = weight.place.strides[1] == SymInt(1) || (sizes[2] == SymInt(1) && sizes[3] == SymInt(1));
-    return is_last || !elements ? 0 : *elements * size_of(weight.type.dtype);
+    return fixed_ || is_last || !elements ? 0 : *elements * size_of(weight.type.dtype);
   }
 
-  std::string pick(std::span<const int64_t>) const override { return "aten"; }
+  std::string pick(std::span<const int64_t> symbols) const override {
+    return fixed_ || plan(symbols, step_.result.type.device.index) ? "cudnn" : "aten";
+  }
 
  private:
+  using Wanted = LibraryConvolution::Wanted;
+
+  Wanted wanted() const {
+    if (step_.operation.op == Op::conv_weight_gradient) return Wanted::weight;
+    return step_.operation.integer(Attr::transposed) ? Wanted::x : Wanted::y;
+  }
+
+  // Null where the library does not take it. What ATen lays anew for it are windows with gaps, and what is empty nobody computes.
+  std::shared_ptr<const ConvolutionPlan> plan(std::span<const int64_t> symbols, int device) const {
+    const Operation& n = step_.operation;
+    if (!is_library_ || n.integer(Attr::groups) != 1 || step_.result.type.rank() != 4) return nullptr;
+    const Window a = window(step_.operands[0], symbols), b = window(step_.operands[1], symbols), c = window(step_.result, symbols);
+    for (const Window* w : {&a, &b, &c})
+      if (!is_channels_last(*w) || w->dtype != c.dtype || std::ranges::find(w->sizes, 0) != w->sizes.end()) return nullptr;
+    LibraryConvolution l;
+    l.wanted = wanted(), l.dtype = c.dtype, l.deterministic = deterministic_;
+    l.x = l.wanted == Wanted::x ? c.sizes : a.sizes;
+    l.weight = l.wanted == Wanted::weight ? c.sizes : b.sizes;
+    l.y = l.wanted == Wanted::y ? c.sizes : l.wanted == Wanted::x ? a.sizes : b.sizes;
+    l.padding = evaluated<Sizes>(n.sizes(Attr::padding), symbols);
+    l.stride = n.ints(Attr::stride), l.dilation = n.ints(Attr::dilation);
+    return describe_what_follows(l, symbols) ? convolution_plan(l, device) : nullptr;
+  }
+
+  // A bias, a sum and relu, in this order.
+  bool describe_what_follows(LibraryConvolution& l, std::span<const int64_t> symbols) const {
+    if (step_.bias) l.bias = step_.bias->type.dtype;
+    for (const Epilogue& e : step_.epilogue) {
+      if (l.relu) return false;
+      if (e.op == Op::relu) l.relu = true;
+      else if (l.adds || e.op != Op::add) return false;
+      else l.adds = true;
+      if (!e.operand) continue;
+      const Window added = window(*e.operand, symbols);
+      if (!is_channels_last(added) || added.sizes != l.y || added.dtype != l.dtype) return false;
+    }
+    return l.wanted == Wanted::y || !(l.bias || l.adds || l.relu);
+  }
+
+  bool run_by(const ConvolutionPlan& known, const ContractionArgs& args, const RunContext& run) const {
+    constexpr uintptr_t kAligned = 16;
+    void *a = args.operands[0], *b = args.operands[1], *c = args.result, *added = args.epilogue.empty() ? nullptr : args.epilogue[0];
+    for (void* p : {a, b, c, args.bias, added})
+      if (reinterpret_cast<uintptr_t>(p) % kAligned != 0) return false;
+    enter_device(run.device.index);
+    switch (wanted()) {
+      case Wanted::y: known.run({a, b, c, args.bias, added}, run); break;
+      case Wanted::x: known.run({c, b, a, nullptr, nullptr}, run); break;
+      case Wanted::weight: known.run({a, c, b, nullptr, nullptr}, run); break;
+    }
+    return true;
+  }
+
+  void run_by_host(const ContractionArgs& args, const RunContext& run) const {
+    const Operation& n = step_.operation;
+    const Window x = window(step_.operands[0], run.symbols), weight = window(step_.operands[1], run.symbols),
+                 result = window(step_.result, run.symbols), bias = step_.bias ? window(*step_.bias, run.symbols) : Window{};
+    for (int64_t size : result.sizes)
+      if (size == 0) return;
+    const auto padding = evaluated<Sizes>(n.sizes(Attr::padding), run.symbols);
+    const auto output_padding = n.op == Op::conv ? evaluated<Sizes>(n.sizes(Attr::output_padding), run.symbols) : Sizes();
+    std::vector<Window> windows;
+    std::vector<HostWindow> operands;
+    for (const Epilogue& e : step_.epilogue)
+      if (e.operand) windows.push_back(window(*e.operand, run.symbols));
+    for (size_t i = 0; i < windows.size(); ++i) operands.push_back(windows[i].at(args.epilogue[i]));
+    enter_device(run.device.index);
+    host_({n, x.at(args.operands[0]), weight.at(args.operands[1]), step_.bias ? bias.at(args.bias) : HostWindow{}, result.at(args.result),
+           padding, output_padding, step_.epilogue, operands, run.device});
+  }
+
   ContractionStep step_;
   HostContractionFunction host_;
+  bool is_library_, deterministic_;
+  std::shared_ptr<const ConvolutionPlan> fixed_;
 };
 
 }  // namespace
 
 bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
-// What stands behind one is a kernel. Those of groups, of one spatial dimension or of three are faster as eager makes them.
+// Behind one, relu may follow a sum. The library makes 0 of a NaN that relu would keep. Convolutions of groups, of one spatial dimension or
+// of three are faster as eager makes them.
 ContractionAbility convolution_ability(Op op) {
   ContractionAbility a;
   a.bias = op == Op::conv, a.channels_last = a.lays_weights = true, a.grouped = false, a.rank = 4;
-  if (op == Op::conv) a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
+  if (op != Op::conv) return a;
+  a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
+  a.activations = {Op::relu}, a.binaries = {Op::add}, a.most_epilogues = 2, a.residuals_only = true;
   return a;
 }
 
 std::shared_ptr<const CompiledContraction> make_convolution(const ContractionStep& step, const CompileSettings& settings) {
   if (!settings.host_contraction || !has_convolutions(step.result.type.dtype) || !step.side_results.empty()) return nullptr;
-  return std::make_shared<Convolution>(step, settings.host_contraction);
+  return std::make_shared<Convolution>(step, settings);
 }
 
 }  // namespace broach::cuda

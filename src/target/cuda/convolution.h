@@ -1,4 +1,5 @@
-// Convolutions by the host's library, on tensors whose channels lie side by side: what its kernels for two-byte elements want.
+// Convolutions on tensors whose channels lie side by side, as kernels for two-byte elements want them: by cuDNN, and by the host's library
+// where that does not do.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 #include "target/cuda/emit_kernel.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "target/cuda/expression_emitter.h"
 
@@ -17,6 +18,17 @@ std::string combine(const KernelExpr& r) {
     case Op::reduce_max: return "Max";
     case Op::reduce_min: return "Min";
     default: return r.op == Op::reduce_argmax ? "Arg<true>" : "Arg<false>";
+  }
+}
+
+// What a reduction of elements of this type begins with.
+std::string identity(const KernelExpr& r, DType t) {
+  switch (r.op) {
+    case Op::reduce_sum: return constant_text(int64_t{0}, t);
+    case Op::reduce_prod: return constant_text(int64_t{1}, t);
+    case Op::reduce_max: return constant_text(t == DType::b1 ? Scalar(false) : lowest(t), t);
+    case Op::reduce_min: return constant_text(t == DType::b1 ? Scalar(true) : highest(t), t);
+    default: return cat("{", constant_text(int64_t{0}, t), ", -1}");
   }
 }
 
@@ -177,6 +189,7 @@ class KernelEmitter : ExpressionEmitter {
       cache_step_.clear();
       if (!whole) close();
     } else {
+      if (!rows) line("#pragma unroll 4");
       open(cat("for (", index_type(), " step = ", thread, "; step < ", all, "; step += ", p_.team, ")"));
       stand(p_.step_axes, "step", lanes);
       body();
@@ -194,23 +207,13 @@ class KernelEmitter : ExpressionEmitter {
   }
   static std::string accumulator(int r, int64_t lane) { return cat("a", r, "_", lane); }
 
-  std::string identity(const KernelExpr& r) const {
-    const DType t = reduced_dtype(r);
-    switch (r.op) {
-      case Op::reduce_sum: return constant_text(int64_t{0}, t);
-      case Op::reduce_prod: return constant_text(int64_t{1}, t);
-      case Op::reduce_max: return constant_text(t == DType::b1 ? Scalar(false) : lowest(t), t);
-      case Op::reduce_min: return constant_text(t == DType::b1 ? Scalar(true) : highest(t), t);
-      default: return cat("{", constant_text(int64_t{0}, t), ", -1}");
-    }
-  }
-
   // In rows the lanes are parts of one result, else results of their own.
   int64_t results(int r) const { return p_.shape == Shape::rows || !p_.varies(r) ? 1 : p_.lanes; }
 
   void reduce(const std::vector<int>& stage) {
     for (int r : stage)
-      for (int64_t l = 0; l < results(r); ++l) line(accumulator_type(p_.expr(r)), " ", accumulator(r, l), " = ", identity(p_.expr(r)), ";");
+      for (int64_t l = 0; l < results(r); ++l)
+        line(accumulator_type(p_.expr(r)), " ", accumulator(r, l), " = ", identity(p_.expr(r), reduced_dtype(p_.expr(r))), ";");
     std::vector<bool> needed(k_.exprs.size());
     for_steps([&] {
       for (int64_t l = 0; l < p_.lanes; ++l)
@@ -221,11 +224,8 @@ class KernelEmitter : ExpressionEmitter {
       else if (&stage == &p_.stages.front()) add_up(true);
     });
     if (p_.shape == Shape::rows) finish_rows(stage);
-    for (int r : stage) {
-      collect_needed(k_, p_.expr(r).args[0], needed);
-      for (int64_t l = 0; p_.shape != Shape::rows && l < results(r); ++l)
-        finish(r, l, cat("over_column<", p_.team, ", ", combine(p_.expr(r)), ">(", accumulator(r, l), ")"));
-    }
+    else finish_columns(stage);
+    for (int r : stage) collect_needed(k_, p_.expr(r).args[0], needed);
     for (int e : p_.cached)
       if (needed[static_cast<size_t>(e)]) filled_.insert(e);
   }
@@ -250,6 +250,22 @@ class KernelEmitter : ExpressionEmitter {
     }
     if (!is_one) line("__syncthreads();");
     for (int r : stage) finish(r, 0, is_one ? cat("w", r) : cat("over_warps<", combine(p_.expr(r)), ">(shared", r, slot, ")"));
+  }
+
+  // Likewise the threads that share columns.
+  void finish_columns(const std::vector<int>& stage) {
+    const bool is_one = p_.team == 1;
+    for (int r : stage) {
+      if (!is_one) line("__shared__ OfColumns<", p_.team, ", ", results(r), ", ", accumulator_type(p_.expr(r)), "> shared", r, ";");
+      for (int64_t l = 0; !is_one && l < results(r); ++l) line("put(shared", r, ", ", l, ", ", accumulator(r, l), ");");
+    }
+    if (!is_one) line("__syncthreads();");
+    for (int64_t first = 0; int r : stage)
+      if (!is_one) line("combine<", combine(p_.expr(r)), ", ", std::exchange(first, first + results(r)), ">(shared", r, ");");
+    if (!is_one) line("__syncthreads();");
+    for (int r : stage)
+      for (int64_t l = 0; l < results(r); ++l)
+        finish(r, l, is_one ? accumulator(r, l) : cat("shared", r, ".part[0][", l, "][threadIdx.x]"));
   }
 
   void finish(int r, int64_t lane, std::string all) {

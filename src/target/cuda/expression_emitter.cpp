@@ -169,7 +169,8 @@ std::string ExpressionEmitter::compute(int at, int64_t lane) {
 std::string ExpressionEmitter::load(int at, int64_t lane) {
   const KernelExpr& e = p_.expr(at);
   const DType stored = k_.buffers[static_cast<size_t>(e.access.buffer)];
-  if (e.predicate >= 0) {
+  const bool is_asked = e.predicate >= 0, is_one_answer = is_asked && !p_.varies(e.predicate);
+  if (is_asked && !(is_one_answer && p_.is_packed(e.access))) {
     const std::string condition = value(e.predicate, lane), from = address(e.access, lane), name = cat("m", at, "_", lane);
     line(stored_type(stored), " ", name, "{};");
     line("if (", condition, ") ", name, " = *(", from, ");");
@@ -180,7 +181,13 @@ std::string ExpressionEmitter::load(int at, int64_t lane) {
   const std::string row = cat("r", at);
   bool is_known = false;
   for (int64_t l = 0; l < p_.lanes; ++l) is_known = is_known || values_.contains({at, l});
-  if (!is_known) line("const auto ", row, " = load_row<", p_.lanes, ">(", address(e.access, 0), ");");
+  if (!is_known && is_asked) {
+    const std::string condition = value(e.predicate, lane), from = address(e.access, 0);
+    line("Row<", stored_type(stored), ", ", p_.lanes, "> ", row, "{};");
+    line("if (", condition, ") ", row, " = load_row<", p_.lanes, ">(", from, ");");
+  } else if (!is_known) {
+    line("const auto ", row, " = load_row<", p_.lanes, ">(", address(e.access, 0), ");");
+  }
   return from_memory(cat(row, ".x[", lane, "]"), stored);
 }
 

@@ -123,12 +123,7 @@ class Planner {
   void choose_team() {
     if (p_.shape == Shape::points) return;
     const int64_t steps = estimate(p_.steps), units = estimate(p_.units);
-    if (p_.shape == Shape::columns) {
-      const int64_t team = units >= kBusy ? 1 : most_threads();
-      p_.team = static_cast<int>(team);
-      p_.width = team == 1 ? 128 : 32;
-      return;
-    }
+    if (p_.shape == Shape::columns) return choose_columns(units);
     const int64_t vectors = std::max<int64_t>(1, (steps + p_.lanes - 1) / p_.lanes);
     if (p_.added > 0) return choose_adders(vectors);
     int64_t team = std::clamp<int64_t>(power_of_two((vectors + 3) / 4), 1, 1024);
@@ -136,6 +131,20 @@ class Planner {
     p_.team = static_cast<int>(team);
     p_.width = static_cast<int>(std::max<int64_t>(1, 128 / team));
     write_out(vectors);
+  }
+
+  // What the threads of a column share is little enough for several blocks of a multiprocessor.
+  void choose_columns(int64_t units) {
+    constexpr int64_t kMostShared = int64_t{16} << 10, kBytesOfIndex = 16;
+    int64_t bytes = 0;  // of a thread
+    for (const auto& stage : p_.stages)
+      for (int r : stage)
+        bytes += (p_.varies(r) ? p_.lanes : 1) * (is_index_reduction(p_.expr(r).op) ? kBytesOfIndex : size_of(p_.expr(r).dtype));
+    int64_t team = units >= kBusy ? 1 : most_threads();
+    while (team > 1 && team * 32 * bytes > kMostShared) team /= 2;
+    p_.team = static_cast<int>(team);
+    p_.width = team == 1 ? 128 : 32;
+    if (team > 1) write_out(estimate(p_.steps));
   }
 
   void write_out(int64_t vectors) {

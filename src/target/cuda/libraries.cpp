@@ -154,6 +154,20 @@ CublasLt open_cublaslt() {
   return c;
 }
 
+Cudnn open_cudnn() {
+  const Symbols find(open_library(nullptr, {"libcudnn.so.9"}), "the library of convolutions libcudnn.so");
+  Cudnn c{};
+  find(c.create, "cudnnCreate");
+  find(c.set_stream, "cudnnSetStream");
+  find(c.desc_create, "cudnnBackendCreateDescriptor");
+  find(c.desc_destroy, "cudnnBackendDestroyDescriptor");
+  find(c.desc_set, "cudnnBackendSetAttribute");
+  find(c.desc_get, "cudnnBackendGetAttribute");
+  find(c.desc_finish, "cudnnBackendFinalize");
+  find(c.execute, "cudnnBackendExecute");
+  return c;
+}
+
 }  // namespace
 
 const Driver& Driver::get() {
@@ -169,6 +183,11 @@ const Nvrtc& Nvrtc::get() {
 const CublasLt& CublasLt::get() {
   static const CublasLt cublas = open_cublaslt();
   return cublas;
+}
+
+const Cudnn& Cudnn::get() {
+  static const Cudnn cudnn = open_cudnn();
+  return cudnn;
 }
 
 void Driver::check(int result, const char* what) const {
@@ -218,6 +237,16 @@ void enter_device(int device) {
   driver.check(driver.context_retain(&context, device), "the device's context");
   driver.check(driver.context_set(context), "the device's context");
 }
+
+OnDevice::OnDevice(int device) {
+  const Driver& driver = Driver::get();
+  driver.check(driver.context_current(&before_), "the current context");
+  Context context = nullptr;
+  driver.check(driver.context_retain(&context, device), "the device's context");
+  driver.check(driver.context_set(context), "the device's context");
+}
+
+OnDevice::~OnDevice() { Driver::get().context_set(before_); }
 
 // ---- the compiler ----
 

@@ -1,4 +1,4 @@
-// NVIDIA's libraries as far as the target uses them: the driver, the compiler at run time and the library of products. They are opened
+// NVIDIA's libraries as far as the target uses them: the driver, the compiler at run time and the libraries of products and convolutions. They are opened
 // when they are first needed, so that one build serves machines with and without a GPU; what is called is declared here, after the
 // documentation of CUDA 12 and 13, since the build has none of their headers.
 #pragma once
@@ -120,6 +120,17 @@ int architecture_of(int device);
 int current_device();
 // Makes the device's context this thread's, if it has none yet: torch sets one only where something differs.
 void enter_device(int device);
+// As long as it lives, the device's context is this thread's.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  Context before_ = nullptr;
+};
 
 // libnvrtc.so. Results are nvrtcResult: 0 is success.
 struct Nvrtc {
@@ -175,6 +186,23 @@ struct CublasLt {
   int (*search)(Handle, Desc, Layout a, Layout b, Layout c, Layout d, Preference, int wanted, Found*, int* found);
   int (*matmul)(Handle, Desc, const void* alpha, const void* a, Layout, const void* b, Layout, const void* beta, const void* c, Layout,
                 void* d, Layout, const Algorithm*, void* workspace, size_t workspace_bytes, Stream);
+};
+
+// libcudnn.so.9, of which the interface that describes what to compute. Results are cudnnStatus_t: 0 is success.
+struct Cudnn {
+  static const Cudnn& get();  // throws Unsupported where there is none
+
+  using Handle = void*;
+  using Descriptor = void*;
+
+  int (*create)(Handle*);
+  int (*set_stream)(Handle, Stream);
+  int (*desc_create)(int kind, Descriptor*);
+  int (*desc_destroy)(Descriptor);
+  int (*desc_set)(Descriptor, int attribute, int type, int64_t count, const void* values);
+  int (*desc_get)(Descriptor, int attribute, int type, int64_t room, int64_t* count, void* values);
+  int (*desc_finish)(Descriptor);
+  int (*execute)(Handle, Descriptor plan, Descriptor arguments);
 };
 
 }  // namespace broach::cuda

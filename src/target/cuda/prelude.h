@@ -271,20 +271,19 @@ template <class F, int N, class T> FN T over_warps(const OfWarps<N, T>& of) {
   for (int w = 1; w < N / 32; ++w) x = F::of(x, of.part[threadIdx.y][w]);
   return x;
 }
-template <int N, class F, class T> FN T over_column(T x) {
-  if (N > 1) {
-    __shared__ T part[N][32];
-    part[threadIdx.y][threadIdx.x] = x;
-    __syncthreads();
+// What each of the N threads of 32 columns has of L results, in shared memory.
+template <int N, int L, class T> struct OfColumns { T part[N][L][32]; };
+template <int N, int L, class T> FN void put(OfColumns<N, L, T>& to, int l, T x) { to.part[threadIdx.y][l][threadIdx.x] = x; }
+// Each result by a warp of its own, as far as there are so many; `first` is that of the first.
+template <class F, int first, int N, int L, class T> FN void combine(OfColumns<N, L, T>& of) {
 #pragma unroll
-    for (int d = N / 2; d > 0; d /= 2) {
-      if (threadIdx.y < d) part[threadIdx.y][threadIdx.x] = F::of(part[threadIdx.y][threadIdx.x], part[threadIdx.y + d][threadIdx.x]);
-      __syncthreads();
-    }
-    x = part[0][threadIdx.x];
-    __syncthreads();
+  for (int l = 0; l < L; ++l) {
+    if (threadIdx.y != (first + l) % N) continue;
+    T x = of.part[0][l][threadIdx.x];
+#pragma unroll
+    for (int n = 1; n < N; ++n) x = F::of(x, of.part[n][l][threadIdx.x]);
+    of.part[0][l][threadIdx.x] = x;
   }
-  return x;
 }
 )";
 

@@ -1,0 +1,137 @@
+"""Convolutions on a GPU: by cuDNN where it has an engine for them, else by libtorch's; beside eager on the same device."""
+
+from __future__ import annotations
+
+import broach
+import pytest
+import torch
+import torch.nn.functional as F
+
+TYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+LAST = torch.channels_last
+
+
+def _tensors(dtype, layout=LAST, channels=32, given=48, size=14, kernel=3):
+    """An image, a weight, a bias and what is as large as the result of a convolution with padding."""
+    torch.manual_seed(0)
+    x = torch.randn(4, channels, size, size, device="cuda", dtype=dtype).to(memory_format=layout)
+    w = (torch.randn(given, channels, kernel, kernel, device="cuda", dtype=dtype) / (kernel * channels**0.5)).to(memory_format=layout)
+    b, r = torch.randn(given, device="cuda", dtype=dtype), torch.randn(4, given, size, size, device="cuda", dtype=dtype)
+    return x, w, b, r.to(memory_format=layout)
+
+
+def _close(have, want):
+    """One rounding apart, where eager rounds between a convolution and what stands behind it."""
+    torch.testing.assert_close(have, want, rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+def _picks(program, *args, externs=False):
+    compiled = broach.compile(lambda *args: program(*args))
+    with torch.no_grad():
+        for _ in range(3):
+            _close(compiled(*args), program(*args))
+        report = broach.explain(compiled, *args)
+    assert not report.eager_reasons and bool(report.externs) == externs, report
+    return set(report.picks)
+
+
+BEHIND = {
+    "nothing": lambda x, w, b, r: F.conv2d(x, w, padding=1),
+    "a bias": lambda x, w, b, r: F.conv2d(x, w, b, padding=1),
+    "relu": lambda x, w, b, r: F.relu(F.conv2d(x, w, padding=1)),
+    "a bias and relu": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1)),
+    "a residual": lambda x, w, b, r: F.conv2d(x, w, padding=1) + r,
+    "a bias, a residual and relu": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1) + r),
+    "relu and a residual": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1)) + r,
+    "two residuals": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1) + r + r.square()),
+    "one number a channel": lambda x, w, b, r: F.conv2d(x, w, padding=1) + r[:1, :, :1, :1],
+    "itself": lambda x, w, b, r: (lambda y: y + y)(F.conv2d(x, w, b, padding=1)),
+}
+
+
+@pytest.mark.parametrize("layout", ["channels last", "channels first"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("behind", BEHIND)
+def test_what_stands_behind(behind, dtype, layout):
+    tensors = _tensors(TYPES[dtype], LAST if layout == "channels last" else torch.contiguous_format)
+    picks = _picks(BEHIND[behind], *tensors)
+    if layout == "channels last":
+        assert "cudnn" in picks
+
+
+@pytest.mark.parametrize("case", [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 0, 1), (3, 2, 1)])
+def test_windows(case):
+    stride, padding, dilation = case
+    for kernel in (1, 3, (1, 5)):
+        x, _, _, _ = _tensors(torch.bfloat16)
+        w = torch.randn(48, 32, *((kernel, kernel) if isinstance(kernel, int) else kernel), device="cuda", dtype=torch.bfloat16) / 16
+        _picks(lambda x, w: F.conv2d(x, w, stride=stride, padding=padding, dilation=dilation), x, w)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 7, 8, 33])
+def test_channels(channels):
+    _picks(lambda x, w, b, r: F.conv2d(x, w, b, padding=1), *_tensors(torch.bfloat16, channels=channels, given=channels + 4))
+
+
+def test_other_forms():
+    x, w, b, r = _tensors(torch.bfloat16, channels=32, given=32)
+    _picks(lambda x, w: F.conv2d(x, w[:, :8], padding=1, groups=4), x, w, externs=True)
+    _picks(lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1), x, w, b)
+    _picks(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1), x, w)
+    _picks(lambda x, w: F.conv2d(x[:, :, 1:, 2:], w), x, w)
+    _picks(lambda x, w: F.conv2d(x[:, 1:17], w[:, :16]), x, w)
+    _picks(lambda x, w: F.conv2d(x.flatten()[1 : 1 + 8 * 32 * 9].view(8, 32, 3, 3), w), x, w)  # an odd place in memory
+    _picks(lambda x, w: F.conv2d(x[:0], w), x, w)
+    _picks(lambda x, w: F.conv2d(F.relu(x * 0 + float("nan")), w), x, w)
+
+
+def test_nan_behind_relu_is_seen_where_there_are_gradients():
+    x, w, b, r = _tensors(torch.bfloat16)
+    x[0, 0, 0, 0] = float("nan")
+    w.requires_grad_()
+    program = lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1) + r)  # noqa: E731
+    compiled = broach.compile(program)
+    for _ in range(3):
+        assert torch.equal(compiled(x, w, b, r).isnan(), program(x, w, b, r).isnan())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("case", [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (5, 2, 2)])
+def test_gradients(case, dtype):
+    kernel, stride, padding = case
+    x, w, b, _ = _tensors(TYPES[dtype], kernel=kernel, size=15)
+    program = lambda x, w, b: F.conv2d(F.conv2d(x, w, b, stride, padding).relu(), w.transpose(0, 1).contiguous(), padding=padding).float().square().mean()  # noqa: E731, E501
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    compiled = broach.compile(program)
+    want = torch.autograd.grad(program(*leaves), leaves)
+    for _ in range(8):
+        for have, expected in zip(torch.autograd.grad(compiled(*leaves), leaves), want, strict=True):
+            assert (have - expected).float().norm() <= 2e-2 * expected.float().norm()
+    assert compiled.stats()["compiled_calls"] > 0
+
+
+@pytest.mark.parametrize("flag", ["benchmark", "deterministic", "enabled"])
+def test_flags_are_obeyed(flag):
+    x, w, b, _ = _tensors(torch.bfloat16)
+    program = lambda x, w, b: F.conv2d(x, w, b, padding=1)  # noqa: E731
+    compiled = broach.compile(program)
+    with torch.no_grad():
+        for value in (False, True, False):
+            with torch.backends.cudnn.flags(**{"enabled": True, "benchmark": False, "deterministic": False, flag: value}):
+                for _ in range(3):
+                    _close(compiled(x, w, b), program(x, w, b))
+
+
+def test_measuring_is_left_to_libtorch():
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
+        assert _picks(lambda x, w, b, r: F.conv2d(x, w, padding=1), *_tensors(torch.bfloat16)) == {"aten"}
+
+
+def test_batches_of_changing_size():
+    _, w, b, _ = _tensors(torch.bfloat16)
+    program = lambda x, w, b: F.relu(F.conv2d(x, w, b, padding=1))  # noqa: E731
+    compiled = broach.compile(program)
+    with torch.no_grad():
+        for n in (4, 5, 9, 1, 4, 12):
+            x = torch.randn(n, 32, 14, 14, device="cuda", dtype=torch.bfloat16).to(memory_format=LAST)
+            _close(compiled(x, w, b), program(x, w, b))
