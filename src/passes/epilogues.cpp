@@ -63,7 +63,7 @@ class Matcher {
     const ContractionAbility* can = capabilities_.contraction(n.op, n.results[0].dtype);
     // Between a cast to fp32 and the cast back the epilogue could not be stored; it ends where it was last as wide as the result.
     while (can && longer.epilogue.size() < can->most_epilogues && extend(longer, *can))
-      if (longer.last->results[0] == n.results[0]) c = longer;
+      if (longer.last->results[0] == n.results[0] && (!can->residuals_only || is_whole(longer))) c = longer;
     for (const Node* m = &n; m != c.last; m = only_user(*m)) placements_[only_user(*m)->id].within = static_cast<int>(n.id);
   }
 
@@ -93,12 +93,14 @@ class Matcher {
     return along || (is_large(other) && other.dtype() == own);
   }
 
-  // Whether a sum with a tensor as large as the result and then an activation are all, and the convolution is not transposed.
+  // Whether behind the bias of a convolution that is not transposed a sum with a tensor as large as the result and then an activation are all,
+  // or the beginning of it.
   static bool suits_residuals(const Contraction& c, bool is_bias, bool along) {
-    if (c.node->op == Op::conv && c.node->integer(Attr::transposed)) return false;
+    if (!c.bias || (c.node->op == Op::conv && c.node->integer(Attr::transposed))) return false;
     const auto& behind = c.epilogue;
     return is_bias || (!along && (behind.size() == 1 || (behind[0].second && !behind[1].second)));
   }
+  static bool is_whole(const Contraction& c) { return c.epilogue.empty() || !c.epilogue.back().second; }
 
   // Whether it is computed of positions and single elements, at no cost in memory: such as which elements dropout keeps.
   std::vector<bool> find_generated() const {

@@ -17,7 +17,7 @@ def _tensors(dtype, layout=LAST, channels=32, given=48, size=14, kernel=3):
     x = torch.randn(4, channels, size, size, device="cuda", dtype=dtype).to(memory_format=layout)
     w = (torch.randn(given, channels, kernel, kernel, device="cuda", dtype=dtype) / (kernel * channels**0.5)).to(memory_format=layout)
     b, r = torch.randn(given, device="cuda", dtype=dtype), torch.randn(4, given, size, size, device="cuda", dtype=dtype)
-    return x, w, b, r.to(memory_format=layout)
+    return x, w, b, r.to(memory_format=layout) / 4
 
 
 def _close(have, want):

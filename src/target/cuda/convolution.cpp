@@ -143,8 +143,8 @@ class Convolution : public CompiledContraction {
 
 bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
-// Behind one, relu may follow a sum. The library makes 0 of a NaN that relu would keep. Convolutions of groups, of one spatial dimension or
-// of three are faster as eager makes them.
+// The library has engines for a bias, for relu behind it, and for a sum with a residual between the two. It makes 0 of a NaN that relu would
+// keep. Convolutions of groups, of one spatial dimension or of three are faster as eager makes them.
 ContractionAbility convolution_ability(Op op) {
   ContractionAbility a;
   a.bias = op == Op::conv, a.channels_last = a.lays_weights = true, a.grouped = false, a.rank = 4;
