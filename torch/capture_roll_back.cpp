@@ -28,12 +28,6 @@ void forget_history(const at::Tensor& t) {
   forget(ag::impl::get_autograd_meta(t));
 }
 
-// The bytes of its storage from its first element to its last.
-std::pair<int64_t, int64_t> reach(const at::Tensor& t) {
-  const int64_t first = t.storage_offset() * static_cast<int64_t>(t.itemsize());
-  return {first, first + static_cast<int64_t>(bytes_of(t))};
-}
-
 }  // namespace
 
 // Elements that lie in one place once.
@@ -72,8 +66,8 @@ void Capture::save_outside(const at::Tensor& t, TensorId id) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
     is_of_input = true;
-    const auto [first, last] = reach(i < given_.size() ? given_[i] : lifted_[i - given_.size()]);
-    if (reach(t).first >= first && reach(t).second <= last) return;
+    const Reach of_input = reach_in_storage(i < given_.size() ? given_[i] : lifted_[i - given_.size()]), of_window = reach_in_storage(t);
+    if (of_window.first >= of_input.first && of_window.second <= of_input.second) return;
   }
   if (!is_of_input) return;
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());

@@ -12,6 +12,7 @@
 
 #include "capture.h"
 #include "support/error.h"
+#include "trace/separate_inputs.h"
 
 namespace broach {
 
@@ -44,7 +45,8 @@ std::string given_to(const Capture& capture) {
 }
 
 // Where in their memory the inputs begin is another place in every call: a row of a batch, a batch of a data set.
-Trace from_inputs_on(Trace trace) {
+Trace from_inputs_on(const Trace& recorded) {
+  Trace trace = with_separate_inputs(recorded).value_or(recorded);
   std::map<int32_t, SymInt> begins;  // by storage
   for (TensorId i : trace.inputs)
     begins.emplace(trace.tensors[static_cast<size_t>(i)].storage, trace.tensors[static_cast<size_t>(i)].offset);

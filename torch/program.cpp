@@ -18,6 +18,7 @@
 #include "stages.h"
 #include "support/bug.h"
 #include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -353,29 +354,37 @@ bool CompiledProgram::accepts(const CallInputs& call, Binding& binding, std::str
   return true;
 }
 
-// No two inputs shared memory with one that is written when the program was captured; two lifted ones do not begin to.
+// No input met one that is written when the program was captured, and two lifted ones do not begin to. Those of one memory may lie apart.
 std::optional<std::pair<size_t, size_t>> CompiledProgram::shared_with_written(at::TensorList inputs) const {
-  auto memory = [&](size_t i) {
-    return (i < given_ ? inputs[i] : lifted_[i - given_]).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  };
+  auto tensor = [&](size_t i) -> const at::Tensor& { return i < given_ ? inputs[i] : lifted_[i - given_]; };
+  auto memory = [&](size_t i) { return tensor(i).unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
   const size_t all = given_ + lifted_.size();
   constexpr size_t kFew = 4;
   if (program_.mutated_inputs.size() <= kFew) {
     for (int written : program_.mutated_inputs) {
       const auto m = static_cast<size_t>(written);
       for (size_t i = 0; i < (m < given_ ? all : given_); ++i)
-        if (i != m && memory(i) == memory(m)) return std::pair(i, m);
+        if (i != m && memory(i) == memory(m) && meet(reach_in_storage(tensor(i)), reach_in_storage(tensor(m)))) return std::pair(i, m);
     }
     return std::nullopt;
   }
   std::vector<std::pair<const void*, size_t>> by_memory;
   for (size_t i = 0; i < all; ++i) by_memory.emplace_back(memory(i), i);
   std::sort(by_memory.begin(), by_memory.end());
-  for (int written : program_.mutated_inputs) {
-    const auto m = static_cast<size_t>(written);
-    for (auto it = std::lower_bound(by_memory.begin(), by_memory.end(), std::pair<const void*, size_t>(memory(m), 0));
-         it != by_memory.end() && it->first == memory(m); ++it)
-      if (it->second != m && (m < given_ || it->second < given_)) return std::pair(it->second, m);
+  auto is_written = [&](size_t i) { return std::ranges::binary_search(program_.mutated_inputs, static_cast<int>(i)); };
+  for (auto at = by_memory.begin(); at != by_memory.end();) {
+    const auto end = std::find_if(at, by_memory.end(), [&](const auto& other) { return other.first != at->first; });
+    std::vector<std::pair<Reach, size_t>> windows;
+    for (auto it = at; at->first && end - at > 1 && it != end; ++it) windows.emplace_back(reach_in_storage(tensor(it->second)), it->second);
+    std::sort(windows.begin(), windows.end());
+    // Whichever of the windows before one reaches furthest meets it if any does.
+    for (size_t w = 1, furthest = 0; w < windows.size(); ++w) {
+      const auto [i, m] = std::pair(windows[w].second, windows[furthest].second);
+      if (meet(windows[w].first, windows[furthest].first) && (is_written(i) || is_written(m)))
+        return is_written(m) ? std::pair(i, m) : std::pair(m, i);
+      if (windows[w].first.second > windows[furthest].first.second) furthest = w;
+    }
+    at = end;
   }
   return std::nullopt;
 }

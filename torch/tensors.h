@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace broach {
 
@@ -18,5 +19,13 @@ inline size_t bytes_of(const at::Tensor& t) {
   for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
   return static_cast<size_t>(last + 1) * t.itemsize();
 }
+
+// The bytes of its storage from the first that a dense tensor has to the one behind its last.
+using Reach = std::pair<int64_t, int64_t>;
+inline Reach reach_in_storage(const at::Tensor& t) {
+  const int64_t first = t.storage_offset() * static_cast<int64_t>(t.itemsize());
+  return {first, first + static_cast<int64_t>(bytes_of(t))};
+}
+inline bool meet(const Reach& a, const Reach& b) { return a.first < b.second && b.first < a.second; }
 
 }  // namespace broach

@@ -9,6 +9,7 @@
 #include "trace/calls.h"
 #include "trace/memory.h"
 #include "trace/mutations.h"
+#include "trace/separate_inputs.h"
 
 namespace broach {
 
@@ -324,6 +325,9 @@ class Functionalizer {
 
 }  // namespace
 
-Program functionalize(const Trace& trace, const FunctionalizeOptions& options) { return Functionalizer(trace, options).run(); }
+Program functionalize(const Trace& trace, const FunctionalizeOptions& options) {
+  const std::optional<Trace> separate = with_separate_inputs(trace);
+  return Functionalizer(separate ? *separate : trace, options).run();
+}
 
 }  // namespace broach

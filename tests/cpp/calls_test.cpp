@@ -176,3 +176,20 @@ TEST_CASE("tensors of the program's own memory, or of its other threads, are ref
     CHECK(at::equal(holds(x), x * held));
   }
 }
+
+TEST_CASE("calls: windows of one buffer, one of which is written") {
+  c10::NoGradGuard no_grad;
+  auto program = [](Tensor a, const Tensor& b) { return a.add_(b + 1), a * 2 + b; };
+  auto fast = broach::compile(program, Options().pure());
+  auto check = [&](int64_t a, int64_t b) {
+    const Tensor mine = at::randn({40}), theirs = mine.clone();
+    auto window = [](const Tensor& of, int64_t at) { return of.slice(0, at, at + 8); };
+    CHECK(at::allclose(fast(window(mine, a), window(mine, b)), program(window(theirs, a), window(theirs, b))));
+    CHECK(at::allclose(mine, theirs));
+  };
+  for (int64_t i = 0; i < 8; ++i) check(i, 30 - i);  // apart
+  check(20, 3), check(0, 8), check(8, 0);
+  CHECK(fast.explain().compiled_calls >= 9);
+  const Tensor x = at::randn({40});
+  CHECK(has(error_of([&] { fast(x.slice(0, 4, 12), x.slice(0, 8, 16)); }), "shares its memory with another"));  // where they meet
+}
