@@ -521,8 +521,14 @@ std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, Ru
 }
 
 void CompiledProgram::commit(const RunInputs& inputs, const std::vector<at::Tensor>& made) const {
-  for (auto [i, steps] : version_steps_)
-    for (int64_t k = 0; k < steps; ++k) inputs.tensors[i]->unsafeGetTensorImpl()->bump_version();
+  // Windows of one tensor may have one counter.
+  c10::SmallVector<int64_t, 8> versions;
+  for (auto [i, steps] : version_steps_) versions.push_back(version_of(*inputs.tensors[i]) + steps);
+  for (size_t k = 0; k < version_steps_.size(); ++k) {
+    const auto [i, steps] = version_steps_[k];
+    const at::Tensor& t = *inputs.tensors[i];
+    for (int64_t n = 0; n < steps && version_of(t) < versions[k]; ++n) t.unsafeGetTensorImpl()->bump_version();
+  }
   for (size_t i : lets_need_) inputs.tensors[i]->set_requires_grad(true);
   if (program_.commits.empty()) return;
   at::AutoDispatchBelowADInplaceOrView guard;

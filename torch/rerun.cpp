@@ -109,10 +109,9 @@ class ElementsAsTheyWere {
   ElementsAsTheyWere(const ElementsAsTheyWere&) = delete;
   ElementsAsTheyWere& operator=(const ElementsAsTheyWere&) = delete;
 
-  // `before`: may be undefined, where the elements do not matter.
-  void put_back(const at::Tensor& t, const at::Tensor& before, int64_t steps) {
+  // `before`: may be undefined, where the elements do not matter. `version`: before any was put back, as several may share a counter.
+  void put_back(const at::Tensor& t, const at::Tensor& before, int64_t version, int64_t steps) {
     at::AutoDispatchBelowADInplaceOrView below;
-    const int64_t version = version_of(t);
     kept_.push_back({t, t.clone(), version});
     if (before.defined()) t.copy_(before);
     set_version(t, std::max<int64_t>(0, version - steps));
@@ -182,10 +181,12 @@ std::vector<int64_t> Rerun::versions(at::TensorList held, size_t given) const {
 std::vector<at::Tensor> Rerun::run(const ProgramAgain& program, const CallInputs& call, at::TensorList held,
                                    const FoundByCall* found) const {
   ElementsAsTheyWere elements;
+  auto tensor = [&](size_t input) { return input < call.tensors.size() ? call.tensors[input] : held[input - call.tensors.size()]; };
+  std::vector<int64_t> versions;
+  for (const Written& w : written_) versions.push_back(version_of(tensor(w.input)));
   for (size_t k = 0; k < written_.size(); ++k) {
     const auto& [input, steps, is_needed] = written_[k];
-    const at::Tensor& t = input < call.tensors.size() ? call.tensors[input] : held[input - call.tensors.size()];
-    elements.put_back(t, is_needed ? found->elements[k] : at::Tensor(), steps);
+    elements.put_back(tensor(input), is_needed ? found->elements[k] : at::Tensor(), versions[k], steps);
   }
   std::optional<RandomAsItWas> random;
   if (draws_) random.emplace(found->random);

@@ -56,7 +56,7 @@ def _call(program, layout, seed):
             result = program(a, b)
         except RuntimeError as error:
             result = str(error).splitlines()[0]
-    return result, buffer, a, b
+    return result, buffer, a, b, [t._version for t in (buffer, a, b)]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
