@@ -210,17 +210,7 @@ class CudaContraction : public CompiledContraction {
  public:
   CudaContraction(const ContractionStep& step, const CompileSettings& settings) : step_(step), settings_(settings) {
     settings_.progress = nullptr;  // what is compiled later is nobody's progress
-    std::vector<SymbolId> symbols;
-    auto collect = [&](const Operand& o) {
-      for (const auto* list : {&o.type.shape, &o.place.strides})
-        for (const SymInt& n : *list) n.collect_symbols(symbols);
-    };
-    for (const Operand& o : step.operands) collect(o);
-    collect(step.result);
-    if (step.bias) collect(*step.bias);
-    for (const Epilogue& e : step.epilogue)
-      if (e.operand) collect(*e.operand);
-    if (symbols.empty()) fixed_ = plan({});
+    if (has_fixed_sizes(step)) fixed_ = plan({});
   }
 
   void run(const ContractionArgs& args, const RunContext& run) const override {

@@ -10,10 +10,6 @@ namespace broach::cuda {
 
 namespace {
 
-Window window(const Operand& o, std::span<const int64_t> symbols) {
-  return {evaluated<Sizes>(o.type.shape, symbols), evaluated<Sizes>(o.place.strides, symbols), o.type.dtype};
-}
-
 // Whether its channels lie side by side, and its elements without gaps.
 bool is_channels_last(const Window& t) {
   int64_t stride = 1;
@@ -31,12 +27,8 @@ class Convolution : public CompiledContraction {
         host_(settings.host_contraction),
         is_library_(settings.contractions.library && !settings.contractions.measures),
         deterministic_(settings.contractions.deterministic) {
-    std::vector<SymbolId> symbols;
-    for (const Operand* o : {&step.operands[0], &step.operands[1], &step.result})
-      for (const auto* list : {&o->type.shape, &o->place.strides})
-        for (const SymInt& n : *list) n.collect_symbols(symbols);
-    for (const SymInt& n : step.operation.sizes(Attr::padding)) n.collect_symbols(symbols);
-    if (symbols.empty()) fixed_ = plan({}, step.result.type.device.index);
+    const Shape padding = step.operation.sizes(Attr::padding);
+    if (has_fixed_sizes(step) && std::ranges::all_of(padding, &SymInt::is_constant)) fixed_ = plan({}, step.result.type.device.index);
   }
 
   void run(const ContractionArgs& args, const RunContext& run) const override {

@@ -5,11 +5,19 @@
 
 namespace broach::cuda {
 
-namespace {
-
 Window window(const Operand& o, std::span<const int64_t> symbols) {
   return {evaluated<Sizes>(o.type.shape, symbols), evaluated<Sizes>(o.place.strides, symbols), o.type.dtype};
 }
+
+bool has_fixed_sizes(const ContractionStep& step) {
+  auto is_fixed = [](const Operand& o) {
+    return std::ranges::all_of(o.type.shape, &SymInt::is_constant) && std::ranges::all_of(o.place.strides, &SymInt::is_constant);
+  };
+  return std::ranges::all_of(step.operands, is_fixed) && is_fixed(step.result) && (!step.bias || is_fixed(*step.bias)) &&
+         std::ranges::all_of(step.epilogue, [&](const Epilogue& e) { return !e.operand || is_fixed(*e.operand); });
+}
+
+namespace {
 
 // Whether dimensions d and d+1 are one in this window.
 bool are_one(const Window& w, size_t d) {

@@ -17,6 +17,10 @@ struct Window {
   HostWindow at(void* data) const { return {data, dtype, sizes, strides}; }
 };
 
+Window window(const Operand& o, std::span<const int64_t> symbols);
+// Whether its tensors are the same in all calls but for their addresses.
+bool has_fixed_sizes(const ContractionStep& step);
+
 // [.., m, k] x [.., k, n] -> [.., m, n], all of one rank: rows that lie one behind the other are one dimension, and dimensions of rows
 // that are left over are batches with one weight.
 struct ProductForm {
