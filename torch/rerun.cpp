@@ -181,7 +181,9 @@ std::vector<int64_t> Rerun::versions(at::TensorList held, size_t given) const {
 std::vector<at::Tensor> Rerun::run(const ProgramAgain& program, const CallInputs& call, at::TensorList held,
                                    const FoundByCall* found) const {
   ElementsAsTheyWere elements;
-  auto tensor = [&](size_t input) { return input < call.tensors.size() ? call.tensors[input] : held[input - call.tensors.size()]; };
+  auto tensor = [&](size_t input) -> const at::Tensor& {
+    return input < call.tensors.size() ? call.tensors[input] : held[input - call.tensors.size()];
+  };
   std::vector<int64_t> versions;
   for (const Written& w : written_) versions.push_back(version_of(tensor(w.input)));
   for (size_t k = 0; k < written_.size(); ++k) {

@@ -15,17 +15,16 @@ struct ContractionAbility {
   std::set<Op> exact_activations;  // of these, those that give what the primitive says for NaN as well
   std::set<Op> binaries;           // likewise, with an operand as large as the result, or repeated along all but its channels
   size_t most_epilogues = 0;
-  bool residuals_only =
-      false;         // of these at most a sum, then an activation, and only behind a bias; nothing behind a transposed convolution
-  bool bias = true;  // one element a column, or output channel
-  bool through_casts = false;  // behind a cast to f32, if the result is cast back
-  bool channels_last = false;  // its tensors should lie so
-  bool lays_weights = false;   // of a convolution: and its weight, which the library would copy
-  bool grouped = true;         // of a convolution
-  int64_t rank = 0;            // of a convolution's operands; 0: any
-  bool thin_volumes = true;    // a convolution along three dimensions of one channel to rows of one point
-  int64_t channel_piece = 0;   // channels that a convolution computes at a time; fewer are unfolded to more
-  int64_t unfolds_from = 0;    // in one of so many multiply-adds
+  bool residuals_only = false;  // only behind a bias, at most a sum and then an activation; nothing behind a transposed convolution
+  bool bias = true;             // one element a column, or output channel
+  bool through_casts = false;   // behind a cast to f32, if the result is cast back
+  bool channels_last = false;   // its tensors should lie so
+  bool lays_weights = false;    // of a convolution: and its weight, which the library would copy
+  bool grouped = true;          // of a convolution
+  int64_t rank = 0;             // of a convolution's operands; 0: any
+  bool thin_volumes = true;     // a convolution along three dimensions of one channel to rows of one point
+  int64_t channel_piece = 0;    // channels that a convolution computes at a time; fewer are unfolded to more
+  int64_t unfolds_from = 0;     // in one of so many multiply-adds
 };
 
 struct Capabilities {

@@ -511,19 +511,10 @@ class Divider {
   explicit Divider(const Cut& cut) : cut_(cut), g_(cut.g), joint_(cut.joint) {}
 
   std::shared_ptr<const Graph> forward(Partition& out) const {
-    std::vector<bool> needed(g_.nodes().size());
-    for (size_t i = 0; i < g_.outputs().size(); ++i)
-      if (!joint_.is_gradient[i]) needed[g_.outputs()[i].node->id] = true;
-    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
-      if (cut_.late[n->id]) continue;
-      if (cut_.saves(*n) || n->has_effect()) needed[n->id] = true;
-      if (needed[n->id])
-        for (const Value& v : n->inputs) needed[v.node->id] = true;
-    }
     Emission e(g_);
     for (const Value& v : g_.inputs())
       if (!cut_.is_tangent(*v.node)) e.input(v, g_.strides(v));
-    for (const Node* n : as_early_as_possible(needed)) emit_unmarked(e, *n);
+    for (const Node* n : as_early_as_possible()) emit_unmarked(e, *n);
     std::vector<Value> outputs;
     std::vector<OutputRequest> requests;
     std::map<size_t, int> results;  // values that are results and may be held as they are
@@ -559,17 +550,24 @@ class Divider {
     return std::make_shared<const Graph>(finish(e, g_, joint_.is_gradient));
   }
 
+  // By node: what a call computes for its results and effects, and for what is saved.
+  std::vector<bool> computed_by_call(bool saved) const {
+    std::vector<bool> needed(g_.nodes().size());
+    for (size_t i = 0; i < g_.outputs().size(); ++i)
+      if (!joint_.is_gradient[i]) needed[g_.outputs()[i].node->id] = true;
+    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
+      if (cut_.late[n->id]) continue;
+      if ((saved && cut_.saves(*n)) || n->has_effect()) needed[n->id] = true;
+      if (needed[n->id])
+        for (const Value& v : n->inputs) needed[v.node->id] = true;
+    }
+    return needed;
+  }
+
   // What leads to results keeps its order; what is computed only to be saved comes behind the last that it reads, with which it may share a
   // kernel. Sizes that a call finds out are known behind it only.
-  std::vector<const Node*> as_early_as_possible(const std::vector<bool>& computed) const {
-    std::vector<bool> leads(g_.nodes().size());
-    for (size_t i = 0; i < g_.outputs().size(); ++i)
-      if (!joint_.is_gradient[i]) leads[g_.outputs()[i].node->id] = true;
-    for (auto n = g_.nodes().rbegin(); n != g_.nodes().rend(); ++n) {
-      leads[n->id] = leads[n->id] || n->has_effect();
-      if (leads[n->id])
-        for (const Value& v : n->inputs) leads[v.node->id] = true;
-    }
+  std::vector<const Node*> as_early_as_possible() const {
+    const std::vector<bool> computed = computed_by_call(true), leads = computed_by_call(false);
     const bool in_order = std::ranges::any_of(g_.nodes(), finds_sizes);
     std::vector<uint32_t> behind(g_.nodes().size());  // which of those that lead to results
     std::vector<const Node*> out;

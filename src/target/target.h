@@ -131,7 +131,7 @@ struct ContractionRules {
   Math dot = Math::exact, conv = Math::exact;
   bool library = true;         // by primitives of a library; false: left to the host
   bool deterministic = false;  // the implementation is chosen by rule alone, never by what was measured
-  bool measures = false;       // the host's library is to measure its implementations (`torch.backends.cudnn.benchmark`)
+  bool measures = false;       // the host's library is to choose by what it measures itself
   friend bool operator==(const ContractionRules&, const ContractionRules&) = default;
 };
 

@@ -92,7 +92,7 @@ TEST_CASE("epilogues: what the target has, and no more") {
 }
 
 TEST_CASE("epilogues: behind a convolution a library may have a sum and then an activation only, and only behind a bias") {
-  auto behind = [](const char* operations, bool transposed = false) {
+  auto behind = [](const std::string& operations, bool transposed = false) {
     const Graph g = Graph::parse(cat(R"(%0 = input(index=0) : bf16[2, 8, 6, 6]
 %1 = input(index=1) : bf16[8, 8, 3, 3]
 %2 = input(index=2) : bf16[1, 8, 1, 1]
@@ -103,16 +103,16 @@ TEST_CASE("epilogues: behind a convolution a library may have a sum and then an 
     return epilogue_of(g, cuda_target()->capabilities(), false);
   };
   const std::string bias = "%6 = add(%5, %4) : bf16[2, 8, 6, 6]\n";
-  CHECK(behind((bias + "return %6\n").c_str()) == "bias");
-  CHECK(behind((bias + "%7 = relu(%6) : bf16[2, 8, 6, 6]\nreturn %7\n").c_str()) == "bias relu");
-  CHECK(behind((bias + "%7 = add(%3, %6) : bf16[2, 8, 6, 6]\nreturn %7\n").c_str()) == "bias");
+  CHECK(behind(bias + "return %6\n") == "bias");
+  CHECK(behind(bias + "%7 = relu(%6) : bf16[2, 8, 6, 6]\nreturn %7\n") == "bias relu");
+  CHECK(behind(bias + "%7 = add(%3, %6) : bf16[2, 8, 6, 6]\nreturn %7\n") == "bias");
   const std::string sum = bias + "%7 = add(%6, %3) : bf16[2, 8, 6, 6]\n", relu = bias + "%7 = relu(%6) : bf16[2, 8, 6, 6]\n";
-  CHECK(behind((sum + "%8 = relu(%7) : bf16[2, 8, 6, 6]\nreturn %8\n").c_str()) == "bias add relu");
-  CHECK(behind((sum + "%8 = add(%7, %0) : bf16[2, 8, 6, 6]\nreturn %8\n").c_str()) == "bias");
-  CHECK(behind((relu + "%8 = add(%7, %3) : bf16[2, 8, 6, 6]\nreturn %8\n").c_str()) == "bias relu");
-  CHECK(behind((relu + "%8 = add(%7, %4) : bf16[2, 8, 6, 6]\nreturn %8\n").c_str()) == "bias relu");
+  CHECK(behind(sum + "%8 = relu(%7) : bf16[2, 8, 6, 6]\nreturn %8\n") == "bias add relu");
+  CHECK(behind(sum + "%8 = add(%7, %0) : bf16[2, 8, 6, 6]\nreturn %8\n") == "bias");
+  CHECK(behind(relu + "%8 = add(%7, %3) : bf16[2, 8, 6, 6]\nreturn %8\n") == "bias relu");
+  CHECK(behind(relu + "%8 = add(%7, %4) : bf16[2, 8, 6, 6]\nreturn %8\n") == "bias relu");
   CHECK(behind("%6 = relu(%5) : bf16[2, 8, 6, 6]\nreturn %6\n").empty());
-  CHECK(behind((bias + "%7 = relu(%6) : bf16[2, 8, 6, 6]\nreturn %7\n").c_str(), true).empty());
+  CHECK(behind(bias + "%7 = relu(%6) : bf16[2, 8, 6, 6]\nreturn %7\n", true).empty());
 }
 
 TEST_CASE("fit: a reduction over the axes that stay does not") {

@@ -100,7 +100,11 @@ def test_nan_behind_relu_is_seen_where_there_are_gradients():
 def test_gradients(case, dtype):
     kernel, stride, padding = case
     x, w, b, _ = _tensors(TYPES[dtype], kernel=kernel, size=15)
-    program = lambda x, w, b: F.conv2d(F.conv2d(x, w, b, stride, padding).relu(), w.transpose(0, 1).contiguous(), padding=padding).float().square().mean()  # noqa: E731, E501
+
+    def program(x, w, b):
+        hidden = F.conv2d(x, w, b, stride, padding).relu()
+        return F.conv2d(hidden, w.transpose(0, 1).contiguous(), padding=padding).float().square().mean()
+
     leaves = [t.clone().requires_grad_() for t in (x, w, b)]
     compiled = broach.compile(program)
     want = torch.autograd.grad(program(*leaves), leaves)

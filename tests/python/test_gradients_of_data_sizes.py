@@ -31,7 +31,6 @@ def test_gradients_are_compiled(name):
 
 
 IN_A_NEW_PROCESS = """
-import sys
 from compared import native, stats
 from losses_of_data import PROGRAMS, trained
 compiled = native(PROGRAMS["norm_of_rows"])

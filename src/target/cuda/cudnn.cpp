@@ -87,7 +87,9 @@ constexpr int kInstant = 0, kFallback = 2;  // searches
 constexpr int64_t kMostWorkspace = int64_t{256} << 20;
 constexpr int64_t kMostTried = 12;  // engines
 
-int library_type(DType t) { return t == DType::f32 ? 0 : t == DType::f16 ? 2 : 9; }
+constexpr int kSingle = 0;  // fp32, in which everything is computed
+
+int library_type(DType t) { return t == DType::f32 ? kSingle : t == DType::f16 ? 2 : 9; }
 
 class Descriptor {
  public:
@@ -203,7 +205,7 @@ class Problem {
     std::vector<Cudnn::Descriptor> operations;
     for (const Descriptor& d : operations_) operations.push_back(d.object());
     graph_.set(kGraphHandle, kHandle, handle).set(kGraphOperations, kDescriptor, std::span<const Cudnn::Descriptor>(operations));
-    Descriptor::require(graph_.finish() ? 0 : 1, "a graph");
+    if (!graph_.finish()) unsupported("cuda: cuDNN refuses a convolution and what stands behind it");
   }
   const Descriptor& graph() const { return graph_; }
 
@@ -215,12 +217,11 @@ class Problem {
   // In the convolution's type at the end, and in fp32 before.
   const Descriptor& result() {
     const bool last = is_last();
-    return keep(tensor(c_.y, last ? library_type(c_.dtype) : 0, last ? int64_t{kY} : kFirstVirtual + made_, !last));
+    return keep(tensor(c_.y, last ? library_type(c_.dtype) : kSingle, last ? int64_t{kY} : kFirstVirtual + made_, !last));
   }
   const Descriptor& keep(Descriptor d) { return *tensors_.emplace_back(std::make_unique<Descriptor>(std::move(d))); }
 
   void convolve() {
-    constexpr int kSingle = 0;
     constexpr int64_t kDims = 2;
     auto list = [](const Sizes& s) { return std::span<const int64_t>(s); };
     Descriptor how(kConvolutionKind);
@@ -249,7 +250,6 @@ class Problem {
   }
 
   void append(int mode, std::optional<Descriptor> operand) {
-    constexpr int kSingle = 0;
     Descriptor how(kPointwiseKind);
     how.set(kMode, kPointwiseMode, mode).set(kPrecision, kDataType, kSingle);
     const Descriptor& pointwise = keep(std::move(how).finished());
