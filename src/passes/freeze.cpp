@@ -3,101 +3,11 @@
 #include <map>
 #include <set>
 
+#include "passes/constancy.h"
 #include "passes/emission.h"
 #include "passes/passes.h"
 
 namespace broach {
-
-namespace {
-
-bool is_known(const Shape& s) {
-  return std::all_of(s.begin(), s.end(), [](const SymInt& e) { return e.is_constant(); });
-}
-
-// What is computed once must be the same at all sizes.
-bool has_known_sizes(const Node& n) {
-  for (const Type& t : n.results)
-    if (!is_known(t.shape)) return false;
-  if (n.op == Op::extern_call)
-    for (const ExternArg& a : n.call().args) {
-      if (auto i = std::get_if<SymInt>(&a.value); i && !i->is_constant()) return false;
-      if (auto s = std::get_if<Shape>(&a.value); s && !is_known(*s)) return false;
-    }
-  return std::all_of(n.attrs.begin(), n.attrs.end(), [](const auto& a) {
-    auto s = std::get_if<Shape>(&a.second);
-    return !s || is_known(*s);
-  });
-}
-
-// Whether values depend on constant inputs only; remembers the answer by node.
-class Constancy {
- public:
-  explicit Constancy(const std::vector<bool>& constant) : constant_(constant) {}
-
-  bool operator()(const Node& n) {
-    if (n.op == Op::input) {
-      auto i = static_cast<size_t>(n.integer(Attr::index));
-      return i < constant_.size() && constant_[i];
-    }
-    auto it = known_.find(&n);
-    if (it != known_.end()) return it->second;
-    bool yes = !n.has_effect() && n.op != Op::size && has_known_sizes(n);
-    for (const Value& v : n.inputs) yes = yes && (*this)(*v.node);
-    return known_[&n] = yes;
-  }
-
- private:
-  const std::vector<bool>& constant_;
-  std::map<const Node*, bool> known_;
-};
-
-// One value a channel, repeated over everything else: those values, as [channels].
-std::optional<Value> per_channel(GraphBuilder& b, Value v) {
-  if (v.node->op != Op::expand) return std::nullopt;
-  Value x = v.node->inputs[0];
-  for (size_t d = 0; d < x.shape().size(); ++d)
-    if (d != 1 && !(x.shape()[d] == SymInt(1))) return std::nullopt;
-  return b.expand(b.reshape(x, {x.shape()[1]}), {v.shape()[1]});
-}
-
-Value scaled_weight(GraphBuilder& b, Value weight, Value scale) {
-  Shape along(weight.shape().size(), SymInt(1));
-  along[0] = weight.shape()[0];
-  return b.binary(Op::mul, weight, b.reshape(scale, along));
-}
-
-}  // namespace
-
-// conv(x, w) * s + t with constant w, and s and t of one value a channel, becomes conv(x, w * s, t): batch normalisation
-// disappears into the convolution.
-Graph fold_scales(const Graph& graph, const PassContext& c) {
-  if (!c.freeze || c.strict) return graph;
-  std::vector<int> uses = graph.use_counts();
-  Constancy is_constant(c.constant);
-  return rewrite(graph, [&](GraphBuilder& b, const Node& n, std::span<const Value> in) -> std::optional<std::vector<Value>> {
-    if (n.op != Op::mul && n.op != Op::add) return std::nullopt;
-    for (size_t i = 0; i < 2; ++i) {
-      const Node& conv = *in[i].node;
-      if (conv.op != Op::conv || uses[n.inputs[i].node->id] != 1 || conv.integer(Attr::transposed) || conv.results[0].dtype != DType::f32)
-        continue;
-      auto channel = per_channel(b, in[1 - i]);
-      if (!channel || !is_constant(*channel->node) || !is_constant(*conv.inputs[1].node)) continue;
-      bool has_bias = conv.inputs.size() > 2;
-      if (has_bias && !is_constant(*conv.inputs[2].node)) continue;
-      std::vector<Value> operands = conv.inputs;
-      if (n.op == Op::mul) {
-        operands[1] = scaled_weight(b, operands[1], *channel);
-        if (has_bias) operands[2] = b.binary(Op::mul, operands[2], *channel);
-      } else if (has_bias) {
-        operands[2] = b.binary(Op::add, operands[2], *channel);
-      } else {
-        operands.push_back(*channel);
-      }
-      return {{b.emit(Op::conv, std::move(operands), conv.attrs)}};
-    }
-    return std::nullopt;
-  });
-}
 
 namespace {
 

@@ -15,10 +15,6 @@ bool has_window(const Shape& weight) {
   return std::any_of(weight.begin() + 2, weight.end(), [](const SymInt& n) { return !(n == SymInt(1)); });
 }
 
-bool lies_apart(const Graph& graph, const Value& weight) {
-  return has_window(weight.shape()) && !(weight.node->op == Op::input && is_channels_last(weight.shape(), graph.strides(weight)));
-}
-
 // What is computed once, or fused with what computes the weight.
 Value with_channels_last(GraphBuilder& b, Value weight) {
   const auto rank = static_cast<int64_t>(weight.shape().size());
@@ -29,6 +25,10 @@ Value with_channels_last(GraphBuilder& b, Value weight) {
 }
 
 }  // namespace
+
+bool is_laid_anew(const Graph& graph, const Value& weight) {
+  return has_window(weight.shape()) && !(weight.node->op == Op::input && is_channels_last(weight.shape(), graph.strides(weight)));
+}
 
 Graph lay_weights(const Graph& graph, const PassContext& c) {
   auto lays = [&](const Node& n) {
@@ -47,7 +47,7 @@ Graph lay_weights(const Graph& graph, const PassContext& c) {
       if (!given.contains(&n) || !has_window(n.results[0].shape)) return std::nullopt;
       return {{b.emit(Op::copy, b.emit_all(n.op, {in.begin(), in.end()}, n.attrs), {{Attr::index, int64_t{0}}})}};
     }
-    if (!lies_apart(graph, n.inputs[1])) return std::nullopt;
+    if (!is_laid_anew(graph, n.inputs[1])) return std::nullopt;
     std::vector<Value> operands(in.begin(), in.end());
     operands[1] = with_channels_last(b, operands[1]);
     return b.emit_all(n.op, std::move(operands), n.attrs);

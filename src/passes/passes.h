@@ -56,6 +56,9 @@ void run_passes(std::span<const Pass> passes, Module& module, const PassContext&
 // By node: whether its results will lie channels last, as the target wants those of convolutions.
 std::vector<bool> lie_channels_last(const Graph& graph, const Capabilities& capabilities);
 
+// Whether a convolution's weight has to be laid anew for a library that wants its channels side by side.
+bool is_laid_anew(const Graph& graph, const Value& weight);
+
 // By output of a graph: in which of at most so many parts, of about equal bytes, it can be given, if they run in the graph's order.
 std::vector<size_t> parts_by_readiness(const Graph& graph, size_t most);
 

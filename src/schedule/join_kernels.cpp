@@ -7,7 +7,8 @@
 //
 // One may need the other where it reads each element at the point that stores it: the sum of a channel's parts, the mean that follows from
 // it, and the variance around that. The first of two moves behind what lies between them, or, of a sum and what stores its operand, the
-// second before that, unless it writes into an input, as such a step stays behind those that may fail.
+// second before that, unless it writes into an input, as such a step stays behind those that may fail. A small one moves up, too, where what
+// it reads is there by then: what a program computes of its weights.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -23,10 +24,11 @@ namespace broach {
 namespace {
 
 constexpr size_t kMostExprs = 256, kMostStores = 32, kMostBuffers = 64;
-constexpr size_t kMostTried = 8;   // kernels, of those before one
-constexpr size_t kMostApart = 16;  // steps between large ones: what the first reads has to be there until the second
-constexpr int64_t kFew = 4096;     // points, whose elements stay in a cache
-constexpr int64_t kMany = 8192;    // sums, as many as keep a machine busy
+constexpr size_t kMostTried = 8;     // kernels, of those before one
+constexpr size_t kMostApart = 16;    // steps between large ones: what the first reads has to be there until the second
+constexpr int64_t kFew = 4096;       // points, whose elements stay in a cache
+constexpr int64_t kEarly = 1 << 17;  // points, whose elements may well be there earlier than they are read
+constexpr int64_t kMany = 8192;      // sums, as many as keep a machine busy
 
 // A step that may be joined to others.
 struct Candidate {
@@ -48,10 +50,10 @@ std::optional<Candidate> candidate(const Step& step, int64_t most_points) {
   return out;
 }
 
-bool has_few_points(const Kernel& k) {
+bool has_points_below(int64_t most, const Kernel& k) {
   SymInt points(1);
   for (const KernelAxis& a : k.axes) points = points * a.extent;
-  return points.is_constant() && points.constant() < kFew;
+  return points.is_constant() && points.constant() < most;
 }
 
 bool is_elementwise(const Kernel& k) {
@@ -188,26 +190,24 @@ class Joiner {
       const auto [first, is_small] = before[n];
       if (dead_[first]) continue;
       if (!(is_small && c.is_small ? join(first, i, false) : i - first <= kMostApart && join(first, i, true))) continue;
-      dead_[first] = true;
+      if (dead_[i]) return;
       before.erase(before.begin() + static_cast<int64_t>(n));
     }
     before.emplace_back(i, c.is_small);
   }
 
   bool join(size_t first, size_t second, bool is_large) {
-    const Step& a = steps_[first];
-    Step& b = steps_[second];
+    const Step &a = steps_[first], &b = steps_[second];
     const auto &ka = std::get<KernelStep>(a.work), &kb = std::get<KernelStep>(b.work);
     if (a.device != b.device || ka.symbols != kb.symbols || !fits(*ka.kernel, *kb.kernel)) return false;
-    if (!may_sink(first, b)) return false;
+    if (!may_sink(first, b) && (is_large || !has_points_below(kEarly, *kb.kernel))) return false;
     const std::optional<Expressions> known = loads_of_stored(a, b);
     if (!known) return false;
     const bool same = ka.kernel->axes == kb.kernel->axes;
     if (is_large && !(same && is_elementwise(*ka.kernel) && is_elementwise(*kb.kernel))) return false;
-    if (is_large && known->empty() && (has_few_points(*kb.kernel) || !reads_the_same(ka, kb))) return false;
+    if (is_large && known->empty() && (has_points_below(kFew, *kb.kernel) || !reads_the_same(ka, kb))) return false;
     if (!same && (known->empty() || !(begins_with(*ka.kernel, *kb.kernel) || begins_with(*kb.kernel, *ka.kernel)))) return false;
-    become_one(a, b, *known);
-    return true;
+    return meet(first, a, second, *known);
   }
 
   // Elementwise kernels that store what this one reduces, which is then done by the later or the earlier of the two.
@@ -243,15 +243,8 @@ class Joiner {
   bool may_rise(size_t first, size_t second) {
     const Step& b = steps_[second];
     if (std::ranges::any_of(b.writes, [&](int w) { return buffers_[static_cast<size_t>(w)].kind == Buffer::Kind::input; })) return false;
-    bool free = true;
-    for (size_t i = first + 1; i < second; ++i) {
-      if (dead_[i]) continue;
-      const Step& s = steps_[i];
-      auto touches = [&](int x) { return meets(s.writes, x); };
-      free = free && std::ranges::none_of(b.reads, touches) &&
-             std::ranges::none_of(b.writes, [&](int x) { return touches(x) || meets(s.reads, x); });
-    }
-    return free;
+    return std::ranges::none_of(b.reads, [&](int r) { return is_behind(first, written_, r); }) &&
+           std::ranges::none_of(b.writes, [&](int w) { return is_behind(first, read_, w) || is_behind(first, written_, w); });
   }
 
   void become_one(const Step& a, Step& b, const Expressions& known) {
@@ -358,17 +351,20 @@ class Joiner {
            });
   }
 
+  // By what was noted last of a buffer's memory.
+  bool is_behind(size_t first, const std::map<int, size_t>& last, int buffer) const {
+    const auto at = last.find(memory_of(buffer));
+    return at != last.end() && at->second > first;
+  }
+
   // Whether nothing from behind the first up to the second touches what it writes, or writes what it reads, but for what the second
   // reads of it, or writes where the first has read.
   bool may_sink(size_t first, const Step& second) const {
-    auto is_later = [&](const std::map<int, size_t>& last, int b) {
-      const auto at = last.find(memory_of(b));
-      return at != last.end() && at->second > first;
-    };
     const Step& a = steps_[first];
-    return std::ranges::none_of(a.writes, [&](int b) { return is_later(read_, b) || is_later(written_, b) || meets(second.writes, b); }) &&
+    return std::ranges::none_of(
+               a.writes, [&](int b) { return is_behind(first, read_, b) || is_behind(first, written_, b) || meets(second.writes, b); }) &&
            std::ranges::none_of(a.reads, [&](int b) {
-             return is_later(written_, b) || (meets(second.writes, b) && !overwrites_what_is_read(a, second, b));
+             return is_behind(first, written_, b) || (meets(second.writes, b) && !overwrites_what_is_read(a, second, b));
            });
   }
 

@@ -76,6 +76,21 @@ return %1, %5
                    kPoints) == 2);
 }
 
+// Of weights, one for each of two products: the first cannot wait for the second, which goes up to it unless its result would lie there for
+// too long, or what it reads is made in between.
+TEST_CASE("joined kernels: what is computed of inputs alone, where the first is read in between") {
+  auto program = [](const std::string& size, const std::string& read) {
+    const std::string type = " : f32[" + size + ", " + size + "]\n";
+    return "%0 = input(index=0)" + type + "%1 = input(index=1)" + type + "%2 = neg(%0)" + type + "%3 = dot(%1, %2, batch=0)" + type +
+           "%4 = neg(" + read + ")" + type + "%5 = dot(%3, %4, batch=0)" + type + "return %5\n";
+  };
+  CHECK(kernels_of(program("8", "%1"), 0) == 2);
+  CHECK(kernels_of(program("8", "%1"), kPoints) == 1);
+  CHECK(kernels_of(program("512", "%1"), kPoints) == 2);
+  CHECK(kernels_of(program("8", "%3"), kPoints) == 2);
+  check_results(Graph::parse(program("8", "%1")), 5, {.launch_points = kPoints});
+}
+
 // The variance around a mean of parts, as batch norm has it: the sum, the mean, and what depends on it.
 TEST_CASE("joined kernels: what reads each element where it is stored") {
   const std::string chain = R"(%0 = input(index=0) : f32[8, 64]

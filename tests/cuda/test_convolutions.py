@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import broach
 import pytest
 import torch
@@ -83,6 +85,80 @@ def test_other_forms():
     _picks(lambda x, w: F.conv2d(x.flatten()[1 : 1 + 8 * 32 * 9].view(8, 32, 3, 3), w), x, w)  # an odd place in memory
     _picks(lambda x, w: F.conv2d(x[:0], w), x, w)
     _picks(lambda x, w: F.conv2d(F.relu(x * 0 + float("nan")), w), x, w)
+
+
+class Block(torch.nn.Module):
+    """Two convolutions with a batch norm each, a residual, and statistics as after training."""
+
+    def __init__(self, channels=32, bias=False, kernel=3):
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = torch.nn.Conv2d(channels, 2 * channels, kernel, padding=kernel // 2, bias=bias)
+        self.second = torch.nn.Conv2d(2 * channels, channels, 1, bias=bias)
+        self.norms = torch.nn.ModuleList([torch.nn.BatchNorm2d(2 * channels), torch.nn.BatchNorm2d(channels)])
+        self.eval().redraw()
+
+    @torch.no_grad()
+    def redraw(self):
+        for norm in self.norms:
+            norm.running_mean.normal_(0, 0.5), norm.running_var.uniform_(0.2, 3)
+            norm.weight.normal_(1, 0.5), norm.bias.normal_(0, 0.5)
+
+    def forward(self, x):
+        return F.relu(self.norms[1](self.second(F.relu(self.norms[0](self.first(x))))) + x)
+
+
+def _is_as_exact(have, want, block, x, by=1.5):
+    """The error of both against the same numbers in fp64: rounding weights takes the place of rounding what a convolution gives."""
+    exact = copy.deepcopy(block).double()(x.double())
+    error = [((y.double() - exact).norm() / exact.norm()).item() for y in (have, want)]
+    assert error[0] <= by * error[1] + 1e-4, error
+
+
+@pytest.mark.parametrize("layout", ["channels last", "channels first"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_batch_norm_in_eval_mode_is_in_the_convolution(kernel, bias, layout):
+    memory = LAST if layout == "channels last" else torch.contiguous_format
+    block = Block(bias=bias, kernel=kernel).to("cuda", torch.bfloat16, memory_format=memory)
+    x = torch.randn(16, 32, 14, 14, device="cuda", dtype=torch.bfloat16).to(memory_format=memory)
+    compiled = broach.compile(block)
+    with torch.no_grad():
+        for i in range(4):
+            _is_as_exact(compiled(x), block(x), block, x)
+            block.redraw() if i % 2 else block.norms[0].weight.data.mul_(2)  # nothing of what is written is remembered
+        report = broach.explain(compiled, x)
+    assert not report.eager_reasons and not report.externs, report
+    if layout == "channels last":
+        assert set(report.picks) == {"cudnn"}
+
+
+def test_batch_norm_beside_few_pixels_stays_behind_the_convolution():
+    block = Block(channels=128).to("cuda", torch.bfloat16, memory_format=LAST)
+    compiled = broach.compile(block)
+    with torch.no_grad():
+        for n in (1, 2, 1, 3):
+            x = torch.randn(n, 128, 3, 3, device="cuda", dtype=torch.bfloat16).to(memory_format=LAST)
+            for _ in range(2):
+                _is_as_exact(compiled(x), block(x), block, x)
+
+
+def test_batch_norm_in_other_types():
+    for dtype in (torch.float16, torch.float32):
+        block = Block().to("cuda", dtype)
+        x = torch.randn(8, 32, 14, 14, device="cuda", dtype=dtype)
+        compiled = broach.compile(block)
+        with torch.no_grad():
+            for _ in range(3):
+                _is_as_exact(compiled(x), block(x), block, x)
+    block, x = Block().cuda(), torch.randn(8, 32, 14, 14, device="cuda")
+    compiled = broach.compile(block)
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        for _ in range(3):
+            have, want = compiled(x), block(x)
+            assert have.dtype == want.dtype
+            with torch.autocast("cuda", enabled=False):
+                _is_as_exact(have, want, block, x)
 
 
 def test_nan_behind_relu_is_seen_where_there_are_gradients():

@@ -31,6 +31,7 @@ class CpuTarget : public Target {
         if (!can.activations.empty()) can.activations = cpu::activations(false), can.exact_activations = cpu::activations(true);
       // For these the library's kernels, ATen's own among them, read what nobody has written, unless channels come first.
       for (auto& [of, can] : c.contractions) can.thin_volumes = false;
+      for (auto& [of, can] : c.contractions) can.scales_weights = false;  // the library scales results as it stores them
       std::erase_if(c.routines, [](const auto& row) { return !cpu::has_routine(row.first, row.second); });
       return c;
     }();

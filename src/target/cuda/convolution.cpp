@@ -137,12 +137,13 @@ bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DTyp
 
 // The library has engines for a bias, for relu behind it, and for a sum with a residual between the two. It makes 0 of a NaN that relu would
 // keep. Convolutions of groups, of one spatial dimension or of three are faster as eager makes them.
-ContractionAbility convolution_ability(Op op) {
+ContractionAbility convolution_ability(Op op, DType dtype) {
   ContractionAbility a;
   a.bias = op == Op::conv, a.channels_last = a.lays_weights = true, a.grouped = false, a.rank = 4;
   if (op != Op::conv) return a;
   a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
   a.activations = {Op::relu}, a.binaries = {Op::add}, a.most_epilogues = 2, a.residuals_only = true;
+  a.scales_weights = dtype == DType::bf16;  // what the library has for scales is compiled as it runs
   return a;
 }
 

@@ -9,7 +9,7 @@
 namespace broach::cuda {
 
 bool has_convolutions(DType dtype);
-ContractionAbility convolution_ability(Op op);
+ContractionAbility convolution_ability(Op op, DType dtype);
 // Null if the host brings none.
 std::shared_ptr<const CompiledContraction> make_convolution(const ContractionStep& step, const CompileSettings& settings);
 

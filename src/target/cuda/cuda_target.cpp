@@ -56,7 +56,7 @@ class CudaTarget : public Target {
       Capabilities c;
       for (DType t : {DType::f16, DType::bf16, DType::f32, DType::f64}) c.contractions[{Op::dot, t}] = cuda::product_ability();
       for (DType t : {DType::f16, DType::bf16})
-        for (Op op : {Op::conv, Op::conv_weight_gradient}) c.contractions[{op, t}] = cuda::convolution_ability(op);
+        for (Op op : {Op::conv, Op::conv_weight_gradient}) c.contractions[{op, t}] = cuda::convolution_ability(op, t);
       std::erase_if(c.routines = all_capabilities().routines, [](const auto& row) { return !cuda::has_routine(row.first, row.second); });
       c.reductions = {int64_t{1} << 16, 528, 64};
       c.row_adder = {DeviceKind::cuda, 256, 4096, int64_t{1} << 20, 132, 16 * cuda::kThreadsAddingRows};
