@@ -20,7 +20,7 @@ struct ContractionAbility {
   bool through_casts = false;   // behind a cast to f32, if the result is cast back
   bool channels_last = false;   // its tensors should lie so
   bool lays_weights = false;    // of a convolution: and its weight, which the library would copy
-  bool scales_weights = false;  // of a convolution: and be scaled in a call rather than its result, which is widened for that
+  bool scales_weights = false;  // of a convolution: its weight rather than its result, which is widened for that
   bool grouped = true;          // of a convolution
   int64_t rank = 0;             // of a convolution's operands; 0: any
   bool thin_volumes = true;     // a convolution along three dimensions of one channel to rows of one point

@@ -79,7 +79,7 @@ class Folder {
   }
 
   // In each call, where the weight's elements are few beside the result's, or are laid anew anyway. The weight is rounded once more and the
-  // result once less; gradients are left as they are. In fp16 a scale could leave the range.
+  // result once less, which programs with gradients are spared. In fp16 a scale could leave the range.
   bool may_fold_rounded(const Node& n, size_t i, const Node& conv) const {
     const auto* can = c_.capabilities->contraction(Op::conv, conv.results[0].dtype);
     if (c_.joint || !can || !can->scales_weights || !c_.capabilities->has(conv)) return false;

@@ -1,6 +1,5 @@
 // What depends on constant inputs only (weights in eval mode) is computed once, not on every call.
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "passes/constancy.h"

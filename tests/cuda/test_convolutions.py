@@ -108,17 +108,18 @@ class Block(torch.nn.Module):
         return F.relu(self.norms[1](self.second(F.relu(self.norms[0](self.first(x))))) + x)
 
 
-def _is_as_exact(have, want, block, x, by=1.5):
-    """The error of both against the same numbers in fp64: rounding weights takes the place of rounding what a convolution gives."""
+def _is_as_exact(have, want, block, x):
+    """The error of both against the same numbers in fp64: rounding weights takes the place of rounding what a convolution gives, and
+    the bias is rounded besides."""
     exact = copy.deepcopy(block).double()(x.double())
     error = [((y.double() - exact).norm() / exact.norm()).item() for y in (have, want)]
-    assert error[0] <= by * error[1] + 1e-4, error
+    assert error[0] <= 1.5 * error[1] + 1e-4, error
 
 
 @pytest.mark.parametrize("layout", ["channels last", "channels first"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_batch_norm_in_eval_mode_is_in_the_convolution(kernel, bias, layout):
+def test_batch_norm_in_eval_mode(kernel, bias, layout):
     memory = LAST if layout == "channels last" else torch.contiguous_format
     block = Block(bias=bias, kernel=kernel).to("cuda", torch.bfloat16, memory_format=memory)
     x = torch.randn(16, 32, 14, 14, device="cuda", dtype=torch.bfloat16).to(memory_format=memory)
@@ -133,7 +134,7 @@ def test_batch_norm_in_eval_mode_is_in_the_convolution(kernel, bias, layout):
         assert set(report.picks) == {"cudnn"}
 
 
-def test_batch_norm_beside_few_pixels_stays_behind_the_convolution():
+def test_batch_norm_beside_few_pixels():
     block = Block(channels=128).to("cuda", torch.bfloat16, memory_format=LAST)
     compiled = broach.compile(block)
     with torch.no_grad():
