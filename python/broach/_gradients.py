@@ -7,6 +7,7 @@ import torch
 from ._captures import Replacements, counted
 
 _own = torch._C.TensorBase.grad  # type: ignore[attr-defined]
+torch.overrides.get_default_nowrap_functions()  # remembers for good what `Tensor.grad` is as it is first called
 
 
 def read_gradient(self: torch.Tensor) -> torch.Tensor | None:

@@ -67,3 +67,18 @@ def test_operations_that_are_registered_for_it_take_it_too():
 def test_the_key_for_composite_operations_has_a_second(front):
     run = RUN.replace("@broach.compile", f"@broach.compile(options={{'capture': {front!r}}})")
     _run(TAKE.format(key="TESTING_ONLY_GenericMode", kernel="") + run + SECOND)
+
+
+def test_what_torch_remembers_during_a_capture_is_its_own():
+    """`Tensor.grad` is another while a program is captured; torch makes a table of it once, which its `_dynamo` reads as it is imported."""
+    _run("""
+import broach, torch
+
+@broach.compile
+def program(x):
+    torch.overrides.get_default_nowrap_functions()
+    return x * 2
+
+program(torch.ones(3))
+assert torch.Tensor.grad.__get__ in torch.overrides.get_default_nowrap_functions()
+""")
