@@ -617,7 +617,17 @@ Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std
   enum class Depends : uint8_t { no, on_none_given, on_given };  // on the tangents
   Emission e(backward);
   std::vector<Depends> depends(backward.nodes().size(), Depends::no);
-  auto set_zero = [&e](const Value& v) { e.set(v, e.b.full(v.shape(), Scalar(0.0), v.dtype(), v.type().device)); };
+  std::set<std::pair<const Node*, uint32_t>> zeros;
+  auto set_zero = [&](const Value& v) {
+    e.set(v, e.b.full(v.shape(), Scalar(0.0), v.dtype()));
+    zeros.emplace(v.node, v.index);
+  };
+  // In the device's memory, for who reads it there.
+  auto place_zero = [&](const Value& v) {
+    const Device& device = v.type().device;
+    if (device == Device{} || !zeros.contains({v.node, v.index})) return;
+    e.set(v, e.b.expand(e.b.emit(Op::zero, {}, {{Attr::dtype, v.dtype()}, {Attr::index, int64_t{device.index}}}), v.shape()));
+  };
   const size_t first = backward.inputs().size() - given.size();
   for (size_t i = 0; i < backward.inputs().size(); ++i) {
     const Value& v = backward.inputs()[i];
@@ -631,9 +641,16 @@ Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std
     for (const Value& v : n.inputs) depends[n.id] = std::max(depends[n.id], depends[v.node->id]);
     const bool is_zero = is_linear && depends[n.id] == Depends::on_none_given && !n.has_effect() &&
                          std::ranges::all_of(n.results, [](const Type& t) { return is_floating(t.dtype); });
-    if (!is_zero) e.emit(n);
     for (uint32_t r = 0; is_zero && r < n.results.size(); ++r) set_zero({&n, r});
+    if (is_zero) continue;
+    const bool reads_memory = kind_of(n.op) >= OpKind::heavy;
+    if (reads_memory) std::ranges::for_each(n.inputs, place_zero);
+    e.emit(n);
+    for (const Value& v : n.inputs)
+      if (reads_memory && zeros.contains({v.node, v.index})) set_zero(v);
   }
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i]) place_zero(backward.outputs()[i]);
   return rewrite(finish(e, backward, outputs), [](GraphBuilder&, const Node&, std::span<const Value>) { return std::nullopt; });
 }
 

@@ -90,6 +90,7 @@ class KernelBuilder {
 
   int source(const Node& n, const Index& index) {
     if (n.op == Op::scalar) return exprs_.constant(n.get<Scalar>(Attr::value), n.results[0].dtype);
+    if (n.op == Op::zero) return exprs_.constant(Scalar(0.0), n.results[0].dtype);
     if (n.op == Op::size) return exprs_.position(n.get<SymInt>(Attr::expr));
     if (n.op == Op::iota) return exprs_.cast(position_of(index[static_cast<size_t>(n.integer(Attr::dim))], n), n.results[0].dtype);
     fail("kernel: input %", n.id, " has no place in memory");

@@ -250,6 +250,17 @@ TEST_CASE("partition: what depends on no tangent that is given is zero beside in
   }
 }
 
+TEST_CASE("partition: a zero that no kernel reads lies on the device of the tangent that it stands for") {
+  const std::string type = " : f32[2, 2]@cuda:0\n";
+  const Graph g = Graph::parse("%0 = input(index=0)" + type + "%1 = input(index=1)" + type + "%2 = dot(%0, %1, batch=0)" + type +
+                               "%3 = neg(%1)" + type + "return %2, %3\n");
+  const Graph part = part_of(g, {true, true}, {true, false}, {{2, 1}, {2, 1}}, true);
+  part.verify();
+  for (const Node& n : part.nodes())
+    if (n.op == Op::dot) CHECK(n.inputs[1].type() == g.inputs()[1].type());
+  for (const Value& v : part.outputs()) CHECK(v.type() == g.inputs()[1].type());
+}
+
 TEST_CASE("partition: random programs compute the same in two as in one") {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     Graph g = broach::testing::random_graph(seed, {.steps = 25, .contractions = true, .routines = true});
