@@ -380,7 +380,7 @@ std::optional<Expr> special_power(const Expr& x, double exponent, bool roots) {
 Results power_to_number(OpCall& c) {
   DType t = c.result().dtype;
   Expr x{c.b, operand(c, 0, compute_dtype(t))};
-  bool roots = is_floating(t) && t != DType::f16;
+  const bool roots = is_floating(t) && (t != DType::f16 || is_on_gpu(c));
   if (auto r = special_power(x, c.number(1), roots)) return in_result_type(c, *r);
   return {{binary(c, Op::pow, t)}};
 }
@@ -587,6 +587,16 @@ Value clamp(OpCall& c, size_t low, size_t high) {
   return x;
 }
 
+// Eager's kernel for one number on a GPU passes over one that is NaN.
+Value clamp_to_numbers(OpCall& c) {
+  const Value clamped = clamp(c, 1, 2);
+  const size_t bound = c.is_none(1) ? 2 : 1;
+  const DType t = c.result().dtype;
+  if (!is_on_gpu(c) || !is_floating(t) || !c.is_none(3 - bound) || c.is_none(bound)) return clamped;
+  if (!c.is_run_time_number(bound)) return std::isnan(c.number(bound)) ? operand(c, 0, t) : clamped;
+  return select(is_nan({c.b, operand(c, bound, t)}), {c.b, operand(c, 0, t)}, {c.b, clamped}).value();
+}
+
 // Two forms, so that the weights 0 and 1 both give an end exactly.
 Expr lerp(OpCall& c, std::span<const Expr> x) {
   const Expr &start = x[0], &end = x[1], &weight = x[2];
@@ -610,7 +620,8 @@ void add_ternary(OpTable& t) {
   constexpr size_t none = 99;
   add_single(t, "where.self where.Scalar where.ScalarOther where.ScalarSelf", where);
   add_single(t, "masked_fill.Scalar masked_fill.Tensor", masked_fill);
-  add_single(t, "clamp clamp.Tensor clip clip.Tensor hardtanh", [](OpCall& c) { return clamp(c, 1, 2); });
+  add_single(t, "clamp clip", clamp_to_numbers);
+  add_single(t, "clamp.Tensor clip.Tensor hardtanh", [](OpCall& c) { return clamp(c, 1, 2); });
   add_single(t, "clamp_min clamp_min.Tensor", [](OpCall& c) { return clamp(c, 1, none); });
   add_single(t, "clamp_max clamp_max.Tensor", [](OpCall& c) { return clamp(c, none, 1); });
   add_formula(t, "lerp.Scalar lerp.Tensor", {0, 1, 2}, lerp);

@@ -112,7 +112,7 @@ template <class T> FN T op_sign(T x) { return static_cast<T>((T(0) < x) - (x < T
 FN bool op_sign(bool x) { return x; }
 template <class T> FN T op_reciprocal(T x) { return T(1) / x; }
 template <class T> FN T op_sigmoid(T x) { return T(1) / (T(1) + op_exp(-x)); }
-template <class T> FN T op_relu(T x) { return x < T(0) ? T(0) : x; }
+template <class T> FN T op_relu(T x) { return x <= T(0) ? T(0) : x; }
 template <class T> FN T op_gelu_erf(T x) { return x * T(0.5) * (T(1) + op_erf(x * T(0.70710678118654752440))); }
 template <class T> FN T op_gelu_tanh(T x) {
   return T(0.5) * x * (T(1) + op_tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
