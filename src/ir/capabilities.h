@@ -9,6 +9,13 @@
 
 namespace broach {
 
+// Where a convolution's weight is scaled rather than its result, which is widened for that.
+enum class ScalesWeights : uint8_t {
+  never,
+  once,     // where the weight stays the same: what is added stays behind the scale, in fp32
+  in_calls  // and becomes a bias of the result's element type
+};
+
 // Of one kind of contraction, with results of one element type.
 struct ContractionAbility {
   std::set<Op> activations;        // computed behind it, before the result is stored
@@ -20,12 +27,13 @@ struct ContractionAbility {
   bool through_casts = false;   // behind a cast to f32, if the result is cast back
   bool channels_last = false;   // its tensors should lie so
   bool lays_weights = false;    // of a convolution: and its weight, which the library would copy
-  bool scales_weights = false;  // of a convolution: its weight rather than its result, which is widened for that
-  bool grouped = true;          // of a convolution
-  int64_t rank = 0;             // of a convolution's operands; 0: any
-  bool thin_volumes = true;     // a convolution along three dimensions of one channel to rows of one point
-  int64_t channel_piece = 0;    // channels that a convolution computes at a time; fewer are unfolded to more
-  int64_t unfolds_from = 0;     // in one of so many multiply-adds
+  bool sums_one_row = false;    // of a product: one row is rather a sum of a kernel of the program's
+  ScalesWeights scales_weights = ScalesWeights::never;
+  bool grouped = true;        // of a convolution
+  int64_t rank = 0;           // of a convolution's operands; 0: any
+  bool thin_volumes = true;   // a convolution along three dimensions of one channel to rows of one point
+  int64_t channel_piece = 0;  // channels that a convolution computes at a time; fewer are unfolded to more
+  int64_t unfolds_from = 0;   // in one of so many multiply-adds
 };
 
 struct Capabilities {

@@ -53,7 +53,7 @@ class Folder {
     if (conv.op != Op::conv || conv.integer(Attr::transposed) || in[i].dtype() != DType::f32 || !is_read_once(*n.inputs[i].node))
       return std::nullopt;
     const auto channel = per_channel(b, in[1 - i]);
-    if (!channel || !(widened ? may_fold_rounded(n, i, conv) : is_constant(*channel, conv))) return std::nullopt;
+    if (!channel || !(widened ? may_fold_rounded(n, i, *channel, conv) : is_constant(*channel, conv))) return std::nullopt;
     const DType own = conv.results[0].dtype;
     std::vector<Value> operands = conv.inputs;
     const bool has_bias = operands.size() > 2;
@@ -78,11 +78,12 @@ class Folder {
     return true;
   }
 
-  // In each call, where the weight's elements are few beside the result's, or are laid anew anyway. The weight is rounded once more and the
-  // result once less, which programs with gradients are spared. In fp16 a scale could leave the range.
-  bool may_fold_rounded(const Node& n, size_t i, const Node& conv) const {
+  // The weight is rounded once more and the result once less, which programs with gradients are spared. In fp16 a scale could leave the
+  // range. In each call only where the weight's elements are few beside the result's, or are laid anew anyway.
+  bool may_fold_rounded(const Node& n, size_t i, const Value& channel, const Node& conv) {
     const auto* can = c_.capabilities->contraction(Op::conv, conv.results[0].dtype);
-    if (c_.joint || !can || !can->scales_weights || !c_.capabilities->has(conv)) return false;
+    if (c_.joint || !can || can->scales_weights == ScalesWeights::never || !c_.capabilities->has(conv)) return false;
+    if (can->scales_weights == ScalesWeights::once) return n.op == Op::mul && is_constant(channel, conv);
     const Node& operand = *n.inputs[i].node;
     if (n.op == Op::add) return operand.op == Op::mul;  // whose scale was folded
     const Value& weight = operand.inputs[0].node->inputs[1];

@@ -50,7 +50,7 @@ class RowAdding {
       : step_(step), sums_(std::get<KernelStep>(step.work)), k_(*sums_.kernel), facts_(find_facts(k_)), able_(able), buffers_(buffers) {}
 
   std::optional<AddedRows> run() {
-    if (k_.strict || can_fail(step_) || !sums_columns() || !pays()) return std::nullopt;
+    if (k_.strict || can_fail(step_) || !sums_columns() || reads_along_sums() || !pays()) return std::nullopt;
     AddedRows out{step_, step_};
     const int first = static_cast<int>(k_.buffers.size());
     make_rows(out.rows);
@@ -69,6 +69,20 @@ class RowAdding {
              auto moves = [&](const KernelAxis& a) { return a.reduced && s.access.index.contains(a.id); };
              return s.adds || facts_.inner[static_cast<size_t>(s.expr)] || std::ranges::any_of(k_.axes, moves);
            });
+  }
+
+  // Whether what is summed lies side by side: then its sums are of rows.
+  bool reads_along_sums() const {
+    return std::ranges::any_of(k_.exprs, [&](const KernelExpr& e) {
+      if (e.kind != Kind::load) return false;
+      const SymInt& at = e.access.index;
+      const auto follows = [&](const KernelAxis& a) {
+        const auto moves = at.linear_in(a.id);
+        return a.reduced && moves && moves->first == SymInt(1);
+      };
+      return std::ranges::any_of(k_.axes, [&](const KernelAxis& a) { return !a.reduced && at.contains(a.id); }) &&
+             std::ranges::any_of(k_.axes, follows);
+    });
   }
 
   bool pays() {

@@ -69,8 +69,9 @@ int size(const Node& n) {
 
 bool is_computed(const Node& n) { return kind_of(n.op) != OpKind::source; }
 
-// A cast that only takes more bytes: its operand is what is worth storing.
+// A cast that only takes more bytes, or that in another shape: its operand is what is worth storing.
 bool widens(const Node& n) {
+  if (n.op == Op::reshape) return widens(*n.inputs[0].node);
   return n.op == Op::cast && fusible(n.inputs[0].node->op) && size_of(n.inputs[0].dtype()) < size_of(n.results[0].dtype);
 }
 
@@ -103,24 +104,41 @@ bool is_much_less(const Node& n, const Node* than) {
   return elements && more && *more >= kMuch * *elements;
 }
 
-// Whether n, or `view` of the same elements, is repeated for many.
-bool repeats(const Node& n, const Node& view, const std::vector<std::vector<const Node*>>& users) {
-  return std::ranges::any_of(users[view.id], [&](const Node* u) {
-    return (u->op == Op::expand && is_much_less(n, u)) || (u->op == Op::reshape && repeats(n, *u, users));
+// Where n, or `same` with the same elements, is repeated for many.
+const Node* find_repeat(const Node& n, const Node& same, const std::vector<std::vector<const Node*>>& users) {
+  for (const Node* u : users[same.id]) {
+    if (u->op == Op::expand && is_much_less(n, u)) return u;
+    if (u->op != Op::reshape && !widens(*u)) continue;
+    if (const Node* repeat = find_repeat(n, *u, users)) return repeat;
+  }
+  return nullptr;
+}
+
+// Whether what is computed of it, pointwise, is reduced.
+bool is_reduced(const Node& n, const std::vector<std::vector<const Node*>>& users) {
+  return std::ranges::any_of(users[n.id], [&](const Node* u) {
+    return is_reduce(u->op) || (is_elementwise(u->op) && users[u->id].size() == 1 && is_reduced(*u, users));
   });
 }
 
-// Whether it is made by functions in double precision, which are calls that no compiler takes out of a loop.
-bool takes_calls(const Node& n) {
+// Whether it is made by functions; those in double precision are calls that no compiler takes out of a loop.
+bool takes_functions(const Node& n, bool are_calls) {
   std::vector<const Node*> work{&n};
   for (size_t visited = 0; !work.empty() && visited < kMostBelow; ++visited) {
     const Node* m = work.back();
     work.pop_back();
-    if (is_costly(m->op) && m->results[0].dtype == DType::f64) return true;
+    if (is_costly(m->op) && (!are_calls || m->results[0].dtype == DType::f64)) return true;
     for (const Value& v : m->inputs)
-      if (is_elementwise(v.node->op)) work.push_back(v.node);
+      if (is_elementwise(v.node->op) || (!are_calls && is_view(v.node->op))) work.push_back(v.node);
   }
   return false;
+}
+
+// A row that is multiplied by each row of a matrix would be computed again for each.
+bool is_dear_to_repeat(const Node& n, const std::vector<std::vector<const Node*>>& users) {
+  if (!is_elementwise(n.op)) return false;
+  const Node* repeat = find_repeat(n, n, users);
+  return repeat && (takes_functions(n, true) || (!widens(n) && is_reduced(*repeat, users) && takes_functions(n, false)));
 }
 
 const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }
@@ -179,7 +197,7 @@ class Grouper {
     if (r_.storage.must_store[n.id] || (!r_.fuse && is_computed(n))) return true;
     if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
     if (kernels.size() > 1 && is_as_rounded_[n.id]) return true;
-    if (is_elementwise(n.op) && repeats(n, n, users_) && takes_calls(n)) return true;
+    if (is_dear_to_repeat(n, users_)) return true;
     if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n, users_[n.id]) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
@@ -272,7 +290,7 @@ class Grouper {
     // What a reduction gives is stored where two kernels read it, and that is little beside what would be stored in its place.
     if (is_reduce(n.op) && is_much_less(n, asked_)) return {1, 0, size_of(n.results[0].dtype), false};
     if (is_reduce(n.op) || ++visits > kMostVisits) return {1, 0, 0, true};
-    if (n.op == Op::scalar || n.op == Op::iota || n.op == Op::size) return {};
+    if (kind_of(n.op) == OpKind::source && n.op != Op::input) return {};
     Cost c;
     for (const Value& v : n.inputs) {
       Cost x = cost(*v.node, visits);

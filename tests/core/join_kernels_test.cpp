@@ -221,6 +221,12 @@ TEST_CASE("joined kernels: what is summed along rows and along columns is read o
   CHECK(adding(testing::scheduled(g, {.launch_points = kPoints})) == 0);
 }
 
+TEST_CASE("joined kernels: what is summed where it lies side by side has no columns") {
+  const std::string x = "%0 = input(index=0) : f32[40, 16]\n";
+  CHECK(adding(testing::scheduled(Graph::parse(x + "%1 = reduce_sum(%0, dims=[0]) : f32[16]\nreturn %1\n"), kAdding)) == 1);
+  CHECK(adding(testing::scheduled(Graph::parse(x + "%1 = reduce_sum(%0, dims=[1]) : f32[40]\nreturn %1\n"), kAdding)) == 0);
+}
+
 TEST_CASE("joined kernels: rows that are added up give what sums of columns give") {
   const std::pair<std::string, std::string> shapes[] = {{"50", "0"}, {"13", "0"}, {"8", "0"}, {"5, 7", "0, 1"}, {"3, 40", "0, 1"}};
   for (const auto& [rows, dims] : shapes)

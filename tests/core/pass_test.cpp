@@ -96,6 +96,32 @@ void check_pass(const Pass& pass) {
 
 }  // namespace
 
+TEST_CASE("fold_scales: a target that scales weights once leaves what is added in fp32, and weights that change") {
+  const Graph g = Graph::parse(R"(%0 = input(index=0) : bf16[1, 2, 2, 2]
+%1 = input(index=1) : bf16[2, 2, 1, 1]
+%2 = input(index=2) : f32[1, 2, 1, 1]
+%3 = input(index=3) : f32[1, 2, 1, 1]
+%4 = conv(%0, %1, stride=[1, 1], padding=[0, 0], dilation=[1, 1], transposed=0, output_padding=[0, 0], groups=1) : bf16[1, 2, 2, 2]
+%5 = cast(%4, dtype=f32) : f32[1, 2, 2, 2]
+%6 = expand(%2, shape=[1, 2, 2, 2]) : f32[1, 2, 2, 2]
+%7 = mul(%5, %6) : f32[1, 2, 2, 2]
+%8 = expand(%3, shape=[1, 2, 2, 2]) : f32[1, 2, 2, 2]
+%9 = add(%7, %8) : f32[1, 2, 2, 2]
+%10 = cast(%9, dtype=bf16) : bf16[1, 2, 2, 2]
+return %10
+)");
+  Capabilities c = all_capabilities();
+  c.contractions.at({Op::conv, DType::bf16}).scales_weights = ScalesWeights::once;
+  auto folded = [&](std::vector<bool> constant) { return fold_scales(g, {.constant = std::move(constant), .capabilities = &c}); };
+  CHECK(folded({false, false, true, true}).str() == g.str());
+  const Graph once = folded({false, true, true, false});
+  check_same_results(g, Module(std::make_shared<const Graph>(once)));
+  auto count = [&](Op op) { return std::ranges::count_if(once.nodes(), [&](const Node& n) { return n.op == op; }); };
+  CHECK(count(Op::add) == 1);
+  for (const Node& n : once.nodes())
+    if (n.op == Op::mul) CHECK(n.results[0].shape[2] == SymInt(1));  // the weight's
+}
+
 TEST_CASE("passes: every row of the list does what its file says") {
   for (const Pass& pass : passes()) check_pass(pass);
 }

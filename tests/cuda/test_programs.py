@@ -78,6 +78,47 @@ def test_two_operands():
                          torch.minimum(x, y), torch.copysign(x, y), x // y, torch.hypot(x, y), torch.nextafter(x, y)], x, y)  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_roots_as_powers(dtype):
+    x = torch.tensor([float("-inf"), float("inf"), float("nan"), -0.0, 0.0, -1.0, 2.0, 3.3, 1e-7, 60000.0], device="cuda", dtype=DTYPES[dtype])
+    for exponent in (0.5, -0.5, -1, 2, 3, -2, 1.5):
+        compiled = _compiled(lambda x, exponent=exponent: x**exponent)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), x**exponent, rtol=2e-3, atol=0, equal_nan=True)
+
+
+def test_bounds_that_are_no_numbers():
+    x = torch.tensor([0.0, -0.0, 1.5, -2.0, float("nan"), float("inf")], device="cuda")
+    programs = (
+        lambda x, s: x.clamp(max=s), lambda x, s: x.clamp(min=s), lambda x, s: x.clamp(-1.0, s), lambda x, s: x.clamp_max(s),
+        lambda x, s: F.hardtanh(x, -1.0, s), lambda x, s: x.bfloat16().clamp(max=s),
+    )  # fmt: skip
+    for program in programs:
+        compiled = _compiled(program)
+        for s in (1.0, 0.5, float("nan"), 2.0, float("nan"), float("inf")):
+            torch.testing.assert_close(compiled(x, s), program(x, s), rtol=0, atol=0, equal_nan=True)
+    compiled = _compiled(lambda x: torch.signbit(F.relu(x)))
+    for _ in range(3):
+        assert torch.equal(compiled(x), torch.signbit(F.relu(x)))
+
+
+@torch.no_grad()
+def test_gradients_of_a_cell_without_one_of_its_results():
+    """What libtorch's backward is given for the other result is a zero on the device."""
+    torch.manual_seed(0)
+    cell = nn.LSTMCell(9, 33).cuda()
+    theirs, compiled = copy.deepcopy(cell), broach.compile(cell)
+    x, state = _on_gpu(4, 9), (_on_gpu(4, 33), _on_gpu(4, 33))
+    for which in (0, 1, 0, 1, 2):
+        for run, module in ((compiled, cell), (theirs, theirs)):
+            module.zero_grad()
+            with torch.enable_grad():
+                results = run(x, state)
+                (results[which] if which < 2 else results[0] + results[1]).sum().backward()
+        for ours, other in zip(cell.parameters(), theirs.parameters(), strict=True):
+            _close(ours.grad, other.grad)
+
+
 def test_integers():
     for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         x = torch.randint(0, 100, (300,), device="cuda").to(dtype)
@@ -391,6 +432,55 @@ def test_a_product_with_rows_that_begin_between_pieces(dtype):
     for program in (lambda x, w, b: F.linear(x, w, b), lambda x, w, b: F.linear(x, w)):
         parts = "cublaslt" if dtype == torch.float32 else "cublaslt in parts"
         assert set(_agree(program, x, w, b, dtype=dtype).picks) == {parts}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1024, 512), (4096, 1024), (770, 333), (64, 1), (1, 5), (40000, 3)])
+def test_products_of_one_row(sizes, dtype):
+    """As of a language model's next token: a kernel sums them, and what stands before and behind is part of it."""
+    dtype, (depth, columns) = DTYPES[dtype], sizes
+    x, w, b = _on_gpu(1, depth, dtype=dtype), _on_gpu(columns, depth, dtype=dtype) / depth**0.5, _on_gpu(columns, dtype=dtype)
+    programs = {
+        "plain": lambda x, w, b: F.linear(x, w),
+        "epilogue": lambda x, w, b: F.gelu(F.linear(x, w, b)) + b,
+        "three dimensions": lambda x, w, b: F.linear(x[None], w, b),
+        "a vector": lambda x, w, b: w @ x[0],
+        "prologue": lambda x, w, b: F.linear(F.rms_norm(F.silu(x), (depth,)), w) * F.linear(x, w, b),
+        "a weight that is computed": lambda x, w, b: F.linear(x, w * 2, b),
+        "a weight whose columns lie side by side": lambda x, w, b: F.linear(x, w.t().contiguous().t(), b),
+        "a window of a weight": lambda x, w, b: F.linear(x[:, 1:], w[:, 1:]),
+        "a weight in reverse": lambda x, w, b: F.linear(x, w.flip(1)),
+    }
+    for name, program in programs.items():
+        report = _agree(program, x, w, b, dtype=dtype, native=False)
+        if name in ("plain", "epilogue", "three dimensions", "prologue"):
+            assert not report.contractions and not report.externs, name
+    x[0, 0] = float("nan")
+    _agree(programs["epilogue"], x, w, b, dtype=dtype)
+
+
+def test_a_row_beside_rows():
+    """Sizes that change: one row is another program than several."""
+    model = Mlp(256).cuda().eval()
+    compiled = _compiled(model)
+    with torch.no_grad():
+        for rows in (1, 3, 1, 2, 1, 7):
+            x = _on_gpu(rows, 256)
+            _close(compiled(x), model(x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_one_row(dtype):
+    model = Mlp(128).to("cuda", DTYPES[dtype])
+    theirs, x = copy.deepcopy(model), _on_gpu(1, 128, dtype=DTYPES[dtype])
+    compiled = broach.compile(model)
+    for _ in range(3):
+        for run, m in ((compiled, model), (theirs, theirs)):
+            m.zero_grad()
+            run(x).float().square().sum().backward()
+        for ours, other in zip(model.parameters(), theirs.parameters(), strict=True):
+            error = (ours.grad - other.grad).float().norm() / other.grad.float().norm()  # of sums that were rounded in another order
+            assert error < {"f32": 1e-4, "bf16": 3e-2, "f16": 4e-3}[dtype], error
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,5 +1,7 @@
 """What a product or a convolution computes besides, in half precision: one step, and no farther from the truth than eager."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -36,6 +38,10 @@ def _error(actual, exact):
     return (actual.double() - exact).abs().max().item()
 
 
+def _distance(actual, exact):
+    return ((actual.double() - exact).norm() / exact.norm()).item()
+
+
 def test_norm_in_half_precision_joins_the_convolution():
     torch.manual_seed(0)
     model, x = Block().eval().bfloat16(), torch.randn(2, 16, 12, 12).bfloat16().to(memory_format=torch.channels_last)
@@ -46,6 +52,50 @@ def test_norm_in_half_precision_joins_the_convolution():
     with torch.no_grad():
         eager, exact = model(x), model.double()(x.double())
     assert _error(actual, exact) <= 1.1 * _error(eager, exact)
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of each kind, with statistics as after training."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        kinds = [dict(kernel_size=1), dict(kernel_size=3, padding=1, stride=2), dict(kernel_size=3, padding=1, groups=4), dict(kernel_size=1)]
+        self.convs = nn.ModuleList(nn.Conv2d(32, 32, bias=bias, **kind) for kind in kinds)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(32) for _ in kinds)
+        self.redraw()
+
+    @torch.no_grad()
+    def redraw(self) -> None:
+        for norm in self.norms:
+            norm.running_mean.normal_(0, 0.5), norm.running_var.uniform_(0.2, 3)
+            norm.weight.normal_(1, 0.5), norm.bias.normal_(0, 0.5)
+
+    def forward(self, x):
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = norm(conv(x)).relu()
+        return x
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_that_hold_a_norms_scale_follow_it(dtype, bias):
+    torch.manual_seed(0)
+    model, x = Bottleneck(bias).eval().to(dtype), torch.randn(2, 32, 12, 12, dtype=dtype)
+    fast = broach.compile(model)
+    with torch.no_grad():
+        for i in range(12):
+            actual, expected = fast(x), model(x)
+            exact = copy.deepcopy(model).double()(x.double())
+            # Rounding a scaled weight takes the place of rounding what the convolution gives; which of the two is nearer is luck.
+            assert _distance(actual, exact) <= 1.5 * _distance(expected, exact)
+            if i % 3 == 2:
+                model.redraw() if i % 2 else model.norms[1].weight.mul_(-2)
+            if i == 7:
+                model.convs[0].weight.data = torch.randn_like(model.convs[0].weight) / 4
+        if bias or dtype == torch.float16 or not _C.has_bf16_contractions():
+            return
+        told = broach.explain(fast, x)
+        assert told.kernels == 0 and not told.eager_reasons
 
 
 def test_strict_keeps_eagers_roundings():

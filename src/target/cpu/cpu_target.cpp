@@ -31,7 +31,10 @@ class CpuTarget : public Target {
         if (!can.activations.empty()) can.activations = cpu::activations(false), can.exact_activations = cpu::activations(true);
       // For these the library's kernels, ATen's own among them, read what nobody has written, unless channels come first.
       for (auto& [of, can] : c.contractions) can.thin_volumes = false;
-      for (auto& [of, can] : c.contractions) can.scales_weights = false;  // the library scales results as it stores them
+      for (auto& [of, can] : c.contractions) can.sums_one_row = false;  // weights packed for the library's are read faster
+      // The library scales results as it stores them, at some cost.
+      for (auto& [of, can] : c.contractions)
+        if (can.scales_weights != ScalesWeights::never) can.scales_weights = ScalesWeights::once;
       std::erase_if(c.routines, [](const auto& row) { return !cpu::has_routine(row.first, row.second); });
       return c;
     }();

@@ -288,8 +288,9 @@ class CudaContraction : public CompiledContraction {
 bool has_products(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeRow::dtype) != std::end(kTypes); }
 
 // Behind a product there is one operation, before which a bias may be added. The library makes 0 of a NaN that relu would keep.
-ContractionAbility product_ability() {
+ContractionAbility product_ability(DType dtype) {
   ContractionAbility a;
+  a.sums_one_row = dtype == DType::f32 || is_low_precision(dtype);
   a.activations = {Op::relu, Op::gelu_tanh}, a.exact_activations = {Op::gelu_tanh}, a.binaries = {Op::add}, a.most_epilogues = 1;
   return a;
 }

@@ -143,7 +143,7 @@ ContractionAbility convolution_ability(Op op, DType dtype) {
   if (op != Op::conv) return a;
   a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
   a.activations = {Op::relu}, a.binaries = {Op::add}, a.most_epilogues = 2, a.residuals_only = true;
-  a.scales_weights = dtype == DType::bf16;  // what the library has for scales is compiled as it runs
+  if (dtype == DType::bf16) a.scales_weights = ScalesWeights::in_calls;  // what the library has for scales is compiled as it runs
   return a;
 }
 

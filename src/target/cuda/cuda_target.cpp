@@ -54,7 +54,7 @@ class CudaTarget : public Target {
   const Capabilities& capabilities() const override {
     static const Capabilities known = [] {
       Capabilities c;
-      for (DType t : {DType::f16, DType::bf16, DType::f32, DType::f64}) c.contractions[{Op::dot, t}] = cuda::product_ability();
+      for (DType t : {DType::f16, DType::bf16, DType::f32, DType::f64}) c.contractions[{Op::dot, t}] = cuda::product_ability(t);
       for (DType t : {DType::f16, DType::bf16})
         for (Op op : {Op::conv, Op::conv_weight_gradient}) c.contractions[{op, t}] = cuda::convolution_ability(op, t);
       std::erase_if(c.routines = all_capabilities().routines, [](const auto& row) { return !cuda::has_routine(row.first, row.second); });
