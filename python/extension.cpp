@@ -184,6 +184,10 @@ void add_numbers(py::module_& m) {
     c10::SymNode result = f == all.end() ? c10::SymNode() : apply_function(static_cast<size_t>(f - all.begin()), node);
     return result ? py::cast(result) : py::none();
   });
+  m.def("whole_part", [](const c10::SymNode& node, bool up) -> py::object {
+    const c10::SymNode part = whole_part(node, up);
+    return part ? py::cast(part) : py::none();
+  });
 }
 
 }  // namespace

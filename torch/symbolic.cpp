@@ -4,12 +4,14 @@
 #include <c10/core/SymNodeImpl.h>
 #include <c10/core/TensorImpl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <numeric>
 #include <optional>
 
 #include "capture.h"
+#include "ir/whole_part.h"
 #include "support/error.h"
 
 namespace broach {
@@ -77,6 +79,14 @@ class SizeNode : public c10::SymNodeImpl {
     auto result = answered([&] { return floats().apply(function, as_number()); });
     return result ? number(*result) : SymNode();
   }
+  // Without its fraction, as an expression of sizes, which a guard keeps within bounds. Null where it is none.
+  SymNode whole_part(bool up) const {
+    const auto part = broach::whole_part(floats(), as_number(), up);
+    auto is_exact = [&](const SymInt& e) {
+      return symbols_->ask(e, Relation::lt, kMostOfSize) && symbols_->ask(-kMostOfSize, Relation::lt, e);
+    };
+    return part && std::ranges::all_of(floats().sizes_behind(as_number()), is_exact) ? integer(*part) : SymNode();
+  }
   bool has_hint() override { return true; }
   std::string str() override { return is_int() ? value_.str() : is_float() ? floats().text(number_) : "condition"; }
   SymNode clone() override { return c10::make_intrusive<SizeNode>(*this); }
@@ -133,8 +143,8 @@ class SizeNode : public c10::SymNodeImpl {
   SymNode neg() override {
     return is_float() ? number(floats().compute(Float::neg, number_)) : answered([&] { return integer(SymInt(0) - value()); });
   }
-  SymNode floor() override { return is_float() ? integer(static_cast<int64_t>(std::floor(fixed_number()))) : clone(); }
-  SymNode ceil() override { return is_float() ? integer(static_cast<int64_t>(std::ceil(fixed_number()))) : clone(); }
+  SymNode floor() override { return is_float() ? whole(false) : clone(); }
+  SymNode ceil() override { return is_float() ? whole(true) : clone(); }
   SymNode sym_float() override { return number(as_number()); }
   SymNode sym_min(const SymNode& o) override { return extreme(o, false); }
   SymNode sym_max(const SymNode& o) override { return extreme(o, true); }
@@ -211,6 +221,10 @@ class SizeNode : public c10::SymNodeImpl {
   HostFloats::Id number_of(const SymNode& n) const {
     if (auto mine = dynamic_cast<SizeNode*>(n.get())) return mine->as_number();
     return floats().constant(n->is_float() ? n->guard_float("", 0) : static_cast<double>(value_of(n).constant()));
+  }
+  SymNode whole(bool up) const {
+    if (SymNode part = whole_part(up)) return part;
+    return integer(static_cast<int64_t>(up ? std::ceil(fixed_number()) : std::floor(fixed_number())));
   }
   // As a constant, which fixes the sizes and numbers it is computed from.
   double fixed_number(HostFloats::Id id) const {
@@ -387,6 +401,8 @@ bool is_program_number(const c10::SymNode& node) { return dynamic_cast<SizeNode*
 double recorded_value(const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).recorded_value(); }
 
 c10::SymNode apply_function(size_t function, const c10::SymNode& node) { return dynamic_cast<SizeNode&>(*node).apply(function); }
+
+c10::SymNode whole_part(const c10::SymNode& node, bool up) { return dynamic_cast<SizeNode&>(*node).whole_part(up); }
 
 at::Tensor capture_tensor(const at::Tensor& real, const Shape& sizes, const Shape& strides, const SymInt& offset,
                           const std::shared_ptr<Symbols>& symbols, const Token& token) {

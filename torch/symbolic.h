@@ -37,6 +37,8 @@ bool is_program_number(const c10::SymNode& node);
 double recorded_value(const c10::SymNode& node);
 // Function number `function` of HostFloats. Null where it is an error.
 c10::SymNode apply_function(size_t function, const c10::SymNode& node);
+// The next integer below or above it, where that is one for all sizes (ir/whole_part.h). Else null.
+c10::SymNode whole_part(const c10::SymNode& node, bool up);
 
 // Held by each of a capture's tensors, and the copies that autograd makes of them: whether any of them is alive.
 using Token = std::shared_ptr<const void>;

@@ -119,6 +119,12 @@ class Int(_Number, torch.SymInt):
     __index__ = __trunc__ = __floor__ = __ceil__ = __int__
 
 
+def _whole(number: Any, up: bool) -> Any:
+    """As `math.ceil` or `math.floor`: an expression of sizes where that is exact for all of them."""
+    node = _C.whole_part(number.node, up)
+    return (math.ceil if up else math.floor)(number._plain()) if node is None else _wrap(node)
+
+
 class Float(_Number, torch.SymFloat):
     """A floating point number."""
 
@@ -127,13 +133,14 @@ class Float(_Number, torch.SymFloat):
     def __int__(self) -> int:
         return int(self._plain())
 
-    def __floor__(self) -> int:
-        return math.floor(self._plain())
+    def __floor__(self) -> Any:
+        return _whole(self, up=False)
 
-    def __ceil__(self) -> int:
-        return math.ceil(self._plain())
+    def __ceil__(self) -> Any:
+        return _whole(self, up=True)
 
-    __trunc__ = __int__
+    def __trunc__(self) -> Any:
+        return _whole(self, up=self < 0)  # type: ignore[operator]
 
     def is_integer(self) -> bool:
         return self._plain().is_integer()

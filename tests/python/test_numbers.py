@@ -360,6 +360,44 @@ def test_floor_division_as_python_does_it():
             assert str(want) == str(got), (a, b, want, got)
 
 
+WHOLE = {
+    "half, up": lambda x, n: x[: math.ceil(x.shape[0] / 2)].sum(0),
+    "half, down": lambda x, n: x[math.floor(x.shape[0] * 0.5) :] * math.floor(x.shape[0] * 0.5),
+    "chunks": lambda x, n: x.repeat(math.ceil((x.shape[0] + 1) / 3), 1).mean(0) + math.trunc(-x.shape[0] / 4),
+    "pieces": lambda x, n: torch.full((3,), math.ceil(x.shape[0] * 0.75) / 2) - math.trunc(x.shape[0] / 1.5),
+    "a number": lambda x, n: x * math.ceil(n / 7) + math.floor(-n / 2),
+    "in turn": lambda x, n: x.narrow(0, 0, math.ceil(math.ceil(x.shape[0] / 2) / 2)),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_parts_of_what_is_computed_of_sizes(name):
+    program = WHOLE[name]
+    compiled = broach.compile(program)
+    for n in (8, 9, 10, 13, 14, 15, 21, 22, 40, 2, 3):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x, n), program(x, n))
+    stats = compiled.stats()
+    assert stats["captures"] <= 3 and stats["compiled_calls"] >= 8, broach.explain(compiled, x, n).attempts
+
+
+def test_whole_parts_of_other_numbers_are_theirs():
+    """Where roundings matter, of numbers that no sizes are behind, and of large integers, whose quotients are rounded."""
+    for program, numbers in (
+        (lambda x, t: x + math.ceil(t * 0.7), (10, 20, 30, 40, 10)),
+        (lambda x, t: x * math.floor(t), (0.5, 1.5, -1.5, 2.0, 0.5)),
+        (lambda x, t: x.double() + math.floor(t / 2), (2, 3, 2**53 + 1, 2**60 + 1, 7, -(2**62) - 1)),
+    ):
+        compiled, x = broach.compile(program), torch.randn(5)
+        for t in numbers:
+            assert torch.equal(compiled(x, t), program(x, t))
+    for t in (math.inf, math.nan):
+        compiled = broach.compile(lambda x, t: x + math.ceil(t))
+        compiled(torch.ones(2), 1.0), compiled(torch.ones(2), 2.5)
+        with pytest.raises((OverflowError, ValueError), match="cannot convert float"):
+            compiled(torch.ones(2), t)
+
+
 def test_integers_at_the_end_of_64_bits_are_plain():
     compiled = broach.compile(lambda x, n: (x + 1, n - 2**62 - 2**62, [n + 2**62]))
     for n in (4, 3, 9, 1):
