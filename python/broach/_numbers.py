@@ -116,7 +116,15 @@ class Int(_Number, torch.SymInt):
     def __int__(self) -> int:
         return self.node.int_()
 
-    __index__ = __trunc__ = __floor__ = __ceil__ = __int__
+    __index__ = __int__
+
+    def __floor__(self) -> Any:
+        return self
+
+    __trunc__ = __ceil__ = __floor__
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self if digits is None else round(self._plain(), digits)
 
 
 def _whole(number: Any, up: bool) -> Any:

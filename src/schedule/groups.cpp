@@ -114,11 +114,24 @@ const Node* find_repeat(const Node& n, const Node& same, const std::vector<std::
   return nullptr;
 }
 
-// Whether what is computed of it, pointwise, is reduced.
-bool is_reduced(const Node& n, const std::vector<std::vector<const Node*>>& users) {
-  return std::ranges::any_of(users[n.id], [&](const Node* u) {
-    return is_reduce(u->op) || (is_elementwise(u->op) && users[u->id].size() == 1 && is_reduced(*u, users));
-  });
+// A reduction of what is computed of it, pointwise.
+const Node* find_reduction(const Node& n, const std::vector<std::vector<const Node*>>& users, size_t steps = 8) {
+  for (const Node* u : users[n.id]) {
+    if (is_reduce(u->op)) return u;
+    if (!is_elementwise(u->op) || users[u->id].size() != 1 || steps == 0) continue;
+    if (const Node* reduction = find_reduction(*u, users, steps - 1)) return reduction;
+  }
+  return nullptr;
+}
+
+// Whether an expansion repeats each element for many results of a reduction.
+bool is_repeated_for_results(const Node& expand, const Node& reduction) {
+  const Shape &from = expand.inputs[0].shape(), &to = expand.results[0].shape;
+  const auto& reduced = reduction.ints(Attr::dims);
+  SymInt times(1);
+  for (size_t d = 0; d < to.size(); ++d)
+    if (!(from[d] == to[d]) && std::ranges::find(reduced, static_cast<int64_t>(d)) == reduced.end()) times = times * to[d];
+  return times.is_constant() && times.constant() >= kMuch;
 }
 
 // Whether it is made by functions; those in double precision are calls that no compiler takes out of a loop.
@@ -138,7 +151,9 @@ bool takes_functions(const Node& n, bool are_calls) {
 bool is_dear_to_repeat(const Node& n, const std::vector<std::vector<const Node*>>& users) {
   if (!is_elementwise(n.op)) return false;
   const Node* repeat = find_repeat(n, n, users);
-  return repeat && (takes_functions(n, true) || (!widens(n) && is_reduced(*repeat, users) && takes_functions(n, false)));
+  if (!repeat || takes_functions(n, true)) return repeat;
+  const Node* reduction = widens(n) ? nullptr : find_reduction(*repeat, users);
+  return reduction && is_repeated_for_results(*repeat, *reduction) && takes_functions(n, false);
 }
 
 const Shape& domain(const Node& root) { return is_reduce(root.op) ? root.inputs[0].shape() : root.results[0].shape; }

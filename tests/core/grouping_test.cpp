@@ -281,6 +281,21 @@ return %3, %2 into 0
     }
 }
 
+TEST_CASE("grouping: functions of a row that each row of a matrix meets are computed once, those of a row's own number within the row") {
+  const std::string matrix = "%0 = input(index=0) : f32[128, 256]\n", rest =
+                                                                          " : f32[128, 256]\n%5 = mul(%0, %4) : f32[128, 256]\n"
+                                                                          "%6 = reduce_sum(%5, dims=[1]) : f32[128]\nreturn %6\n";
+  auto kernels = [&](const std::string& function, const std::string& size, const std::string& shape) {
+    return testing::scheduled(Graph::parse(matrix + "%1 = input(index=1) : f32[" + size + "]\n%2 = " + function + "(%1) : f32[" + size +
+                                           "]\n%3 = reshape(%2, shape=" + shape + ") : f32" + shape +
+                                           "\n%4 = expand(%3, shape=[128, 256])" + rest))
+        .kernels;
+  };
+  CHECK(kernels("silu", "256", "[1, 256]") == 2);
+  CHECK(kernels("neg", "256", "[1, 256]") == 1);
+  CHECK(kernels("rsqrt", "128", "[128, 1]") == 1);
+}
+
 TEST_CASE("order: what is named comes before, and a circle has none") {
   CHECK(order_of({0, 1, 2}, {{2}, {}, {1}}) == std::vector<int>{1, 2, 0});
   CHECK(!order_of({0, 1}, {{1}, {0}}));

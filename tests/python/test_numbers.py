@@ -366,6 +366,7 @@ WHOLE = {
     "chunks": lambda x, n: x.repeat(math.ceil((x.shape[0] + 1) / 3), 1).mean(0) + math.trunc(-x.shape[0] / 4),
     "pieces": lambda x, n: torch.full((3,), math.ceil(x.shape[0] * 0.75) / 2) - math.trunc(x.shape[0] / 1.5),
     "a number": lambda x, n: x * math.ceil(n / 7) + math.floor(-n / 2),
+    "of integers": lambda x, n: x[: math.ceil(math.floor(x.shape[0] // 2))] * math.trunc(n) + round(x.shape[0] + n),
     "in turn": lambda x, n: x.narrow(0, 0, math.ceil(math.ceil(x.shape[0] / 2) / 2)),
 }
 
