@@ -1,5 +1,6 @@
 // A product of one row, as of a language model's next token, reads its weight once: a kernel that sums does so as fast as a library's
-// product, begins sooner, and computes what stands before and behind it, and other products of the same row, in the same launch.
+// product, begins sooner, and computes what stands before and behind it, and other products of the same row, in the same launch. A product
+// of one element is a sum on any target: libraries may add it up in one long chain.
 #include "passes/passes.h"
 
 namespace broach {
@@ -26,9 +27,11 @@ Graph sum_one_row(const Graph& graph, const PassContext& c) {
     if (n.op != Op::dot || n.integer(Attr::batch) != 0 || in[1].shape().size() != 2) return std::nullopt;
     const Type& result = n.results[0];
     const ContractionAbility* can = c.capabilities->contraction(Op::dot, result.dtype);
-    if (!can || !can->sums_one_row || !is_one_row(in[0].shape()) || !is_read_along(graph, n.inputs[1], 0)) return std::nullopt;
+    if (!is_floating(result.dtype) || !is_one_row(in[0].shape())) return std::nullopt;
+    if (!(in[1].shape()[1] == SymInt(1)) && !(can && can->sums_one_row && is_read_along(graph, n.inputs[1], 0))) return std::nullopt;
+    const DType t = result.dtype == DType::f64 ? DType::f64 : DType::f32;
     const Value row = b.reshape(in[0], {in[0].shape().back()}), columns = b.permute(in[1], {1, 0});
-    const Value terms = b.binary(Op::mul, b.cast(row, DType::f32), b.cast(columns, DType::f32));
+    const Value terms = b.binary(Op::mul, b.cast(row, t), b.cast(columns, t));
     return {{b.reshape(b.cast(b.reduce(Op::reduce_sum, terms, {1}), result.dtype), result.shape)}};
   });
 }

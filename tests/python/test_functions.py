@@ -418,3 +418,48 @@ def test_labels_for_profilers_are_there_where_a_profiler_is():
     before = call._compiled_call.stats()["compiled_calls"]
     call(x)
     assert call._compiled_call.stats()["compiled_calls"] == before + 1
+
+
+TWICE = {
+    **{name: getattr(torch.special, name, None) or getattr(torch, name)
+       for name in ("exp", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "digamma")},
+    "lgamma": torch.lgamma,
+    "atan2": lambda x: torch.atan2(x, x + 0.5),
+    "hypot": lambda x: torch.hypot(x, x + 0.5),
+    "pow": lambda x: x.abs() ** 1.7,
+    "pow of two": lambda x: x.abs() ** x,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", TWICE)
+def test_a_function_is_one_number_for_a_row_and_for_each_element(name, dtype):
+    """One of them is computed for one element, the other for several at a time."""
+    torch.manual_seed(0)
+    u = (lambda x: torch.acosh(x.abs() + 1)) if name == "acosh" else TWICE[name]
+    programs = (
+        lambda x: (u(x)[:, None] == u(x)).sum(),
+        lambda x: (u(x)[:, None] - u(x)).abs().amin(1).amax(),
+        lambda x: (u(x.view(5, -1))[:, 3:4] == u(x.view(5, -1))).sum(),
+    )
+    for program in programs:
+        compiled = broach.compile(program)
+        for n in (40, 95, 40):
+            x = torch.rand(n, dtype=dtype) * 1.8 - 0.9
+            assert torch.equal(compiled(x), program(x))
+
+
+@pytest.mark.parametrize("u", [torch.asinh, torch.atan, lambda x: torch.atan2(x, x + 2)])
+@torch.enable_grad()
+def test_the_gradient_of_an_extreme_of_products_finds_it(u):
+    def gradient(program, x):
+        x = x.clone().requires_grad_()
+        program(x).sum().backward()
+        return x.grad
+
+    torch.manual_seed(0)
+    program = lambda x: (u(x)[:, None] * u(x)).amax(1)  # noqa: E731
+    compiled = broach.compile(program)
+    for _ in range(3):
+        x = torch.randn(100)
+        torch.testing.assert_close(gradient(compiled, x), gradient(program, x))

@@ -228,8 +228,15 @@ void KernelEmitter::in_blocks(size_t axis, const std::function<void(V, V)>& body
   if (!sum_blocks_ || sum_blocks_->axis != axis) return body(i64(0), extent);
   const V size = i64(sum_blocks_->size);
   loop("block", i64(0), extent, size, [&](V begin) {
-    body(begin, b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, size), extent));
-    behind_block_();
+    const V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, size), extent);
+    body(begin, end);
+    if (!sum_blocks_->since) return behind_block_();
+    const V since = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), sum_blocks_->since), b_.CreateSub(end, begin));
+    b_.CreateStore(since, sum_blocks_->since);
+    when(b_.CreateICmpSGE(since, size), [&] {
+      b_.CreateStore(i64(0), sum_blocks_->since);
+      behind_block_();
+    });
   });
 }
 
@@ -242,6 +249,7 @@ void KernelEmitter::emit_stages() {
     bool index = std::any_of(stage.begin(), stage.end(), [&](int r) { return is_index_reduction(plan_.expr(r).op); });
     unsigned unroll = index ? 1 : plan_.unroll;
     sum_blocks_ = blocks_of(stage, unroll);
+    if (sum_blocks_ && sum_blocks_->since) b_.CreateStore(i64(0), sum_blocks_->since);
     behind_block_ = [&] { add_to_totals(stage, unroll); };
     for (int r : stage)
       for (unsigned s = 0; s < unroll; ++s) reset(r, s);
@@ -255,7 +263,7 @@ void KernelEmitter::emit_stages() {
       };
       in_blocks(plan_.vector_axis, run);
     });
-    if (std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, unroll);
+    if (const auto blocks = std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, unroll, blocks->since);
     fresh_values();
     for (int r : stage) {
       const V v = result(r, unroll);

@@ -68,19 +68,20 @@ KernelEmitter::Accumulator& KernelEmitter::accumulator(int r, unsigned slot) {
 
 bool KernelEmitter::is_sum(int r) const { return plan_.expr(r).op == Op::reduce_sum && is_floating(plan_.expr(r).dtype); }
 
-std::optional<KernelEmitter::SumBlocks> KernelEmitter::blocks_of(const std::vector<int>& stage, unsigned unroll) const {
+std::optional<KernelEmitter::SumBlocks> KernelEmitter::blocks_of(const std::vector<int>& stage, unsigned unroll) {
   constexpr int64_t kBlock = 256, kLong = 2 * kBlock;  // of a chain
   if (std::ranges::none_of(stage, [&](int r) { return is_sum(r); })) return std::nullopt;
   std::vector<size_t> axes;  // innermost first
+  if (plan_.vector_reduced && !plan_.vector().extent.is_constant())
+    return SumBlocks{plan_.vector_axis, kBlock * static_cast<int64_t>(lanes_) * unroll, local(b_.getInt64Ty(), "since")};
   if (plan_.vector_reduced) axes.push_back(plan_.vector_axis);
   for (size_t a = k_.axes.size(); a-- > 0;)
     if (k_.axes[a].reduced && a != plan_.vector_axis) axes.push_back(a);
   int64_t inside = 1, chain = 1;
   std::optional<SumBlocks> out;
   for (size_t a : axes) {
-    // Of sizes that are not known rows are taken to be short.
     const int64_t step = a == plan_.vector_axis ? static_cast<int64_t>(lanes_) * unroll : 1;
-    const int64_t turns = (k_.axes[a].extent.maybe_constant().value_or(a == plan_.vector_axis ? 1 : kLong) + step - 1) / step;
+    const int64_t turns = (k_.axes[a].extent.maybe_constant().value_or(kLong) + step - 1) / step;
     if (!out && inside * turns >= kBlock) out = {a, std::max<int64_t>(1, kBlock / std::max<int64_t>(1, inside)) * step};
     inside *= turns, chain *= turns;
   }
@@ -108,11 +109,14 @@ void KernelEmitter::add_to_totals(const std::vector<int>& stage, unsigned slots)
     }
 }
 
-void KernelEmitter::take_totals(const std::vector<int>& stage, unsigned slots) {
+// With what no block's end has added, which is nothing where each has one.
+void KernelEmitter::take_totals(const std::vector<int>& stage, unsigned slots, bool has_rest) {
   for (int r : stage)
     for (unsigned s = 0; s < slots && is_sum(r); ++s) {
       Accumulator& a = accumulator(r, s);
-      b_.CreateStore(b_.CreateLoad(a.value->getAllocatedType(), a.total), a.value);
+      Type* t = a.value->getAllocatedType();
+      const V total = b_.CreateLoad(t, a.total);
+      b_.CreateStore(has_rest ? add_exactly(total, b_.CreateLoad(t, a.excess), b_.CreateLoad(t, a.value)).first : total, a.value);
     }
 }
 

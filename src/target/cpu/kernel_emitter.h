@@ -55,6 +55,7 @@ class KernelEmitter : ScalarEmitter {
   struct SumBlocks {
     size_t axis;
     int64_t size;
+    llvm::AllocaInst* since = nullptr;  // elements since the last one ended, where the axis may as well be short
   };
   DType reduced_dtype(const KernelExpr& r) const { return is_index_reduction(r.op) ? plan_.expr(r.args[0]).dtype : r.dtype; }
   Type* accumulator_type(const KernelExpr& r) { return scalar_type(reduced_dtype(r)); }
@@ -64,11 +65,11 @@ class KernelEmitter : ScalarEmitter {
   V replaces(const KernelExpr& r, V a, V p, V b, V q);
   Accumulator& accumulator(int r, unsigned slot);
   bool is_sum(int r) const;
-  std::optional<SumBlocks> blocks_of(const std::vector<int>& stage, unsigned unroll) const;
+  std::optional<SumBlocks> blocks_of(const std::vector<int>& stage, unsigned unroll);
   void reset(int r, unsigned slot);
   std::pair<V, V> add_exactly(V total, V excess, V x);
   void add_to_totals(const std::vector<int>& stage, unsigned slots);
-  void take_totals(const std::vector<int>& stage, unsigned slots);
+  void take_totals(const std::vector<int>& stage, unsigned slots, bool has_rest = false);
   void accumulate(int r, unsigned slot);
   V result(int r, unsigned slots);
   V index_result(int r, V v);

@@ -229,13 +229,14 @@ Value* in_pieces(IRBuilderBase& b, ArrayRef<Value*> args, llvm::function_ref<uns
 
 // ---- Calls ----
 
-// The name of the longest vector function for at most `lanes` lanes, and its length; length 1 is libm's or ours.
-std::pair<std::string, unsigned> longest_call(MathFn fn, bool f32, unsigned lanes, const Features& features) {
+// The name of the longest vector function, and its length; length 1 is libm's or ours. Fewer lanes call it as well, for others differ from
+// it in last bits, and a value that is computed twice has to be one number.
+std::pair<std::string, unsigned> longest_call(MathFn fn, bool f32, const Features& features) {
   std::pair<std::string, unsigned> best{scalar_symbol(fn, f32), 1};
   for (const VectorIsa& isa : kIsas) {
     const unsigned length = isa.bits / (f32 ? 32 : 64);
     std::string symbol = vector_symbol(fn, f32, isa);
-    if (length <= lanes && isa.allowed(features) && MathLibrary::instance().has(symbol)) best = {std::move(symbol), length};
+    if (isa.allowed(features) && MathLibrary::instance().has(symbol)) best = {std::move(symbol), length};
   }
   return best;
 }
@@ -254,9 +255,14 @@ Value* emit_one_call(IRBuilderBase& b, const std::string& symbol, ArrayRef<Value
 
 Value* emit_call(IRBuilderBase& b, MathFn fn, ArrayRef<Value*> args, const Features& features) {
   const bool f32 = args[0]->getType()->getScalarType()->isFloatTy();
-  const auto piece = [&](unsigned left) { return longest_call(fn, f32, left, features).second; };
-  return in_pieces(b, args, piece,
-                   [&](ArrayRef<Value*> some) { return emit_one_call(b, longest_call(fn, f32, lanes_of(some[0]), features).first, some); });
+  const auto [symbol, length] = longest_call(fn, f32, features);
+  return in_pieces(
+      b, args, [length](unsigned left) { return std::min(left, length); },
+      [&](ArrayRef<Value*> some) {
+        SmallVector<Value*, 2> whole;
+        for (Value* arg : some) whole.push_back(pad(b, arg, length));
+        return slice(b, emit_one_call(b, symbol, whole), 0, lanes_of(some[0]));
+      });
 }
 
 // `usual`, or where `rare` is true what `otherwise` emits: a branch that kernels hardly ever take.
