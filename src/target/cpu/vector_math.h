@@ -1,9 +1,9 @@
 // LLVM IR for the transcendental functions of kernels, on scalars and fixed vectors of f32 and f64.
 //
 // A function of f32 that kernels meet often is emitted inline: a few branch-free vector instructions around a minimax
-// polynomial. The rest calls glibc's vector library, libmvec, where it has the function for the type and width, and libm
-// lane by lane where it does not. NaN, infinities, signed zeros and denormals come out as from glibc; `kMathFns` gives the
-// error bounds, which tests/core/vector_math_test.cpp asserts.
+// polynomial. The rest calls glibc's vector library, libmvec, where it has the function for the type, always of the widest vector so that
+// a value has the same bits wherever it is computed, and libm lane by lane where it does not. NaN, infinities, signed zeros and denormals
+// come out as from glibc; `kMathFns` gives the error bounds, which tests/core/vector_math_test.cpp asserts.
 //
 // What a kernel must keep to:
 // - No "min-legal-vector-width" below 512 on the function that holds the code: LLVM would then pass a <16 x float> to libmvec
