@@ -231,11 +231,13 @@ void KernelEmitter::in_blocks(size_t axis, const std::function<void(V, V)>& body
     const V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, size), extent);
     body(begin, end);
     if (!sum_blocks_->since) return behind_block_();
-    const V since = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), sum_blocks_->since), b_.CreateSub(end, begin));
-    b_.CreateStore(since, sum_blocks_->since);
-    when(b_.CreateICmpSGE(since, size), [&] {
-      b_.CreateStore(i64(0), sum_blocks_->since);
-      behind_block_();
+    when(sum_blocks_->is_long, [&] {
+      const V since = b_.CreateAdd(b_.CreateLoad(b_.getInt64Ty(), sum_blocks_->since), b_.CreateSub(end, begin));
+      b_.CreateStore(since, sum_blocks_->since);
+      when(b_.CreateICmpSGE(since, size), [&] {
+        b_.CreateStore(i64(0), sum_blocks_->since);
+        behind_block_();
+      });
     });
   });
 }
@@ -263,7 +265,7 @@ void KernelEmitter::emit_stages() {
       };
       in_blocks(plan_.vector_axis, run);
     });
-    if (const auto blocks = std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, unroll, blocks->since);
+    if (const auto blocks = std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, unroll, *blocks);
     fresh_values();
     for (int r : stage) {
       const V v = result(r, unroll);
@@ -348,7 +350,7 @@ void KernelEmitter::emit_columns(unsigned n) {
         for (int r : stage) accumulate(r, s);
       });
     });
-    if (std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, n);
+    if (const auto blocks = std::exchange(sum_blocks_, std::nullopt)) take_totals(stage, n, *blocks);
     for (unsigned s = 0; s < n; ++s)
       for (int r : stage) {
         const auto& e = plan_.expr(r);

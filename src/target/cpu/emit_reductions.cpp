@@ -72,8 +72,13 @@ std::optional<KernelEmitter::SumBlocks> KernelEmitter::blocks_of(const std::vect
   constexpr int64_t kBlock = 256, kLong = 2 * kBlock;  // of a chain
   if (std::ranges::none_of(stage, [&](int r) { return is_sum(r); })) return std::nullopt;
   std::vector<size_t> axes;  // innermost first
-  if (plan_.vector_reduced && !plan_.vector().extent.is_constant())
-    return SumBlocks{plan_.vector_axis, kBlock * static_cast<int64_t>(lanes_) * unroll, local(b_.getInt64Ty(), "since")};
+  if (plan_.vector_reduced && !plan_.vector().extent.is_constant()) {
+    const int64_t size = kBlock * static_cast<int64_t>(lanes_) * unroll;
+    SymInt elements(1);
+    for (const KernelAxis& a : k_.axes)
+      if (a.reduced) elements = elements * a.extent;
+    return SumBlocks{plan_.vector_axis, size, local(b_.getInt64Ty(), "since"), b_.CreateICmpSGE(integer(elements, false), i64(size))};
+  }
   if (plan_.vector_reduced) axes.push_back(plan_.vector_axis);
   for (size_t a = k_.axes.size(); a-- > 0;)
     if (k_.axes[a].reduced && a != plan_.vector_axis) axes.push_back(a);
@@ -110,14 +115,18 @@ void KernelEmitter::add_to_totals(const std::vector<int>& stage, unsigned slots)
 }
 
 // With what no block's end has added, which is nothing where each has one.
-void KernelEmitter::take_totals(const std::vector<int>& stage, unsigned slots, bool has_rest) {
-  for (int r : stage)
-    for (unsigned s = 0; s < slots && is_sum(r); ++s) {
-      Accumulator& a = accumulator(r, s);
-      Type* t = a.value->getAllocatedType();
-      const V total = b_.CreateLoad(t, a.total);
-      b_.CreateStore(has_rest ? add_exactly(total, b_.CreateLoad(t, a.excess), b_.CreateLoad(t, a.value)).first : total, a.value);
-    }
+void KernelEmitter::take_totals(const std::vector<int>& stage, unsigned slots, const SumBlocks& blocks) {
+  auto take = [&] {
+    for (int r : stage)
+      for (unsigned s = 0; s < slots && is_sum(r); ++s) {
+        Accumulator& a = accumulator(r, s);
+        Type* t = a.value->getAllocatedType();
+        const V total = b_.CreateLoad(t, a.total);
+        b_.CreateStore(blocks.since ? add_exactly(total, b_.CreateLoad(t, a.excess), b_.CreateLoad(t, a.value)).first : total, a.value);
+      }
+  };
+  if (blocks.since) when(blocks.is_long, take);
+  else take();
 }
 
 void KernelEmitter::reset(int r, unsigned slot) {

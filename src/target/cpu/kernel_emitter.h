@@ -55,7 +55,9 @@ class KernelEmitter : ScalarEmitter {
   struct SumBlocks {
     size_t axis;
     int64_t size;
-    llvm::AllocaInst* since = nullptr;  // elements since the last one ended, where the axis may as well be short
+    // Where the axis may as well be short: elements since the last one ended, and whether there are enough for one.
+    llvm::AllocaInst* since = nullptr;
+    V is_long = nullptr;
   };
   DType reduced_dtype(const KernelExpr& r) const { return is_index_reduction(r.op) ? plan_.expr(r.args[0]).dtype : r.dtype; }
   Type* accumulator_type(const KernelExpr& r) { return scalar_type(reduced_dtype(r)); }
@@ -69,7 +71,7 @@ class KernelEmitter : ScalarEmitter {
   void reset(int r, unsigned slot);
   std::pair<V, V> add_exactly(V total, V excess, V x);
   void add_to_totals(const std::vector<int>& stage, unsigned slots);
-  void take_totals(const std::vector<int>& stage, unsigned slots, bool has_rest = false);
+  void take_totals(const std::vector<int>& stage, unsigned slots, const SumBlocks& blocks);
   void accumulate(int r, unsigned slot);
   V result(int r, unsigned slots);
   V index_result(int r, V v);
