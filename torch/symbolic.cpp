@@ -81,11 +81,12 @@ class SizeNode : public c10::SymNodeImpl {
   }
   // Without its fraction, as an expression of sizes, which a guard keeps within bounds. Null where it is none.
   SymNode whole_part(bool up) const {
-    const auto part = broach::whole_part(floats(), as_number(), up);
+    const HostFloats::Id id = as_number();
+    const auto part = broach::whole_part(floats(), id, up);
     auto is_exact = [&](const SymInt& e) {
       return symbols_->ask(e, Relation::lt, kMostOfSize) && symbols_->ask(-kMostOfSize, Relation::lt, e);
     };
-    return part && std::ranges::all_of(floats().sizes_behind(as_number()), is_exact) ? integer(*part) : SymNode();
+    return part && std::ranges::all_of(floats().sizes_behind(id), is_exact) ? integer(*part) : SymNode();
   }
   bool has_hint() override { return true; }
   std::string str() override { return is_int() ? value_.str() : is_float() ? floats().text(number_) : "condition"; }

@@ -42,7 +42,7 @@ ContractionAbility usual_ability(Op op, DType dtype) {
   std::copy_if(std::begin(kOps), std::end(kOps), std::inserter(activations, activations.end()), is_activation);
   all.activations = activations, all.exact_activations = activations, all.binaries = {Op::add, Op::mul};
   all.most_epilogues = 6, all.through_casts = dtype == DType::bf16;
-  all.sums_one_row = op == Op::dot && (dtype == DType::f32 || is_low_precision(dtype));
+  all.sums_one_row = op == Op::dot && dtype != DType::f64;
   if (op == Op::conv && dtype == DType::bf16) all.scales_weights = ScalesWeights::in_calls;
   return all;
 }

@@ -67,15 +67,13 @@ struct AttrRow {
 const AttrRow& row(Attr a) {
   using Ints = std::vector<int64_t>;
   static const AttrRow rows[] = {
-      {"index", int64_t{}},      {"value", Scalar{}},         {"dtype", DType{}},
-      {"shape", Shape{}},        {"dim", int64_t{}},          {"dims", Ints{}},
-      {"expr", SymInt{}},        {"starts", Shape{}},         {"steps", Ints{}},
-      {"low", Shape{}},          {"high", Shape{}},           {"batch", int64_t{}},
-      {"stride", Ints{}},        {"padding", Shape{}},        {"dilation", Ints{}},
-      {"transposed", int64_t{}}, {"output_padding", Shape{}}, {"groups", int64_t{}},
-      {"descending", int64_t{}}, {"stable", int64_t{}},       {"sorted", int64_t{}},
-      {"k", SymInt{}},           {"skip_nan", int64_t{}},     {"right", int64_t{}},
-      {"scale", Scalar{}},       {"causal", int64_t{}},       {"call", std::shared_ptr<const ExternCall>{}},
+      {"index", int64_t{}},        {"value", Scalar{}},   {"dtype", DType{}},         {"shape", Shape{}},
+      {"dim", int64_t{}},          {"dims", Ints{}},      {"expr", SymInt{}},         {"starts", Shape{}},
+      {"steps", Ints{}},           {"low", Shape{}},      {"high", Shape{}},          {"batch", int64_t{}},
+      {"stride", Ints{}},          {"padding", Shape{}},  {"dilation", Ints{}},       {"transposed", int64_t{}},
+      {"output_padding", Shape{}}, {"groups", int64_t{}}, {"descending", int64_t{}},  {"stable", int64_t{}},
+      {"sorted", int64_t{}},       {"k", SymInt{}},       {"skip_nan", int64_t{}},    {"right", int64_t{}},
+      {"scale", Scalar{}},         {"causal", int64_t{}}, {"device_kind", int64_t{}}, {"call", std::shared_ptr<const ExternCall>{}},
   };
   static_assert(std::size(rows) == static_cast<size_t>(Attr::call) + 1);
   return rows[static_cast<size_t>(a)];

@@ -136,6 +136,7 @@ enum class Attr : uint8_t {
   right,
   scale,
   causal,
+  device_kind,
   call,
 };
 const char* name_of(Attr a);

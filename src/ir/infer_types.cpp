@@ -295,7 +295,10 @@ struct Inference {
       default: return {elementwise()};
     }
     if (op == Op::scalar) return (void)get<Scalar>(Attr::value), std::vector<Type>{{get<DType>(Attr::dtype), {}, {}}};
-    if (op == Op::zero) return {{get<DType>(Attr::dtype), {}, {DeviceKind::cuda, static_cast<int8_t>(get<int64_t>(Attr::index))}}};
+    if (op == Op::zero) {
+      const Device on{static_cast<DeviceKind>(get<int64_t>(Attr::device_kind)), static_cast<int8_t>(get<int64_t>(Attr::index))};
+      return {{get<DType>(Attr::dtype), {}, on}};
+    }
     if (op == Op::iota) {
       const auto& shape = get<Shape>(Attr::shape);
       check(static_cast<size_t>(get<int64_t>(Attr::dim)) < shape.size(), "iota: no dimension ", get<int64_t>(Attr::dim));

@@ -626,7 +626,9 @@ Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std
   auto place_zero = [&](const Value& v) {
     const Device& device = v.type().device;
     if (device == Device{} || !zeros.contains({v.node, v.index})) return;
-    e.set(v, e.b.expand(e.b.emit(Op::zero, {}, {{Attr::dtype, v.dtype()}, {Attr::index, int64_t{device.index}}}), v.shape()));
+    const Attrs there{
+        {Attr::dtype, v.dtype()}, {Attr::device_kind, static_cast<int64_t>(device.kind)}, {Attr::index, int64_t{device.index}}};
+    e.set(v, e.b.expand(e.b.emit(Op::zero, {}, there), v.shape()));
   };
   const size_t first = backward.inputs().size() - given.size();
   for (size_t i = 0; i < backward.inputs().size(); ++i) {

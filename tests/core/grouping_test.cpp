@@ -282,9 +282,8 @@ return %3, %2 into 0
 }
 
 TEST_CASE("grouping: functions of a row that each row of a matrix meets are computed once, those of a row's own number within the row") {
-  const std::string matrix = "%0 = input(index=0) : f32[128, 256]\n", rest =
-                                                                          " : f32[128, 256]\n%5 = mul(%0, %4) : f32[128, 256]\n"
-                                                                          "%6 = reduce_sum(%5, dims=[1]) : f32[128]\nreturn %6\n";
+  const std::string matrix = "%0 = input(index=0) : f32[128, 256]\n";
+  const std::string rest = " : f32[128, 256]\n%5 = mul(%0, %4) : f32[128, 256]\n%6 = reduce_sum(%5, dims=[1]) : f32[128]\nreturn %6\n";
   auto kernels = [&](const std::string& function, const std::string& size, const std::string& shape) {
     return testing::scheduled(Graph::parse(matrix + "%1 = input(index=1) : f32[" + size + "]\n%2 = " + function + "(%1) : f32[" + size +
                                            "]\n%3 = reshape(%2, shape=" + shape + ") : f32" + shape +

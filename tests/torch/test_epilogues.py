@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from norms import distance, redraw
 from torch import nn
 
 import broach
@@ -38,10 +39,6 @@ def _error(actual, exact):
     return (actual.double() - exact).abs().max().item()
 
 
-def _distance(actual, exact):
-    return ((actual.double() - exact).norm() / exact.norm()).item()
-
-
 def test_norm_in_half_precision_joins_the_convolution():
     torch.manual_seed(0)
     model, x = Block().eval().bfloat16(), torch.randn(2, 16, 12, 12).bfloat16().to(memory_format=torch.channels_last)
@@ -62,13 +59,7 @@ class Bottleneck(nn.Module):
         kinds = [dict(kernel_size=1), dict(kernel_size=3, padding=1, stride=2), dict(kernel_size=3, padding=1, groups=4), dict(kernel_size=1)]
         self.convs = nn.ModuleList(nn.Conv2d(32, 32, bias=bias, **kind) for kind in kinds)
         self.norms = nn.ModuleList(nn.BatchNorm2d(32) for _ in kinds)
-        self.redraw()
-
-    @torch.no_grad()
-    def redraw(self) -> None:
-        for norm in self.norms:
-            norm.running_mean.normal_(0, 0.5), norm.running_var.uniform_(0.2, 3)
-            norm.weight.normal_(1, 0.5), norm.bias.normal_(0, 0.5)
+        redraw(self.norms)
 
     def forward(self, x):
         for conv, norm in zip(self.convs, self.norms, strict=True):
@@ -87,9 +78,9 @@ def test_weights_that_hold_a_norms_scale_follow_it(dtype, bias):
             actual, expected = fast(x), model(x)
             exact = copy.deepcopy(model).double()(x.double())
             # Rounding a scaled weight takes the place of rounding what the convolution gives; which of the two is nearer is luck.
-            assert _distance(actual, exact) <= 1.5 * _distance(expected, exact)
+            assert distance(actual, exact) <= 1.5 * distance(expected, exact)
             if i % 3 == 2:
-                model.redraw() if i % 2 else model.norms[1].weight.mul_(-2)
+                redraw(model.norms) if i % 2 else model.norms[1].weight.mul_(-2)
             if i == 7:
                 model.convs[0].weight.data = torch.randn_like(model.convs[0].weight) / 4
         if bias or dtype == torch.float16 or not _C.has_bf16_contractions():

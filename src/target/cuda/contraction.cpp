@@ -290,7 +290,7 @@ bool has_products(DType dtype) { return std::ranges::find(kTypes, dtype, &TypeRo
 // Behind a product there is one operation, before which a bias may be added. The library makes 0 of a NaN that relu would keep.
 ContractionAbility product_ability(DType dtype) {
   ContractionAbility a;
-  a.sums_one_row = dtype == DType::f32 || is_low_precision(dtype);
+  a.sums_one_row = dtype != DType::f64;
   a.activations = {Op::relu, Op::gelu_tanh}, a.exact_activations = {Op::gelu_tanh}, a.binaries = {Op::add}, a.most_epilogues = 1;
   return a;
 }
