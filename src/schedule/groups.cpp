@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "schedule/copies.h"
 #include "schedule/decisions.h"
 #include "support/error.h"
 
@@ -25,6 +26,7 @@ constexpr size_t kMostStores = 32;
 constexpr size_t kMostTried = 16;      // kernels that a node might join
 constexpr size_t kMostBelow = 64;      // nodes from which a value is computed
 constexpr int64_t kMuch = 64;          // elements that repeat one
+constexpr double kMostCopies = 3;      // of what is not cheap, in one kernel
 constexpr size_t kMostVisited = 2000;  // nodes, when looking for what must run between two
 
 struct Cost {
@@ -170,9 +172,18 @@ bool is_scalar(const Node& n) {
   return m->op == Op::scalar;
 }
 
+// A node and what kernels might compute of it, down to reductions.
+template <class Nodes>
+void collect_below(const Node& n, const Storage& storage, Nodes& below) {
+  if (!is_fusible(n, storage) || storage.must_store[n.id] || below.size() > kMostBelow || !below.insert(&n).second) return;
+  if (is_reduce(n.op)) return;
+  for (const Value& v : n.inputs) collect_below(*v.node, storage, below);
+}
+
 class Grouper {
  public:
-  explicit Grouper(FusionRules rules) : r_(std::move(rules)), users_(find_users(r_.graph)), kernels_of_(users_.size()) {
+  explicit Grouper(FusionRules rules)
+      : r_(std::move(rules)), users_(find_users(r_.graph)), kernels_of_(users_.size()), copies_(r_.graph, users_) {
     groups_.in_memory.assign(users_.size(), false);
     groups_.readers.resize(users_.size());
     places_ = find_places(r_.graph);
@@ -202,6 +213,7 @@ class Grouper {
       groups_.kernels[static_cast<size_t>(k)].roots.push_back(&n);
       sizes_[static_cast<size_t>(k)] += size(n);
       kernels_of_[n.id] = {k};
+      copies_.store(n, k);
     }
     // Of a contraction the end of its epilogue is.
     groups_.in_memory[n.id] = r_.storage.must_store[n.id] || (!r_.storage.absorbed[n.id] && kind_of(n.op) != OpKind::heavy);
@@ -213,6 +225,7 @@ class Grouper {
     if (std::ranges::any_of(kernels, [&](int k) { return lies_elsewhere(n, k); })) return true;
     if (kernels.size() > 1 && is_as_rounded_[n.id]) return true;
     if (is_dear_to_repeat(n, users_)) return true;
+    if (is_elementwise(n.op) && copies_.times(n) > kMostCopies && !cheap(n, kernels)) return true;
     if (kernels.size() > 1 && is_computed(n) && !widens(n) && (is_repeated(n, users_[n.id]) || !cheap(n, kernels))) return true;
     if ((is_elementwise(n.op) || is_reduce(n.op)) && ends_kernel(n, kernels)) return true;
     return !std::all_of(kernels.begin(), kernels.end(), [&](int k) { return fits_[static_cast<size_t>(k)].add(n); });
@@ -226,6 +239,7 @@ class Grouper {
   void compute_in(const Node& n, std::set<int> kernels) {
     for (int k : kernels) sizes_[static_cast<size_t>(k)] += size(n);
     kernels_of_[n.id] = std::move(kernels);
+    copies_.compute(n);
   }
 
   // The kernel that stores it: that of a user, or one more.
@@ -339,7 +353,7 @@ class Grouper {
   // Reductions below n that do not fit these kernels: they are stored whatever becomes of n.
   bool find_stored(const Node& n, const std::set<int>& kernels) {
     std::set<const Node*, bool (*)(const Node*, const Node*)> below([](const Node* a, const Node* b) { return a->id > b->id; });
-    collect_below(n, below);
+    collect_below(n, r_.storage, below);
     size_t tried = 0;
     for (int k : kernels) {
       if (++tried > kMostTried) break;
@@ -348,13 +362,6 @@ class Grouper {
         if (!trial.add(*m) && is_reduce(m->op)) stored_.insert(m);
     }
     return !stored_.empty();
-  }
-
-  template <class Nodes>
-  void collect_below(const Node& n, Nodes& below) const {
-    if (!is_fusible(n, r_.storage) || r_.storage.must_store[n.id] || below.size() > kMostBelow || !below.insert(&n).second) return;
-    if (is_reduce(n.op)) return;
-    for (const Value& v : n.inputs) collect_below(*v.node, below);
   }
 
   int joinable(const Node& n, const std::set<int>& kernels) {
@@ -459,6 +466,7 @@ class Grouper {
   FusionRules r_;
   std::vector<std::vector<const Node*>> users_;
   std::vector<std::set<int>> kernels_of_;
+  Copies copies_;
   std::vector<std::optional<Device>> places_;
   std::vector<Fit> fits_;            // by kernel
   std::set<const Node*> stored_;     // of what is asked about: see find_stored

@@ -295,6 +295,22 @@ TEST_CASE("grouping: functions of a row that each row of a matrix meets are comp
   CHECK(kernels("rsqrt", "128", "[128, 1]") == 1);
 }
 
+TEST_CASE("grouping: what a kernel would compute many times over is stored, each part of a value on its own is not") {
+  // f(x, y) seen from `ways` places, a sum of all: an unrolled stencil.
+  auto kernels = [](int ways, bool apart) {
+    const int length = apart ? 64 / ways : 64 - ways;
+    std::string text = "%0 = input(index=0) : f32[64]\n%1 = input(index=1) : f32[64]\n%2 = mul(%0, %1) : f32[64]\n";
+    for (int i = 0; i < ways; ++i)
+      text += cat("%", 3 + i, " = slice(%2, shape=[", length, "], starts=[", apart ? i * length : i, "], steps=[1]) : f32[", length, "]\n");
+    for (int i = 1; i < ways; ++i)
+      text += cat("%", 2 + ways + i, " = add(%", i == 1 ? 3 : 1 + ways + i, ", %", 3 + i, ") : f32[", length, "]\n");
+    return testing::scheduled(Graph::parse(text + cat("return %", 1 + 2 * ways, "\n"))).kernels;
+  };
+  CHECK(kernels(3, false) == 1);
+  CHECK(kernels(4, false) == 2);
+  CHECK(kernels(8, true) == 1);
+}
+
 TEST_CASE("order: what is named comes before, and a circle has none") {
   CHECK(order_of({0, 1, 2}, {{2}, {}, {1}}) == std::vector<int>{1, 2, 0});
   CHECK(!order_of({0, 1}, {{1}, {0}}));
