@@ -138,6 +138,7 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   KeptPlaces kept(places_);
   const Ref unreadable = hide_places();
   {
+    const WithoutDynamo dynamo;
     Compiling compiling;
     const StandIns gradients("broach._gradients");
     std::optional<StandIns> numbers;

@@ -119,6 +119,7 @@ class WatchedRun {
  public:
   WatchedRun(Subject& subject, State& state, bool runs_again)
       : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
+    dynamo_.emplace();
     if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
     checkpoints_.emplace("broach._checkpoint");
     gradients_.emplace("broach._gradients");
@@ -138,6 +139,7 @@ class WatchedRun {
     gradients_.reset();
     checkpoints_.reset();
     compiling_.reset();
+    dynamo_.reset();
     PyErr_Restore(type, value, trace);
   }
 
@@ -206,6 +208,7 @@ class WatchedRun {
   bool works_invisibly_ = false;
   AmbientSettings ambient_;
   Ref random_;
+  std::optional<WithoutDynamo> dynamo_;
   std::optional<Compiling> compiling_;
   std::optional<StandIns> checkpoints_, gradients_, optimizers_, numbers_;
   std::optional<DoubtsInRun> doubts_;

@@ -44,6 +44,28 @@ class Compiling {
   static inline bool has_set_ = false;
 };
 
+// Where code that torch.compile has compiled calls the program, Dynamo would compile what that calls, and run it once with tensors of its own.
+class WithoutDynamo {
+ public:
+  WithoutDynamo() : callback_(exchanged(Py_None)) {}
+  ~WithoutDynamo() {
+    if (callback_ && callback_.get() != Py_None) exchanged(callback_.get());
+  }
+  WithoutDynamo(const WithoutDynamo&) = delete;
+  WithoutDynamo& operator=(const WithoutDynamo&) = delete;
+
+ private:
+  // Of this thread: what Dynamo is called with for each frame.
+  static Ref exchanged(PyObject* callback) {
+    Ref module = import_module("torch._C._dynamo.eval_frame");
+    Ref previous = module ? Ref::steal(PyObject_CallMethod(module.get(), "set_eval_frame", "O", callback)) : Ref();
+    if (!previous) PyErr_WriteUnraisable(nullptr);
+    return previous;
+  }
+
+  Ref callback_;
+};
+
 // While it lives, a module of ours has replaced some functions: what a program may ask of a number knows those that stand for others
 // (_numbers.py), and a checkpoint runs once (_checkpoint.py).
 class StandIns {

@@ -47,6 +47,7 @@ Function::Function(Eager eager, std::vector<bool> constant_inputs, ProgramOption
 
 Function::Results Function::operator()(const CallInputs& call, const Modes& modes) {
   ++calls_;
+  if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   for (const at::Tensor& t : call.tensors)
     if (!is_plain(t)) return run_eager(call, why_not_compiled(t));
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
@@ -54,7 +55,6 @@ Function::Results Function::operator()(const CallInputs& call, const Modes& mode
   if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");
   if (modes.grad && saves_through_hooks()) return run_eager(call, "what is saved for gradients goes through hooks", false);
   if (is_profiled()) return run_eager(call, "a profiler looks at parts of the program by their labels (record_function)", false);
-  if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   if (auto results = run_compiled(*entries_.read(), call, modes)) return std::move(*results);
   if (closed == Closed::yes) return run_eager(call, "");
   return capture_and_compile(call, modes);

@@ -181,7 +181,7 @@ class CompiledCall : public ag::Node {
     for (Result& r : results_) r.was_used |= std::exchange(r.is_in_use, false);
     if (!is_last) return;
     if (saves_nothing()) again_.reset();
-    given_.clear();
+    if (!may_run_to()) given_.clear();
     if (saves_nothing()) return;
     saved_.clear();
     past_.clear();
@@ -216,7 +216,6 @@ class CompiledCall : public ag::Node {
  private:
   // What eager keeps, by which its errors go.
   bool knows() const { return backward_->knows_what_eager_keeps(); }
-
   // What is linear can be had again, as from eager; but for gradients of gradients, which would keep what the call was given.
   bool saves_nothing() const { return !released_ && saved_.empty(); }
 
@@ -278,11 +277,24 @@ class CompiledCall : public ag::Node {
     return true;
   }
 
+  // Whether the gradient of a result on the way from another may be asked for: what lies between, eager may have kept.
+  bool may_run_to() const {
+    std::vector<size_t> alive;
+    for (size_t r = 0; r < own_.size(); ++r)
+      if (!results_[r].is_over()) alive.push_back(own_[r]);
+    auto is_alive = [&](size_t t) { return std::ranges::count(alive, t) > 0; };
+    return std::ranges::any_of(alive, [&](size_t t) { return std::ranges::any_of(backward_->through(t), is_alive); });
+  }
+
   // `what`: why it is.
   std::vector<at::Tensor> run_eagerly(const std::string& what, const ag::variable_list& tangents, const std::vector<size_t>& ends = {}) {
     TORCH_CHECK(again_, what, ", and it is not at hand. Call it without compiling it where they are needed.");
     const Rerun& rerun = backward_->rerun();
     TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
+    std::vector<bool> reached = wanted();
+    backward_->keep_reached(tangents, reached);
+    if (ends.empty() && std::ranges::none_of(reached, std::identity())) return std::vector<at::Tensor>(gradients());
+    TORCH_CHECK(given_.size() == needed_.size(), ag::ERR_BACKWARD_TWICE);  // let go
     for (const Saved& s : saved_)
       if (!s.own.defined() && !(knows() && s.was_written())) s.variable.unpack(getptr());  // eager's error where it was written since
     std::vector<at::Tensor> tensors;
@@ -293,7 +305,7 @@ class CompiledCall : public ag::Node {
     }
     TORCH_CHECK(backward_->held_versions(given_.size()) == held_versions_, what,
                 ", but one of the tensors that it holds has been modified by an inplace operation.");
-    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, needed_, found_.get(), tangents, wanted(), ends);
+    return backward_->run_eagerly(*again_, {tensors, ints_, floats_}, needed_, found_.get(), tangents, std::move(reached), ends);
   }
 
   std::shared_ptr<const Backward> backward_;
@@ -360,9 +372,6 @@ class ResultOfCall : public ag::Node {
 
   size_t tangent_;
 };
-
-// Whether something happens as soon as a leaf has its gradient: its reduction over several processes (DDP), a step of an optimizer.
-bool is_awaited(ag::Node& accumulates) { return !accumulates.post_hooks().empty() || accumulates.tensor_post_acc_grad_hooks(); }
 
 // The edges of the node that gives the first gradients, with one more to the node that gives the next. `parts`: by edge. `like`: on the
 // device of the run.
@@ -746,15 +755,6 @@ BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std
     inputs.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
   }
   return {std::move(code), std::move(specs), in_parts ? parts_ : std::vector<size_t>(), std::move(inputs), symbols};
-}
-
-// As eager's, a gradient is undefined unless a result that it depends on has one.
-void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const {
-  for (size_t g = 0; g < wanted.size(); ++g) {
-    bool reached = false;
-    for (size_t t = 0; t < tangents.size(); ++t) reached = reached || (tangents[t].defined() && differentiable_.reaches[t][g]);
-    wanted[g] = wanted[g] && reached;
-  }
 }
 
 std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {

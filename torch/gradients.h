@@ -94,6 +94,8 @@ class Backward : public std::enable_shared_from_this<Backward> {
   std::vector<at::Tensor> run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<bool>& needed,
                                       const FoundByCall* found, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                                       const std::vector<size_t>& ends) const;
+  // Of the gradients that are wanted, those that depend on results with a tangent.
+  void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
   BackwardRun as_run(std::vector<at::Tensor> gradients, bool in_parts) const {
     return {std::move(gradients), in_parts ? parts_ : std::vector<size_t>()};
   }
@@ -116,7 +118,6 @@ class Backward : public std::enable_shared_from_this<Backward> {
  private:
   using Key = std::tuple<std::vector<bool>, std::vector<bool>, bool>;  // gradients, tangents, in parts
   std::shared_ptr<const BackwardVariant> variant(const Key& key) const;
-  void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
   at::Tensor view_of(const at::Tensor& base, const at::Tensor& t, size_t result) const;
   void make_views(std::vector<at::Tensor>& results) const;
   void make_windows(std::vector<at::Tensor>& results) const;

@@ -93,6 +93,15 @@ class NeedsAsTheyWere {
 
 }  // namespace
 
+// As eager's, a gradient is undefined unless a result that it depends on has one.
+void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const {
+  for (size_t g = 0; g < wanted.size(); ++g) {
+    bool reached = false;
+    for (size_t t = 0; t < tangents.size(); ++t) reached = reached || (tangents[t].defined() && differentiable_.reaches[t][g]);
+    wanted[g] = wanted[g] && reached;
+  }
+}
+
 std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<bool>& needed,
                                               const FoundByCall* found, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                                               const std::vector<size_t>& ends) const {
@@ -100,7 +109,6 @@ std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const
   NeedsAsTheyWere needs;
   for (size_t i = 0; i < call.tensors.size(); ++i) needs.put_back(call.tensors[i], needed[i]);
   for (size_t i = 0; i < lifted_.size(); ++i) needs.put_back(lifted_[i], lifted_needed_[i]);
-  keep_reached(tangents, wanted);
   std::vector<at::Tensor> inputs = call.tensors.vec(), seeds;
   std::vector<InputWithHistory> with_history;
   for (at::Tensor& t : inputs)

@@ -58,6 +58,8 @@ bool has_hooks(ag::Node& n) {
          n.tensor_post_acc_grad_hooks();
 }
 
+bool is_awaited(ag::Node& accumulates) { return !accumulates.post_hooks().empty() || accumulates.tensor_post_acc_grad_hooks(); }
+
 void give_to_leaves(ag::Node& node, ag::variable_list& gradients) {
   // Leaves get nothing from a node that is called by hand, nor from a run for some tensors only. Anomaly detection and hooks look at what a
   // node returns. Another run, perhaps of another thread's, may come through a graph that is kept.

@@ -238,6 +238,25 @@ constexpr std::string_view kRecordable[] = {
     "aten::scatter.value",
     "aten::scatter_add",
     "aten::index_add",
+    "aten::sort",
+    "aten::sort.stable",
+    "aten::topk",
+    "aten::cumsum",
+    "aten::cumprod",
+    "aten::_embedding_bag",
+    "aten::_grouped_mm",
+    "aten::lstm.input",
+    "aten::gru.input",
+    "aten::_native_multi_head_attention",
+    "aten::_transformer_encoder_layer_fwd",
+    "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::zeros",
+    "aten::ones",
+    "aten::arange",
+    "aten::arange.start",
+    "aten::arange.start_step",
 };
 
 // cuDNN's. Others are made of products of cuBLAS's, whose memory outlives the recording and is found again by its queue.
@@ -251,11 +270,21 @@ bool is_library_convolution(const ExternCall& call, std::span<const Operand> ope
   });
 }
 
-bool is_drawn_with(const ExternCall& call, size_t argument) {
-  const auto& schema = c10::Dispatcher::singleton().findSchemaOrThrow(call.schema.c_str(), "").schema();
-  if (schema.arguments().at(argument).name() != "dropout_p") return false;
-  const auto* p = std::get_if<Scalar>(&call.args[argument].value);
-  return !p || as_double(*p) != 0;
+// Whether it draws random numbers for its dropout.
+bool may_drop_out(const ExternCall& call) {
+  const size_t dot = std::min(call.schema.find('.'), call.schema.size());
+  const std::string overload = call.schema.substr(std::min(dot + 1, call.schema.size()));
+  const auto& schema = c10::Dispatcher::singleton().findSchemaOrThrow(call.schema.substr(0, dot).c_str(), overload.c_str()).schema();
+  bool may = false;
+  for (size_t i = 0; i < call.args.size(); ++i) {
+    const std::string& name = schema.arguments().at(i).name();
+    const auto* number = std::get_if<Scalar>(&call.args[i].value);
+    const auto* integer = std::get_if<SymInt>(&call.args[i].value);
+    const bool is_zero = (number && as_double(*number) == 0) || (integer && *integer == SymInt(0));
+    if (name == "train" && is_zero) return false;
+    if (name == "dropout_p" || name == "dropout") may = !is_zero;
+  }
+  return may;
 }
 
 // Read on the host, or known to nobody here.
@@ -338,8 +367,7 @@ bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given)
   if (std::ranges::any_of(step.operands, is_elsewhere) || std::ranges::any_of(call.args, is_opaque)) return false;
   // What a mask selects is counted on the host.
   if (name.find("index") != name.npos && std::ranges::any_of(step.operands, is_mask)) return false;
-  for (size_t i = 0; i < call.args.size(); ++i)
-    if (call.schema.starts_with("aten::_scaled") && is_drawn_with(call, i)) return false;
+  if (may_drop_out(call)) return false;
   int64_t bytes = 0;
   for (int b : step.results) {
     if (b < 0 || !given) continue;

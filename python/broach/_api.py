@@ -70,6 +70,7 @@ def compile(
 def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
     """Compiles (if need be) and calls ``fn(*args, **kwargs)``, then says what was compiled and what was not.
 
+    It is called up to five times, with all that it does: a training step takes as many steps.
     `fn` may be compiled already, or plain: then it is compiled for the explanation only.
     """
     if not callable(fn):

@@ -19,6 +19,18 @@ def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
 
 
+class _Made(torch.autograd.Function):
+    """The same memory, as the result of an operation: it may be written to, as what a program was given may."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.data
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
 class Trial:
     """`given`: the tensors among the arguments; `held`: those that the program reaches by itself."""
 
@@ -48,17 +60,21 @@ class Trial:
             copy.set_(whole.untyped_storage(), t.storage_offset(), t.shape, t.stride())
         if type(t) is not torch.Tensor:  # parameters and buffers
             copy = t.__class__(copy, requires_grad=False) if isinstance(t, torch.nn.Parameter) else copy
-        return copy.requires_grad_(t.requires_grad) if t.requires_grad else copy
+        if not t.requires_grad:
+            return copy
+        copy.requires_grad_()
+        with torch.enable_grad():
+            return copy if t.is_leaf else _Made.apply(copy)
 
     def rewind(self) -> None:
         """Remembers what the trial wrote to the program's own tensors, and takes it back."""
         with torch.no_grad():
             for t, before, version in self.saved:
                 # Not every write moves the version on: that of running statistics does not.
-                written = (version >= 0 and t._version != version) or not torch.equal(t, before)
+                written = (version >= 0 and t._version != version) or not (t.is_meta or torch.equal(t, before))
                 self.left.append(t.detach().clone() if written else None)
                 if written:
-                    with torch.inference_mode(t.is_inference()):
+                    with torch.inference_mode(t.is_inference()), torch.no_grad():  # the former may turn gradients on
                         t.copy_(before)
         torch.set_rng_state(self.random)
 
@@ -127,7 +143,7 @@ def first_difference(want: Any, got: Any, name: str, limit: float, seen: dict[in
 def _tensor_difference(want: torch.Tensor, got: torch.Tensor, name: str, limit: float) -> str:
     if want.dtype != got.dtype or want.shape != got.shape:
         return f"{name} is {got.dtype} {tuple(got.shape)}, eager's is {want.dtype} {tuple(want.shape)}"
-    if want is got or not want.numel() or want.layout != torch.strided:
+    if want is got or not want.numel() or want.layout != torch.strided or want.is_meta:
         return ""
     a, b = want.detach(), got.detach()
     if not (a.is_floating_point() or a.is_complex()):

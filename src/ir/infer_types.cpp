@@ -54,6 +54,10 @@ struct Inference {
     }
   }
 
+  Device named_device() const {
+    return {static_cast<DeviceKind>(get<int64_t>(Attr::device_kind)), static_cast<int8_t>(get<int64_t>(Attr::index))};
+  }
+
   Type elementwise() const {
     OpKind k = kind_of(op);
     if (op == Op::where) {
@@ -65,6 +69,7 @@ struct Inference {
     for (const auto& v : in) same(in[0], v, true);
     check(op != Op::fma || is_floating(in[0].dtype()), "fma: of ", Shown{in[0].type()}, ", not of floating numbers");
     Type t = like(in[0], in[0].shape());
+    if (op == Op::place) t.device = named_device();
     if (k == OpKind::compare) t.dtype = DType::b1;
     if (k == OpKind::cast) t.dtype = get<DType>(Attr::dtype);
     check(op != Op::bitcast || size_of(t.dtype) == size_of(in[0].dtype()), "bitcast: ", Shown{in[0].type()}, " and ", name_of(t.dtype),
@@ -295,10 +300,7 @@ struct Inference {
       default: return {elementwise()};
     }
     if (op == Op::scalar) return (void)get<Scalar>(Attr::value), std::vector<Type>{{get<DType>(Attr::dtype), {}, {}}};
-    if (op == Op::zero) {
-      const Device on{static_cast<DeviceKind>(get<int64_t>(Attr::device_kind)), static_cast<int8_t>(get<int64_t>(Attr::index))};
-      return {{get<DType>(Attr::dtype), {}, on}};
-    }
+    if (op == Op::zero) return {{get<DType>(Attr::dtype), {}, named_device()}};
     if (op == Op::iota) {
       const auto& shape = get<Shape>(Attr::shape);
       check(static_cast<size_t>(get<int64_t>(Attr::dim)) < shape.size(), "iota: no dimension ", get<int64_t>(Attr::dim));

@@ -323,7 +323,7 @@ bool is_better_as_product(const Value& x) {
   return x.type().device.kind == DeviceKind::cuda && (x.dtype() == DType::f16 || x.dtype() == DType::bf16);
 }
 
-// Windows that lie side by side and cover all of x, as rows of a matrix.
+// Windows that lie side by side and cover all of x, as rows of a matrix; one window need not tell how far it is to the next.
 struct Patches {
   Value rows;
   Shape windows;                        // of the batch, and along each dimension
@@ -332,17 +332,18 @@ struct Patches {
 
 std::optional<Patches> patches_of(GraphBuilder& b, const Convolution& a) {
   const size_t n = a.w.shape().size() - 2;
-  if (a.transposed || a.groups != 1 || product(std::span(a.w.shape()).subspan(2)) == SymInt(1)) return std::nullopt;
+  const SymInt window = product(std::span(a.w.shape()).subspan(2)), image = product(std::span(a.x.shape()).subspan(2));
+  if (a.transposed || a.groups != 1 || (window == SymInt(1) && !(image == SymInt(1)))) return std::nullopt;
   Patches out{{}, {a.x.shape()[0]}, {0, static_cast<int64_t>(n) + 1}};
   Shape parts{a.x.shape()[0], a.x.shape()[1]};
   std::vector<int64_t> outer{0}, inner{1};
   for (size_t i = 0; i < n; ++i) {
-    const SymInt &size = a.x.shape()[i + 2], &window = a.w.shape()[i + 2];
-    if (!size.is_constant() || !window.is_constant() || size.constant() % window.constant() != 0) return std::nullopt;
+    const auto size = a.x.shape()[i + 2].maybe_constant(), length = a.w.shape()[i + 2].maybe_constant();
+    if (!size || !length || *length == 0 || *size % *length != 0) return std::nullopt;
     if (!(for_each_dim(a.padding, n, 0)[i] == SymInt(0)) || for_each_dim(a.dilation, n, 1)[i] != 1) return std::nullopt;
-    if (for_each_dim(a.stride, n, 1)[i] != window.constant()) return std::nullopt;
-    out.windows.push_back(size.constant() / window.constant());
-    parts.push_back(out.windows.back()), parts.push_back(window);
+    if (for_each_dim(a.stride, n, 1)[i] != *length && size != length) return std::nullopt;
+    out.windows.push_back(*size / *length);
+    parts.push_back(out.windows.back()), parts.push_back(*length);
     outer.push_back(static_cast<int64_t>(2 * i) + 2), inner.push_back(static_cast<int64_t>(2 * i) + 3);
     out.channels_first.push_back(static_cast<int64_t>(i) + 1);
   }

@@ -111,6 +111,7 @@ class KernelBuilder {
   int elementwise(const Node& n, const Index& index, int predicate) {
     std::vector<int> args;
     for (const Value& in : n.inputs) args.push_back(expr(in, index, predicate));
+    if (n.op == Op::place) return args[0];
     return exprs_.op(n.op, n.results[0].dtype, std::move(args));
   }
 

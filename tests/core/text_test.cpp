@@ -233,7 +233,8 @@ TEST_CASE("text: random graphs round-trip") {
   std::string missing;
   for (int i = 0; i <= static_cast<int>(Op::extern_call); ++i)
     if (!seen.contains(static_cast<Op>(i))) missing += std::string(" ") + name_of(static_cast<Op>(i));
-  CHECK(missing == " zero tan acosh hardsigmoid copy is_nan fma bitcast update sum_rows add_rows attention attention_gradient extern_call");
+  CHECK(missing ==
+        " zero tan acosh hardsigmoid copy place is_nan fma bitcast update sum_rows add_rows attention attention_gradient extern_call");
 }
 
 TEST_CASE("text: attention round-trips") {

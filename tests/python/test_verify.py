@@ -145,3 +145,50 @@ def test_in_a_checkpoint_whose_hooks_see_what_is_saved_nothing_is_compared():
             x = torch.ones(4, 3, requires_grad=True)
             torch.utils.checkpoint.checkpoint(compiled, x.sin(), use_reentrant=False).sum().backward()
             assert x.grad is not None
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 1e-2), lambda p: torch.optim.AdamW(p, 1e-2)], ids=["sgd", "adamw"])
+def test_whole_steps(make):
+    losses = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        optimizer = make(model.parameters())
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = broach.compile(step, options={"verify": 3}) if compiles else step
+        with torch.enable_grad():
+            losses.append([run(torch.randn(4, 8)).item() for _ in range(8)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_arguments_with_a_history_are_written():
+    def program(h, b):
+        h.add_(b).mul_(2)
+        return h.sum(), h
+
+    compiled = broach.compile(program, options={"verify": 3})
+    with warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            x, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+            h = x * 1
+            total, same = compiled(h, b)
+            total.backward()
+            assert same is h and torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_modules_without_memory():
+    base = nn.Linear(4, 2)
+    parameters = {name: p.detach() for name, p in base.named_parameters()}
+    base = base.to("meta")
+    compiled = broach.compile(lambda x: torch.func.functional_call(base, parameters, (x,)), options={"verify": 3})
+    for _ in range(5):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x), x @ parameters["weight"].T + parameters["bias"])

@@ -82,7 +82,7 @@ inline bool bool_unary(Op op, bool x) {
 
 template <class T>
 T unary(Op op, T x) {
-  if (op == Op::copy) return x;
+  if (op == Op::copy || op == Op::place) return x;
   if constexpr (is_bool_v<T>) return bool_unary(op, x);
   else if constexpr (is_integer_v<T>) return integer_unary(op, x);
   else if constexpr (is_complex_v<T>) return static_cast<T>(complex_unary(op, static_cast<std::complex<double>>(x)));
