@@ -31,13 +31,22 @@ NO_DROPOUT: dict[str, dict[str, Any]] = {
 
 def jobs(chosen: argparse.Namespace, on_cpu: list[str], on_cuda: list[str], types: str) -> list[dict[str, Any]]:
     cuda = chosen.device == "cuda"
-    names = chosen.models.split(",") if chosen.models else on_cuda if cuda else on_cpu
+    names = named(chosen.models) if chosen.models else on_cuda if cuda else on_cpu
     variants = chosen.variants or ("eager,inductor,reduce-overhead,graph,broach" if cuda else "eager,inductor,broach")
     return [
         {"model": model, "dtype": dtype, "device": chosen.device, "variants": variants.split(","), "seconds": chosen.seconds}
         for dtype in (chosen.dtype or ("bf16" if cuda else types)).split(",")
         for model in names
     ]
+
+
+def named(models: str) -> list[str]:
+    """`zoo` stands for all models of the zoo, `zoo:swin,t5` for some."""
+    if models != "zoo":
+        return models.removeprefix("zoo:").split(",")
+    import zoo
+
+    return list(zoo.FAMILIES)
 
 
 def tables(what: str, results: list[dict[str, Any]]) -> list[Any]:
@@ -65,18 +74,22 @@ def _table(heading: str, results: list[dict[str, Any]]) -> Any:
 def title(model: str, device: str) -> str:
     import models
 
-    return CUDA_TITLES.get(model, models.TITLES.get(model, model)) if device == "cuda" else models.TITLES[model]
+    return (CUDA_TITLES if device == "cuda" else {}).get(model, models.TITLES.get(model, model))
 
 
 def build(model: str, device: str, dtype: Any, **config: Any) -> Any:
     """The program with its weights and arguments on the device."""
     import models
     import torch
+    import zoo
     from torch.utils import _pytree as pytree
 
+    if model in zoo.FAMILIES:
+        program = zoo.build(model, device, dtype)
+    else:
+        program = models.build(model.removesuffix("-nhwc"), dtype=dtype, **(CUDA_SIZES.get(model, {}) if device == "cuda" else {}), **config)
     if device == "cpu":
-        return models.build(model, dtype=dtype, **config)
-    program = models.build(model.removesuffix("-nhwc"), dtype=dtype, **CUDA_SIZES.get(model, {}), **config)
+        return program
     layout = torch.channels_last if model.endswith("-nhwc") else torch.preserve_format
 
     def move(leaf: Any) -> Any:

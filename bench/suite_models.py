@@ -23,7 +23,7 @@ HEADLINE = {"resnet50", "vit", "bert", "gpt2", "llama"}  # the five that the geo
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--models", help=f"(default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
+    parser.add_argument("--models", help=f"or zoo, or zoo:some (default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
     parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32,bf16; on cuda bf16)")
     parser.add_argument("--variants", help="also freezing (default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each model (default %(default)s)")
@@ -104,7 +104,7 @@ def _table(dtype: str, results: list[dict[str, Any]]) -> Table:
         first = [cell(result.get("first_s", {}).get(name)) for name in others]
         error = cell(result.get("relative_error", {}).get("broach"), "{:.1e}")
         rows.append(
-            [models.TITLES[result["model"]], *(cell(ms[name]) for name in names), *map(cell, speed), *first, error]
+            [device.title(result["model"], "cpu"), *(cell(ms[name]) for name in names), *map(cell, speed), *first, error]
         )
     if gains:
         means = [cell(geomean(list(column))) for column in zip(*gains.values())]

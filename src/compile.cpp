@@ -111,8 +111,8 @@ struct StageCompiler {
     for (size_t i = 0; i < stage.takes.size(); ++i)
       if (stage.takes[i] - first_number < numbers || stage.takes[i] >= first_made) given.push_back(static_cast<int>(i));
     Stopwatch watch(seconds);
-    Schedule schedule = make_schedule(
-        stage.graph, {options.settings.strict, options.fuse, std::move(given), capabilities->launch_points, capabilities->row_adder});
+    Schedule schedule = make_schedule(stage.graph, {options.settings.strict, options.fuse, std::move(given), capabilities->launch_points,
+                                                    capabilities->row_adder, capabilities->turned_points});
     place(schedule);
     if (const Device d = targets.host_runs_on(); d != Device{}) schedule = offload(std::move(schedule), d);
     else schedule = with_copies(std::move(schedule), targets);

@@ -170,8 +170,9 @@ Function::Recorded Function::attempt(const CallInputs& call, const Modes& modes,
   attempt.verdict = judge(call, modes, out);
   if (attempt.verdict.is_good()) attempt.verdict = compile(modes, out);
   const bool trains = attempt.verdict.outcome == Outcome::needs_gradients;  // what it wrote must get a history, too
-  const bool lets_need = !out.capture->differentiable().lets_need.empty();
-  if (symbolic && (out.has_history || out.has_windows || lets_need || trains)) run_again(call, out);
+  const Differentiable& differentiable = out.capture->differentiable();
+  const bool had_history = out.has_history || !differentiable.lets_need.empty() || !differentiable.used_up.empty();
+  if (symbolic && (had_history || out.has_windows || trains)) run_again(call, out);
   else if (out.capture->is_replaced() && (out.has_history || !attempt.verdict.is_good())) out.must_run_eagerly = !run_in_place(call, out);
   return out;
 }

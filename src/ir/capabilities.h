@@ -62,6 +62,10 @@ struct Capabilities {
   // A kernel of at most so many points costs less than its launch, and is computed together with others.
   int64_t launch_points = 0;
 
+  // From so many elements on, what a kernel that reduces rows would read along another axis than theirs is rather computed by a kernel of its
+  // own, which turns it; 0: never.
+  int64_t turned_points = 0;
+
   // A pointwise value of at least so many elements that a product of the gradients reads is rather written once more for it than kept from
   // the call on, if the product has at least so many multiplications for each of its bytes: two passes over it take no longer then.
   struct RepeatedOperands {

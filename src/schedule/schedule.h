@@ -115,6 +115,7 @@ struct ScheduleOptions {
   std::vector<int> numbers = {};  // inputs that are numbers of the host's: what kernels read of them is given with each launch
   int64_t launch_points = 0;      // see Capabilities
   Capabilities::RowAdder row_adder = {};
+  int64_t turned_points = 0;
 };
 
 struct Schedule {

@@ -21,6 +21,7 @@ class Storing {
     }
     for (const Node& n : d_.graph.nodes()) store_operands(n);
     for (const auto& [id, c] : d_.epilogues.contractions) must_store_[c.last->id] = true;
+    if (d_.options.turned_points > 0) store_turned();
     d_.storage.absorbed = d_.epilogues.absorbed;
     find_windows();
   }
@@ -34,6 +35,8 @@ class Storing {
     } else if (k == OpKind::heavy) {
       const Contraction& c = d_.epilogues.contractions.at(n.id);
       for (const Value& v : n.inputs) store_for_contraction(v);
+      if (n.op == Op::dot && has_scattered_rows(n.inputs[0], static_cast<size_t>(n.integer(Attr::batch))))
+        must_store_[n.inputs[0].node->id] = true;
       if (c.bias) store_window(c.bias);
       for (auto& [op, v] : c.epilogue)
         if (v) store_window(v);
@@ -74,6 +77,51 @@ class Storing {
     auto has = [&](int64_t stride) { return std::find(w->strides.begin(), w->strides.end(), SymInt(stride)) != w->strides.end(); };
     if (w && (w->strides.empty() || has(1)) && !has(0)) store_window(v);
     else must_store_[v.node->id] = true;
+  }
+
+  // Whether so few of a matrix's rows follow one another at one distance that a library would compute many small products, as of windows of
+  // an image that are read where they lie. Behind as many dimensions as `batch` says.
+  bool has_scattered_rows(const Value& v, size_t batch) const {
+    constexpr int64_t kMany = 64;
+    const auto w = forward_window(v);
+    const Shape& sizes = v.shape();
+    if (!w || sizes.size() < batch + 3) return false;
+    SymInt rows = sizes[sizes.size() - 2], distance = w->strides[sizes.size() - 2];
+    for (size_t d = sizes.size() - 2; d-- > batch;) {
+      if (sizes[d] == SymInt(1)) continue;
+      if (rows == SymInt(1)) distance = w->strides[d];
+      else if (!(w->strides[d] == distance * rows)) return d_.graph.symbols()->hint(rows) < kMany;
+      rows = rows * sizes[d];
+    }
+    return false;
+  }
+
+  // What lies along another axis than the rows that are reduced of it.
+  void store_turned() {
+    std::vector<bool> is_of_rows(d_.graph.nodes().size());  // reduced along its last axis, or what that is computed of, pointwise
+    for (auto n = d_.graph.nodes().rbegin(); n != d_.graph.nodes().rend(); ++n) {
+      const int64_t last = static_cast<int64_t>(n->inputs.empty() ? 0 : n->inputs[0].rank()) - 1;
+      const bool reduces = is_reduce(n->op) && std::ranges::find(n->ints(Attr::dims), last) != n->ints(Attr::dims).end();
+      if (!reduces && !(is_elementwise(n->op) && is_of_rows[n->id])) continue;
+      for (const Value& v : n->inputs) is_of_rows[v.node->id] = true;
+      if (reduces || d_.graph.symbols()->hint(n->results[0].numel()) < d_.options.turned_points) continue;
+      for (const Value& v : n->inputs) {
+        const uint32_t stored = n->op == Op::cast ? v.node->id : n->id;  // before it takes more bytes
+        if (is_turned(v)) must_store_[stored] = d_.must_split[stored] = true;
+      }
+    }
+  }
+
+  // Whether elements side by side lie apart in memory, and those side by side along another axis of many do not.
+  bool is_turned(const Value& v) const {
+    constexpr int64_t kMany = 32;
+    if (!is_window(v.node->op) || v.rank() < 2) return false;
+    const auto w = window(v);
+    auto is_many = [&](const SymInt& size) { return d_.graph.symbols()->hint(size) >= kMany; };
+    if (!w || w->strides.back() == SymInt(0) || w->strides.back() == SymInt(1) || !is_many(v.shape().back())) return false;
+    for (size_t d = 0; d + 1 < v.shape().size(); ++d)
+      if (w->strides[d] == SymInt(1) && is_many(v.shape()[d])) return true;
+    return false;
   }
 
   void find_windows() {

@@ -269,6 +269,31 @@ TEST_CASE("cuda: elements side by side are one access") {
 )GOLD");
 }
 
+TEST_CASE("cuda: what lies along another axis than the result is turned in shared memory") {
+  auto kernel = [](const std::string& sizes, const std::string& first, const std::string& second, const std::string& stored) {
+    return cuda::plan_kernel(
+        Kernel::parse("kernel symbols 0\n" + sizes + "  buffer b0 : bf16\n  buffer b1 : bf16\n  buffer b2 : bf16\n  e0 = load b0[" + first +
+                      "] : bf16\n  e1 = load b1[" + second + "] : bf16\n  e2 = add(e0, e1) : bf16\n  b2[" + stored + "] = e2\n"),
+        {90});
+  };
+  const std::string large = "  axis i0 < 8\n  axis i1 < 196\n  axis i2 < 768\n", small = "  axis i0 < 8\n  axis i1 < 7\n  axis i2 < 768\n";
+  const std::string as_stored = "150528*i0 + 768*i1 + i2", turned = "150528*i0 + i1 + 196*i2";
+  const auto plan = kernel(large, as_stored, turned, as_stored);
+  CHECK((plan.across == 1 && plan.axis == 2 && plan.turned == std::set<int>{1}));
+  CHECK(plan.units == SymInt(8 * 7 * 24));
+  const auto both = kernel(large, turned, turned, as_stored);
+  CHECK((both.across == 1 && both.axis == 2 && both.turned == std::set<int>{0, 1}));
+  CHECK(!kernel(large, as_stored, as_stored, as_stored).across);
+  CHECK(!kernel(small, "5376*i0 + 768*i1 + i2", "5376*i0 + i1 + 7*i2", "5376*i0 + 768*i1 + i2").across);
+  const std::string text = cuda::emit_kernel(plan, "k0");
+  CHECK(text.find("__shared__ unsigned short turned1[32][34];") != text.npos);
+  CHECK(text.find("turned1[k][threadIdx.x] = *(b1 + ((150528) * i0 + i1 + (196) * i2));") != text.npos);
+  CHECK(text.find("from_bf16(turned1[threadIdx.x][k])") != text.npos);
+  if (!has_compiler()) return;
+  for (const cuda::Variant& v : {cuda::Variant{90}, cuda::Variant{75, false, true}})
+    compile({std::make_shared<const Kernel>(plan.kernel), std::make_shared<const Kernel>(both.kernel)}, v);
+}
+
 TEST_CASE("cuda: products as the library takes them") {
   const auto form = [](Sizes x, Sizes xs, Sizes w, Sizes ws, Sizes y, Sizes ys) {
     return cuda::ProductForm{{x, xs, DType::bf16}, {w, ws, DType::bf16}, {y, ys, DType::bf16}, {}, {}};

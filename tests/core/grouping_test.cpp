@@ -311,6 +311,34 @@ TEST_CASE("grouping: what a kernel would compute many times over is stored, each
   CHECK(kernels(8, true) == 1);
 }
 
+TEST_CASE(
+    "storage: what rows would read along another axis is turned before them, and rows of a product that lie apart are laid side by side") {
+  auto kernels = [](int64_t turned_points) {
+    return testing::scheduled(Graph::parse(R"(%0 = input(index=0) : f32[2, 64, 96]
+%1 = input(index=1) : f32[2, 96, 64]
+%2 = permute(%1, dims=[0, 2, 1]) : f32[2, 64, 96]
+%3 = add(%0, %2) : f32[2, 64, 96]
+%4 = reduce_sum(%3, dims=[2]) : f32[2, 64]
+return %3, %4
+)"),
+                              {.turned_points = turned_points})
+        .kernels;
+  };
+  CHECK(kernels(0) == 1);
+  CHECK(kernels(1 << 20) == 1);
+  CHECK(kernels(1 << 10) == 2);
+  auto windows = [](int size) {  // of an image of 2 x 2 of them
+    const std::string s = cat(size), all = cat(2 * size);
+    const Schedule schedule = testing::scheduled(Graph::parse(
+        "%0 = input(index=0) : f32[3, " + all + ", " + all + ", 8]\n%1 = input(index=1) : f32[8, 8]\n" + "%2 = reshape(%0, shape=[3, 2, " +
+        s + ", 2, " + s + ", 8]) : f32[3, 2, " + s + ", 2, " + s + ", 8]\n%3 = permute(%2, dims=[0, 1, 3, 2, 4, 5]) : f32[3, 2, 2, " + s +
+        ", " + s + ", 8]\n%4 = dot(%3, %1, batch=0) : f32[3, 2, 2, " + s + ", " + s + ", 8]\nreturn %4\n"));
+    return schedule.kernels;
+  };
+  CHECK(windows(7) == 1);
+  CHECK(windows(64) == 0);
+}
+
 TEST_CASE("order: what is named comes before, and a circle has none") {
   CHECK(order_of({0, 1, 2}, {{2}, {}, {1}}) == std::vector<int>{1, 2, 0});
   CHECK(!order_of({0, 1}, {{1}, {0}}));

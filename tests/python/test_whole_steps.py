@@ -358,3 +358,26 @@ def test_a_mask_that_says_what_a_causal_attention_does(monkeypatch, capfd):
     assert stats(pair.compiled)["compiled_calls"] > 2
     attention = [line for line in capfd.readouterr().err.splitlines() if "_scaled_dot_product" in line and "backward" not in line]
     assert attention and all(", 0.0, true, none" in line for line in attention), attention
+
+
+@pytest.mark.parametrize("make", [lambda p: torch.optim.SGD(p, 1e-2), lambda p: torch.optim.AdamW(p, 1e-2)], ids=["sgd", "adamw"])
+def test_results_keep_the_history_that_the_step_has_used_up(make):
+    """In calls that are captured with symbols for sizes as well."""
+    model = torch.nn.Linear(8, 4)
+    optimizer = make(model.parameters())
+
+    def step(x):
+        logits = model(x)
+        loss = logits.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss, logits
+
+    compiled = broach.compile(step, dynamic=True)
+    with torch.enable_grad():
+        for n in (4, 4, 4, 5, 6, 4):
+            loss, logits = compiled(torch.randn(n, 8))
+            assert loss.requires_grad and logits.requires_grad
+            with pytest.raises(RuntimeError, match="second time"):
+                logits.sum().backward()

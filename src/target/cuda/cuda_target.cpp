@@ -62,6 +62,7 @@ class CudaTarget : public Target {
       c.row_adder = {DeviceKind::cuda, 256, 4096, int64_t{1} << 20, 132, 16 * cuda::kThreadsAddingRows};
       c.row_bytes = 16;
       c.launch_points = int64_t{1} << 20;
+      c.turned_points = int64_t{1} << 16;
       c.repeated_operands = {int64_t{1} << 22, 300};
       return c;
     }();

@@ -46,16 +46,6 @@ class KernelEmitter : ExpressionEmitter {
   }
 
  private:
-  std::string head() const {
-    // All blocks that add up rows work at a time, so that none begins when others end.
-    const std::string beside = p_.added > 0 ? cat(", ", std::max<int64_t>(1, kThreadsAddingRows / p_.block_threads())) : "";
-    std::string out = cat("extern \"C\" __global__ void __launch_bounds__(", p_.block_threads(), beside, ") ", name_, "(");
-    for (size_t b = 0; b < k_.buffers.size(); ++b) out += cat(b ? ", " : "", stored_type(k_.buffers[b]), "* b", b);
-    for (int s = 0; s < k_.symbols; ++s) out += cat(k_.buffers.empty() && s == 0 ? "" : ", ", "i64 S", s);
-    for (int p = 0; p < k_.parameters; ++p) out += cat(", double p", p);
-    return out + ")";
-  }
-
   void compute() {
     for (const auto& stage : p_.stages) reduce(stage);
     store_all();
@@ -150,23 +140,6 @@ class KernelEmitter : ExpressionEmitter {
   void declare(const std::set<int>& cached, bool kept) {
     for (int e : cached)
       if (p_.kept.contains(e) == kept) line(computed_type(p_.expr(e).dtype), " c", e, "[", p_.trips * p_.lanes, "];");
-  }
-
-  // The positions of these axes, of which the last has `lanes` elements to a count.
-  void stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes) {
-    std::string rest = count;
-    for (size_t i = axes.size(); i-- > 0;) {
-      const KernelAxis& axis = k_.axes[axes[i]];
-      const bool last = i + 1 == axes.size();
-      const SymInt extent = last && lanes > 1 ? floordiv(axis.extent, lanes) : axis.extent;
-      const std::string at = i == 0 ? rest : cat("(", rest, ") % (", index(extent, 0), ")");
-      line("const ", index_type(), " i", axis.id - kFirstAxis, " = ", last && lanes > 1 ? cat("(", at, ") * ", lanes) : at, ";");
-      if (i > 0) {
-        const std::string next = cat(count, "_", i);
-        line("const ", index_type(), " ", next, " = (", rest, ") / (", index(extent, 0), ");");
-        rest = next;
-      }
-    }
   }
 
   // Each of the team's steps, as this thread takes them: `body` is written once.
@@ -332,8 +305,63 @@ class KernelEmitter : ExpressionEmitter {
   }
 };
 
+class TileEmitter : ExpressionEmitter {
+ public:
+  TileEmitter(const KernelPlan& plan, const std::string& name) : ExpressionEmitter(plan, name) {}
+
+  std::string run() {
+    depth_ = 0;
+    open(head());
+    compute();
+    close();
+    return std::move(out_);
+  }
+
+ private:
+  // The block's square of two axes: what lies along the other one is loaded as it lies, and read as it is stored.
+  void compute() {
+    const KernelAxis &axis = k_.axes[p_.axis], &across = k_.axes[*p_.across];
+    for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+    line("const ", index_type(), " along = ", index(ceildiv(axis.extent, kTile), 0), ", down = ", index(ceildiv(across.extent, kTile), 0),
+         ";");
+    line("const ", index_type(), " tile = static_cast<", index_type(), ">(blockIdx.x), first = tile % along * ", kTile,
+         ", top = tile / along % down * ", kTile, ", outer = tile / along / down;");
+    stand(p_.unit_axes, "outer", 1);
+    for (int e : p_.turned) {
+      const DType t = k_.buffers[static_cast<size_t>(p_.expr(e).access.buffer)];
+      // A row more than a number of words that is a power of two: columns then lie in memory banks of their own.
+      line("__shared__ ", stored_type(t), " turned", e, "[", kTile, "][", kTile + std::max<int64_t>(1, 4 / size_of(t)), "];");
+    }
+    for_tile("first + k", "top + static_cast<int>(threadIdx.x)", [&] {
+      for (int e : p_.turned) line("turned", e, "[k][threadIdx.x] = *(", address(p_.expr(e).access, 0), ");");
+    });
+    line("__syncthreads();");
+    for_tile("first + static_cast<int>(threadIdx.x)", "top + k", [&] {
+      for (const KernelStore& s : k_.stores) store(s, [&](int64_t lane) { return value(s.expr, lane); });
+    });
+  }
+
+  // `axis` and `across`: where the two stand, by a thread's steps `k`.
+  template <class Body>
+  void for_tile(const char* axis, const char* across, const Body& body) {
+    line("#pragma unroll");
+    open(cat("for (int k = static_cast<int>(threadIdx.y); k < ", kTile, "; k += ", p_.team, ")"));
+    std::string is_within;
+    for (const auto& [a, at] : {std::pair(p_.axis, axis), std::pair(*p_.across, across)}) {
+      const std::string name = cat("i", k_.axes[a].id - kFirstAxis);
+      line("const ", index_type(), " ", name, " = ", at, ";");
+      is_within += cat(is_within.empty() ? "" : " && ", name, " < ", index(k_.axes[a].extent, 0));
+    }
+    open(cat("if (", is_within, ")"));
+    body();
+    close(), close();
+  }
+};
+
 }  // namespace
 
-std::string emit_kernel(const KernelPlan& plan, const std::string& name) { return KernelEmitter(plan, name).run(); }
+std::string emit_kernel(const KernelPlan& plan, const std::string& name) {
+  return plan.across ? TileEmitter(plan, name).run() : KernelEmitter(plan, name).run();
+}
 
 }  // namespace broach::cuda

@@ -123,6 +123,32 @@ std::string ExpressionEmitter::address(const Access& a, int64_t lane) {
   return cat("b", a.buffer, " + (", at, ")");
 }
 
+std::string ExpressionEmitter::head() const {
+  // All blocks that add up rows work at a time, so that none begins when others end.
+  const std::string beside = p_.added > 0 ? cat(", ", std::max<int64_t>(1, kThreadsAddingRows / p_.block_threads())) : "";
+  std::string out = cat("extern \"C\" __global__ void __launch_bounds__(", p_.block_threads(), beside, ") ", name_, "(");
+  for (size_t b = 0; b < k_.buffers.size(); ++b) out += cat(b ? ", " : "", stored_type(k_.buffers[b]), "* b", b);
+  for (int s = 0; s < k_.symbols; ++s) out += cat(k_.buffers.empty() && s == 0 ? "" : ", ", "i64 S", s);
+  for (int p = 0; p < k_.parameters; ++p) out += cat(", double p", p);
+  return out + ")";
+}
+
+void ExpressionEmitter::stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes) {
+  std::string rest = count;
+  for (size_t i = axes.size(); i-- > 0;) {
+    const KernelAxis& axis = k_.axes[axes[i]];
+    const bool last = i + 1 == axes.size();
+    const SymInt extent = last && lanes > 1 ? floordiv(axis.extent, lanes) : axis.extent;
+    const std::string at = i == 0 ? rest : cat("(", rest, ") % (", index(extent, 0), ")");
+    line("const ", index_type(), " i", axis.id - kFirstAxis, " = ", last && lanes > 1 ? cat("(", at, ") * ", lanes) : at, ";");
+    if (i > 0) {
+      const std::string next = cat(count, "_", i);
+      line("const ", index_type(), " ", next, " = (", rest, ") / (", index(extent, 0), ");");
+      rest = next;
+    }
+  }
+}
+
 // ---- values ----
 
 std::string ExpressionEmitter::value(int e, int64_t lane) {
@@ -176,6 +202,7 @@ std::string ExpressionEmitter::load(int at, int64_t lane) {
     line("if (", condition, ") ", name, " = *(", from, ");");
     return from_memory(name, stored);
   }
+  if (p_.turned.contains(at)) return from_memory(cat("turned", at, "[threadIdx.x][k]"), stored);
   if (p_.ahead.contains(at)) return from_memory(cat("here.r", at, is_inner(at) ? cat("[", cache_step_, "].x[", lane, "]") : ""), stored);
   if (!p_.is_packed(e.access)) return from_memory(cat("*(", address(e.access, lane), ")"), stored);
   const std::string row = cat("r", at);

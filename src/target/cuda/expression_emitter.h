@@ -23,6 +23,10 @@ class ExpressionEmitter {
   void open(const std::string& head) { line(head, " {"), ++depth_; }
   void close() { --depth_, line("}"); }
 
+  // The kernel's declaration.
+  std::string head() const;
+  // The positions of these axes, of which the last has `lanes` elements to a count.
+  void stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes);
   // The name of a value: of the lane, or of all lanes where they do not differ.
   std::string value(int e, int64_t lane);
   std::string index(const SymInt& n, int64_t lane) const;

@@ -49,8 +49,9 @@ class Planner {
 
   KernelPlan run() {
     choose_axis();
+    choose_across();
     count();
-    choose_lanes();
+    if (!p_.across) choose_lanes();
     choose_team();
     find_cached();
     if (p_.added > 0) find_kept(), find_ahead();
@@ -82,7 +83,47 @@ class Planner {
     p_.shape = !p_.has_reduced ? Shape::points : k_.axes[p_.axis].reduced ? Shape::rows : Shape::columns;
   }
 
+  // Tiles are worth while where there is much to load, which no cache holds until its neighbours are wanted.
+  void choose_across() {
+    constexpr int64_t kMuch = int64_t{1} << 16, kMostShared = int64_t{16} << 10;
+    int64_t points = 1;
+    for (const KernelAxis& a : k_.axes) points *= estimate(a.extent);
+    const auto axis = stored_along();
+    if (p_.shape != Shape::points || points < kMuch || !axis) return;
+    for (size_t a = 0; a < k_.axes.size(); ++a) {
+      std::set<int> turned = loads_along(a, *axis);
+      int64_t bytes = 0;
+      for (int e : turned) bytes += kTile * (kTile + 1) * size_of(k_.buffers[static_cast<size_t>(p_.expr(e).access.buffer)]);
+      if (turned.size() > p_.turned.size() && bytes <= kMostShared) p_.across = a, p_.turned = std::move(turned);
+    }
+    if (p_.across) p_.axis = *axis, p_.width = kTile, p_.team = 8;
+  }
+
+  // The axis along which all stores lie side by side, the chosen one if it is such; of many elements.
+  std::optional<size_t> stored_along() const {
+    auto is_such = [&](size_t axis) {
+      auto lies = [&](const KernelStore& s) { return lanes_of(s.access, k_, p_, axis) == Lanes::contiguous; };
+      return estimate(k_.axes[axis].extent) >= kTile && std::ranges::all_of(k_.stores, lies);
+    };
+    if (is_such(p_.axis)) return p_.axis;
+    for (size_t a = 0; a < k_.axes.size(); ++a)
+      if (is_such(a)) return a;
+    return std::nullopt;
+  }
+
+  std::set<int> loads_along(size_t across, size_t axis) const {
+    std::set<int> out;
+    for (size_t i = 0; i < k_.exprs.size() && estimate(k_.axes[across].extent) >= kTile; ++i) {
+      const KernelExpr& e = k_.exprs[i];
+      if (e.kind != Kind::load || e.predicate >= 0 || !e.access.dynamic.empty()) continue;
+      if (lanes_of(e.access, k_, p_, across) != Lanes::contiguous || lanes_of(e.access, k_, p_, axis) != Lanes::apart) continue;
+      out.insert(static_cast<int>(i));
+    }
+    return out;
+  }
+
   void count() {
+    if (p_.across) return count_tiles();
     auto add = [&](size_t a) { (k_.axes[a].reduced ? p_.step_axes : p_.unit_axes).push_back(a); };
     for (size_t a = 0; a < k_.axes.size(); ++a)
       if (a != p_.axis) add(a);
@@ -90,6 +131,16 @@ class Planner {
     p_.units = p_.steps = 1;
     for (size_t a : p_.unit_axes) p_.units = p_.units * k_.axes[a].extent;
     for (size_t a : p_.step_axes) p_.steps = p_.steps * k_.axes[a].extent;
+  }
+
+  void count_tiles() {
+    p_.units = ceildiv(k_.axes[p_.axis].extent, kTile) * ceildiv(k_.axes[*p_.across].extent, kTile);
+    for (size_t a = 0; a < k_.axes.size(); ++a) {
+      if (a == p_.axis || a == *p_.across) continue;
+      p_.unit_axes.push_back(a);
+      p_.units = p_.units * k_.axes[a].extent;
+    }
+    p_.steps = 1;
   }
 
   // As many as make the smallest of the elements that lie side by side 16 bytes, and fewer where that leaves threads without work.

@@ -3,9 +3,11 @@
 // A unit is one result, or a few side by side (`lanes`). Without reduced axes a thread computes a unit. With them a team of threads
 // does: side by side along a reduced axis where its elements lie side by side (rows), or each for some rows of the columns that its
 // neighbours share (columns). Elements next to each other are next to each other in a warp in any case. Where rows are added up, a team
-// takes those that share a sum one after the other, and keeps its part of the sums in registers.
+// takes those that share a sum one after the other, and keeps its part of the sums in registers. Where some elements that are loaded lie
+// side by side along another axis than those that are stored, a block takes a square of both axes and turns it in shared memory (tiles).
 #pragma once
 
+#include <optional>
 #include <set>
 #include <span>
 
@@ -32,6 +34,8 @@ struct KernelPlan : KernelFacts {
   int team = 1;                              // threads that compute a unit together
   int width = 256;                           // units of a block, at a time
   int64_t added = 0;                         // rows that a block adds up; 0: none
+  std::optional<size_t> across;              // the other axis of tiles; units are these then, and no unit axes the two
+  std::set<int> turned;                      // loads that lie side by side along that one
   std::vector<size_t> unit_axes, step_axes;  // that units and the team's steps count, outermost first
   SymInt units, steps;                       // steps: of the whole team, in elements
   int64_t trips = 0;                         // steps of each thread, if they are known and few enough to be written out; else 0
@@ -49,9 +53,10 @@ struct KernelPlan : KernelFacts {
   // Whether the lanes of an access are one access of up to 16 bytes, if its buffer begins at such an address.
   bool is_packed(const Access& access) const;
   int block_threads() const { return team * width; }
-  int64_t block_units() const { return added > 0 ? added : width; }
+  int64_t block_units() const { return added > 0 ? added : across ? 1 : width; }
 };
 
+constexpr int kTile = 32;  // elements along each side
 // Of a multiprocessor, for kernels that add up rows: what lies ahead, sums and what is kept take some 72 registers.
 constexpr int64_t kThreadsAddingRows = 896;
 
