@@ -29,6 +29,7 @@ FAMILIES: dict[str, Callable[[Sizes], Made]] = {}
 def build(name: str, device: str, dtype: torch.dtype) -> Any:
     import models
 
+    torch.manual_seed(0)
     module, args, kwargs = FAMILIES[name](SIZES[device])
     for part in module.modules():  # without what is drawn at random
         if isinstance(part, nn.Dropout):

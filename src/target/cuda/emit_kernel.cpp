@@ -52,7 +52,7 @@ class KernelEmitter : ExpressionEmitter {
   }
 
   void count_units() {
-    for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+    name_symbols();
     line("const ", index_type(), " units = ", index(p_.units, 0), ";");
   }
 
@@ -321,7 +321,7 @@ class TileEmitter : ExpressionEmitter {
   // The block's square of two axes: what lies along the other one is loaded as it lies, and read as it is stored.
   void compute() {
     const KernelAxis &axis = k_.axes[p_.axis], &across = k_.axes[*p_.across];
-    for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+    name_symbols();
     line("const ", index_type(), " along = ", index(ceildiv(axis.extent, kTile), 0), ", down = ", index(ceildiv(across.extent, kTile), 0),
          ";");
     line("const ", index_type(), " tile = static_cast<", index_type(), ">(blockIdx.x), first = tile % along * ", kTile,

@@ -133,6 +133,10 @@ std::string ExpressionEmitter::head() const {
   return out + ")";
 }
 
+void ExpressionEmitter::name_symbols() {
+  for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
+}
+
 void ExpressionEmitter::stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes) {
   std::string rest = count;
   for (size_t i = axes.size(); i-- > 0;) {

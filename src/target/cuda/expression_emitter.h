@@ -25,6 +25,7 @@ class ExpressionEmitter {
 
   // The kernel's declaration.
   std::string head() const;
+  void name_symbols();
   // The positions of these axes, of which the last has `lanes` elements to a count.
   void stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes);
   // The name of a value: of the lane, or of all lanes where they do not differ.

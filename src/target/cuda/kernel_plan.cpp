@@ -85,9 +85,10 @@ class Planner {
 
   // Tiles are worth while where there is much to load, which no cache holds until its neighbours are wanted.
   void choose_across() {
-    constexpr int64_t kMuch = int64_t{1} << 16, kMostShared = int64_t{16} << 10;
-    int64_t points = 1;
-    for (const KernelAxis& a : k_.axes) points *= estimate(a.extent);
+    constexpr double kMuch = 1 << 16;
+    constexpr int64_t kMostShared = int64_t{16} << 10;
+    double points = 1;
+    for (const KernelAxis& a : k_.axes) points *= static_cast<double>(estimate(a.extent));
     const auto axis = stored_along();
     if (p_.shape != Shape::points || points < kMuch || !axis) return;
     for (size_t a = 0; a < k_.axes.size(); ++a) {
