@@ -31,7 +31,17 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    chosen.models = named(chosen.models)
     return device.jobs(chosen, DEFAULT, ON_CUDA, "fp32,bf16")
+
+
+def named(models: str | None) -> str | None:
+    """`zoo` stands for all models of the zoo, `zoo:swin,t5` for some."""
+    if models != "zoo":
+        return models and models.removeprefix("zoo:")
+    import zoo
+
+    return ",".join(zoo.FAMILIES)
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Models of many families that nobody has looked at while Broach was made faster, from their configurations, with weights at random.
+"""Models of many families beside those by which Broach was made faster, from their configurations, with weights at random.
 
 Each function here makes one, and gives it with its arguments: `bench/run.py models --models zoo` times all, `--models zoo:swin,t5` some.
 Those of transformers take six layers of 768; sizes of batches and images are for the device.
@@ -36,7 +36,7 @@ def build(name: str, device: str, dtype: torch.dtype) -> Any:
             part.p = 0.0
     floats = lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x  # noqa: E731
     args, kwargs = torch.utils._pytree.tree_map(floats, (args, kwargs))
-    return models.Program(models._prepared(module, dtype), args, kwargs)
+    return models.Program(models.prepared(module, dtype), args, kwargs)
 
 
 def family(make: Callable[[Sizes], Made]) -> Callable[[Sizes], Made]:

@@ -38,7 +38,7 @@ def mlp(batch: int = 64, width: int = 512, layers: int = 8, dtype: torch.dtype =
     model = nn.Sequential(
         *(block for _ in range(layers) for block in (nn.Linear(width, width), nn.LayerNorm(width), nn.GELU()))
     )
-    return Program(_prepared(model, dtype), (torch.randn(batch, width, dtype=dtype),), {})
+    return Program(prepared(model, dtype), (torch.randn(batch, width, dtype=dtype),), {})
 
 
 def resnet50(batch: int = 4, size: int = 224, dtype: torch.dtype = torch.float32, **config) -> Program:
@@ -46,7 +46,7 @@ def resnet50(batch: int = 4, size: int = 224, dtype: torch.dtype = torch.float32
 
     torch.manual_seed(0)
     model = ResNetForImageClassification(ResNetConfig(num_labels=1000, **config))
-    return Program(_prepared(model, dtype), (torch.randn(batch, 3, size, size, dtype=dtype),), {})
+    return Program(prepared(model, dtype), (torch.randn(batch, 3, size, size, dtype=dtype),), {})
 
 
 def vit(batch: int = 4, size: int = 224, dtype: torch.dtype = torch.float32, **config) -> Program:
@@ -54,7 +54,7 @@ def vit(batch: int = 4, size: int = 224, dtype: torch.dtype = torch.float32, **c
 
     torch.manual_seed(0)
     model = ViTForImageClassification(ViTConfig(num_labels=1000, image_size=size, **config))
-    return Program(_prepared(model, dtype), (torch.randn(batch, 3, size, size, dtype=dtype),), {})
+    return Program(prepared(model, dtype), (torch.randn(batch, 3, size, size, dtype=dtype),), {})
 
 
 def bert(batch: int = 4, length: int = 128, dtype: torch.dtype = torch.float32, padded: bool = False, **config) -> Program:
@@ -69,7 +69,7 @@ def bert(batch: int = 4, length: int = 128, dtype: torch.dtype = torch.float32, 
     if padded:
         ends = (length - 2 * torch.arange(batch)).clamp(min=1)
         kwargs["attention_mask"] = (torch.arange(length) < ends[:, None]).long()
-    return Program(_prepared(model, dtype), (ids,), kwargs)
+    return Program(prepared(model, dtype), (ids,), kwargs)
 
 
 def gpt2(batch: int = 1, length: int = 256, dtype: torch.dtype = torch.float32, **config) -> Program:
@@ -78,7 +78,7 @@ def gpt2(batch: int = 1, length: int = 256, dtype: torch.dtype = torch.float32, 
     torch.manual_seed(0)
     settings = GPT2Config(**{"use_cache": False, **config})
     model = GPT2LMHeadModel(settings)
-    return Program(_prepared(model, dtype), (torch.randint(settings.vocab_size, (batch, length)),), {})
+    return Program(prepared(model, dtype), (torch.randint(settings.vocab_size, (batch, length)),), {})
 
 
 def llama(
@@ -107,7 +107,7 @@ def llama(
             **config,
         }
     )
-    model = _prepared(LlamaForCausalLM(settings), dtype)
+    model = prepared(LlamaForCausalLM(settings), dtype)
     ids = torch.randint(settings.vocab_size, (batch, length))
     if cache is None:
         return Program(model, (ids,), {})
@@ -134,7 +134,7 @@ def unet(
     model = UNet2DConditionModel(sample_size=size, **settings)
     sample = torch.randn(batch, 4, size, size, dtype=dtype)
     states = torch.randn(batch, text, settings["cross_attention_dim"], dtype=dtype)
-    return Program(_prepared(model, dtype), (sample, torch.tensor(10), states), {})
+    return Program(prepared(model, dtype), (sample, torch.tensor(10), states), {})
 
 
 def dcgan(batch: int = 64, width: int = 64, latent: int = 100, dtype: torch.dtype = torch.float32) -> Program:
@@ -146,7 +146,7 @@ def dcgan(batch: int = 64, width: int = 64, latent: int = 100, dtype: torch.dtyp
         layers += [nn.ConvTranspose2d(channels, wide, 4, stride, padding, bias=False), nn.BatchNorm2d(wide), nn.ReLU()]
         channels = wide
     model = nn.Sequential(*layers, nn.ConvTranspose2d(channels, 3, 4, 2, 1, bias=False), nn.Tanh())
-    return Program(_prepared(model, dtype), (torch.randn(batch, latent, 1, 1, dtype=dtype),), {})
+    return Program(prepared(model, dtype), (torch.randn(batch, latent, 1, 1, dtype=dtype),), {})
 
 
 BUILDERS: dict[str, Callable[..., Program]] = {
@@ -236,7 +236,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
-def _prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+def prepared(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Fresh models have constant biases, scales and running statistics, which would hide one that a compiler drops."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):

@@ -80,14 +80,14 @@ c10::IValue constant(const ExternArg& a, const c10::Argument& schema) {
   return schema.type()->kind() == c10::TypeKind::TensorType ? c10::IValue(at::Tensor()) : c10::IValue();
 }
 
-c10::OperatorHandle find(const std::string& schema) {
+}  // namespace
+
+c10::OperatorHandle find_operation(const std::string& schema) {
   auto [name, overload] = split_name(schema);
   return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
 }
 
-}  // namespace
-
-ExternOp::ExternOp(const ExternCall& call) : call_(call), op_(find(call.schema)) {
+ExternOp::ExternOp(const ExternCall& call) : call_(call), op_(find_operation(call.schema)) {
   for (size_t i = 0; i < call_.args.size(); ++i) constants_.push_back(constant(call_.args[i], op_.schema().arguments().at(i)));
 }
 

@@ -17,6 +17,9 @@ struct ExternState {
   std::vector<at::Tensor> tensors;  // by buffer; undefined for those in the arena
 };
 
+// By its name and overload, with a point between.
+c10::OperatorHandle find_operation(const std::string& schema);
+
 // An operation of libtorch's with the arguments of a call, which must outlive it.
 class ExternOp {
  public:

@@ -216,6 +216,7 @@ class CompiledCall : public ag::Node {
  private:
   // What eager keeps, by which its errors go.
   bool knows() const { return backward_->knows_what_eager_keeps(); }
+
   // What is linear can be had again, as from eager; but for gradients of gradients, which would keep what the call was given.
   bool saves_nothing() const { return !released_ && saved_.empty(); }
 
@@ -291,8 +292,7 @@ class CompiledCall : public ag::Node {
     TORCH_CHECK(again_, what, ", and it is not at hand. Call it without compiling it where they are needed.");
     const Rerun& rerun = backward_->rerun();
     TORCH_CHECK(rerun.why_not().empty(), what, ", but ", rerun.why_not(), ". Call it without compiling it where they are needed.");
-    std::vector<bool> reached = wanted();
-    backward_->keep_reached(tangents, reached);
+    std::vector<bool> reached = backward_->reached(tangents, wanted());
     if (ends.empty() && std::ranges::none_of(reached, std::identity())) return std::vector<at::Tensor>(gradients());
     TORCH_CHECK(given_.size() == needed_.size(), ag::ERR_BACKWARD_TWICE);  // let go
     for (const Saved& s : saved_)
@@ -733,7 +733,7 @@ bool Backward::lie_otherwise(const std::vector<at::Tensor>& tangents, std::span<
 
 BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                           const std::vector<int64_t>& symbols, bool in_parts) const {
-  keep_reached(tangents, wanted);
+  wanted = reached(tangents, std::move(wanted));
   std::vector<bool> given;
   for (const at::Tensor& t : tangents) given.push_back(t.defined());
   auto code = variant({wanted, given, in_parts});

@@ -95,7 +95,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
                                       const FoundByCall* found, const std::vector<at::Tensor>& tangents, std::vector<bool> wanted,
                                       const std::vector<size_t>& ends) const;
   // Of the gradients that are wanted, those that depend on results with a tangent.
-  void keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const;
+  std::vector<bool> reached(const std::vector<at::Tensor>& tangents, std::vector<bool> wanted) const;
   BackwardRun as_run(std::vector<at::Tensor> gradients, bool in_parts) const {
     return {std::move(gradients), in_parts ? parts_ : std::vector<size_t>()};
   }

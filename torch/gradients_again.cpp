@@ -94,12 +94,13 @@ class NeedsAsTheyWere {
 }  // namespace
 
 // As eager's, a gradient is undefined unless a result that it depends on has one.
-void Backward::keep_reached(const std::vector<at::Tensor>& tangents, std::vector<bool>& wanted) const {
+std::vector<bool> Backward::reached(const std::vector<at::Tensor>& tangents, std::vector<bool> wanted) const {
   for (size_t g = 0; g < wanted.size(); ++g) {
-    bool reached = false;
-    for (size_t t = 0; t < tangents.size(); ++t) reached = reached || (tangents[t].defined() && differentiable_.reaches[t][g]);
-    wanted[g] = wanted[g] && reached;
+    bool is_reached = false;
+    for (size_t t = 0; t < tangents.size(); ++t) is_reached = is_reached || (tangents[t].defined() && differentiable_.reaches[t][g]);
+    wanted[g] = wanted[g] && is_reached;
   }
+  return wanted;
 }
 
 std::vector<at::Tensor> Backward::run_eagerly(const ProgramAgain& program, const CallInputs& call, const std::vector<bool>& needed,

@@ -272,9 +272,7 @@ bool is_library_convolution(const ExternCall& call, std::span<const Operand> ope
 
 // Whether it draws random numbers for its dropout.
 bool may_drop_out(const ExternCall& call) {
-  const size_t dot = std::min(call.schema.find('.'), call.schema.size());
-  const std::string overload = call.schema.substr(std::min(dot + 1, call.schema.size()));
-  const auto& schema = c10::Dispatcher::singleton().findSchemaOrThrow(call.schema.substr(0, dot).c_str(), overload.c_str()).schema();
+  const c10::FunctionSchema& schema = find_operation(call.schema).schema();
   bool may = false;
   for (size_t i = 0; i < call.args.size(); ++i) {
     const std::string& name = schema.arguments().at(i).name();

@@ -7,6 +7,11 @@
 
 namespace broach {
 
+// How a node names the device that it is to lie on.
+inline Attrs named(const Device& device) {
+  return {{Attr::device_kind, static_cast<int64_t>(device.kind)}, {Attr::index, int64_t{device.index}}};
+}
+
 struct Emission {
   explicit Emission(const Graph& graph) : b(graph), now(graph.nodes().size()) {}
   GraphBuilder b;

@@ -626,8 +626,8 @@ Graph part_of(const Graph& backward, const std::vector<bool>& outputs, const std
   auto place_zero = [&](const Value& v) {
     const Device& device = v.type().device;
     if (device == Device{} || !zeros.contains({v.node, v.index})) return;
-    const Attrs there{
-        {Attr::dtype, v.dtype()}, {Attr::device_kind, static_cast<int64_t>(device.kind)}, {Attr::index, int64_t{device.index}}};
+    Attrs there = named(device);
+    there[Attr::dtype] = v.dtype();
     e.set(v, e.b.expand(e.b.emit(Op::zero, {}, there), v.shape()));
   };
   const size_t first = backward.inputs().size() - given.size();

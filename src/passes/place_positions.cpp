@@ -2,6 +2,7 @@
 // hold it, because it is computed once or is repeated for many, that would be the host's, and so would be who reads it there.
 #include <vector>
 
+#include "passes/emission.h"
 #include "passes/passes.h"
 
 namespace broach {
@@ -33,7 +34,7 @@ Graph place_positions(const Graph& graph, const PassContext&) {
     const Node& n = *v.node;
     if (made[n.id] != Made::of_positions || kind_of(n.op) == OpKind::source) return now;
     if (moves_only(n.op)) return b.emit(n.op, {self(self, b, n.inputs[0], now.node->inputs[0], device)}, n.attrs);
-    return b.emit(Op::place, {now}, {{Attr::device_kind, static_cast<int64_t>(device.kind)}, {Attr::index, int64_t{device.index}}});
+    return b.emit(Op::place, {now}, named(device));
   };
   return rewrite(graph, [&](GraphBuilder& b, const Node& n, std::span<const Value> in) -> std::optional<std::vector<Value>> {
     const Device device = n.results[0].device;

@@ -37,12 +37,10 @@ class KernelEmitter : ExpressionEmitter {
   KernelEmitter(const KernelPlan& plan, const std::string& name) : ExpressionEmitter(plan, name) {}
 
   std::string run() {
-    depth_ = 0;
-    open(head());
-    if (p_.added > 0) add_rows();
-    else unit(), compute();
-    close();
-    return std::move(out_);
+    return around([&] {
+      if (p_.added > 0) add_rows();
+      else unit(), compute();
+    });
   }
 
  private:
@@ -310,11 +308,7 @@ class TileEmitter : ExpressionEmitter {
   TileEmitter(const KernelPlan& plan, const std::string& name) : ExpressionEmitter(plan, name) {}
 
   std::string run() {
-    depth_ = 0;
-    open(head());
-    compute();
-    close();
-    return std::move(out_);
+    return around([&] { compute(); });
   }
 
  private:

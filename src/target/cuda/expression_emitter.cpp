@@ -133,6 +133,14 @@ std::string ExpressionEmitter::head() const {
   return out + ")";
 }
 
+std::string ExpressionEmitter::around(const std::function<void()>& body) {
+  depth_ = 0;
+  open(head());
+  body();
+  close();
+  return std::move(out_);
+}
+
 void ExpressionEmitter::name_symbols() {
   for (int s = 0; s < k_.symbols; ++s) line("const ", index_type(), " s", s, " = static_cast<", index_type(), ">(S", s, ");");
 }

@@ -23,8 +23,8 @@ class ExpressionEmitter {
   void open(const std::string& head) { line(head, " {"), ++depth_; }
   void close() { --depth_, line("}"); }
 
-  // The kernel's declaration.
-  std::string head() const;
+  // The kernel around its body.
+  std::string around(const std::function<void()>& body);
   void name_symbols();
   // The positions of these axes, of which the last has `lanes` elements to a count.
   void stand(const std::vector<size_t>& axes, const std::string& count, int64_t lanes);
@@ -46,6 +46,7 @@ class ExpressionEmitter {
   std::string cache_step_;                                 // which of a thread's steps the current point is
 
  private:
+  std::string head() const;
   std::string round_two(int e, int64_t lane);
   std::string compute(int e, int64_t lane);
   std::optional<Scalar> inverse_of_divisor(const KernelExpr& e) const;
