@@ -31,13 +31,20 @@ NO_DROPOUT: dict[str, dict[str, Any]] = {
 
 def jobs(chosen: argparse.Namespace, on_cpu: list[str], on_cuda: list[str], types: str) -> list[dict[str, Any]]:
     cuda = chosen.device == "cuda"
-    names = chosen.models.split(",") if chosen.models else on_cuda if cuda else on_cpu
+    names = named(chosen.models) if chosen.models else on_cuda if cuda else on_cpu
     variants = chosen.variants or ("eager,inductor,reduce-overhead,graph,broach" if cuda else "eager,inductor,broach")
     return [
         {"model": model, "dtype": dtype, "device": chosen.device, "variants": variants.split(","), "seconds": chosen.seconds}
         for dtype in (chosen.dtype or ("bf16" if cuda else types)).split(",")
         for model in names
     ]
+
+
+def named(models: str) -> list[str]:
+    """Names separated by commas; `zoo` stands for all models of the zoo, `zoo:swin,t5` for some."""
+    import zoo
+
+    return list(zoo.FAMILIES) if models == "zoo" else models.removeprefix("zoo:").split(",")
 
 
 def tables(what: str, results: list[dict[str, Any]]) -> list[Any]:

@@ -136,6 +136,12 @@ def dtypes(text: str) -> str:
     return text
 
 
+def at_once(parser: argparse.ArgumentParser) -> None:
+    """The option by which a suite's jobs run beside each other."""
+    told = "compile this many (default all) beside each other, and measure one at a time; first calls are then not timed"
+    parser.add_argument("--at-once", type=int, nargs="?", const=0, metavar="N", help=told)
+
+
 def attempt(action: Callable[[], Any], failed: dict[str, str], name: str) -> Any:
     """The action's result, or None with the reason in `failed`: one variant that breaks leaves the others measured."""
     try:
@@ -214,7 +220,7 @@ TURNS = "BROACH_BENCH_TURNS"  # a folder where processes that run at once say ho
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Where processes of a suite run at once: all are ready before the first one measures, and one measures at a time."""
+    """Where processes of a suite run at once: as many as are awaited are ready before the first one measures, and one measures at a time."""
     folder = os.environ.get(TURNS)
     if not folder:
         yield

@@ -15,10 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import measure
 import suite_bound
@@ -60,8 +61,8 @@ def main() -> int:
     names = list(SUITES) if chosen.suite is None else [chosen.suite]
     for name in names:
         suite_options = chosen if chosen.suite else default_options(name)
-        results = run_suite(name, suite_options)
-        saved = save(name, facts, results)
+        saved = RESULTS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        results = run_suite(name, suite_options, lambda done: save(saved, name, facts, done))
         show(SUITES[name].tables(results), chosen.markdown)
         show_failures(results)
         print(f"\nsamples: {saved.relative_to(measure.ROOT)}", flush=True)
@@ -87,42 +88,55 @@ def default_options(name: str) -> argparse.Namespace:
     return parser.parse_args([])
 
 
-def run_suite(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+def run_suite(name: str, options: argparse.Namespace, keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
+    """Results of all jobs; `keep` gets those that are there whenever one is done, so that whoever stops a suite has them."""
     jobs = SUITES[name].jobs(options)
-    if getattr(options, "at_once", False):
-        return run_at_once(name, jobs, options.timeout)
-    results = []
-    with tempfile.TemporaryDirectory(prefix="broach-bench-") as folder:
-        for number, job in enumerate(jobs, 1):
-            label = " ".join(str(value) for value in job.values() if isinstance(value, str))
-            print(f"[{number}/{len(jobs)}] {name} {label}", file=sys.stderr, flush=True)
-            results.append({**job, **run_job(name, job, Path(folder), number, options.timeout)})
-    return results
+    at_once = getattr(options, "at_once", None)
+    workers = 1 if at_once is None else at_once or len(jobs)
+    awaited = len(jobs) if 1 < workers and workers >= len(jobs) else 0
+    results: dict[int, dict[str, Any]] = {}
+    lock = threading.Lock()
+    with tempfile.TemporaryDirectory(prefix="broach-bench-") as folder, ThreadPoolExecutor(workers) as pool:
+
+        def one(number: int, job: dict[str, Any]) -> None:
+            result = {**job, **run_job(name, job, Path(folder), number, options.timeout, beside(folder, number, workers, awaited))}
+            if workers > 1:
+                result["first_s"] = {}
+                (Path(folder) / "turns" / f"ready-{number}").touch()  # nobody waits for one that broke
+            with lock:
+                results[number] = result
+                print(f"[{len(results)}/{len(jobs)}] {name} {told(result)}", file=sys.stderr, flush=True)
+                keep([results[n] for n in sorted(results)])
+
+        list(pool.map(one, range(1, len(jobs) + 1), jobs))
+    return [results[n] for n in sorted(results)]
 
 
-def run_at_once(name: str, jobs: list[dict[str, Any]], timeout: float) -> list[dict[str, Any]]:
-    """All models are compiled beside each other and then measured in turn, which saves most of the time but says nothing of first calls."""
-    with tempfile.TemporaryDirectory(prefix="broach-bench-") as folder, ThreadPoolExecutor(len(jobs)) as pool:
-        turns = Path(folder) / "turns"
-        turns.mkdir()
-        compilers = str(max(2, (os.cpu_count() or 1) // len(jobs)))
-
-        def one(number: int, job: dict[str, Any]) -> dict[str, Any]:
-            told = {measure.TURNS: str(turns), measure.TURNS + "_OF": f"{number}/{len(jobs)}", "TORCHINDUCTOR_COMPILE_THREADS": compilers}
-            result = run_job(name, job, Path(folder), number, timeout, told)
-            (turns / f"ready-{number}").touch()  # nobody waits for one that broke
-            return {**job, **result, "first_s": {}}
-
-        return list(pool.map(one, range(1, len(jobs) + 1), jobs))
+def told(result: dict[str, Any]) -> str:
+    label = " ".join(value for key, value in result.items() if isinstance(value, str) and key != "what")
+    samples = result.get("samples")
+    ms = {name: measure.median(s, 1e3) for name, s in samples.items()} if isinstance(samples, dict) else {}
+    return label + "".join(f", {name} {value:.3f} ms" for name, value in ms.items() if isinstance(value, float))
 
 
-def run_job(name: str, job: dict[str, Any], folder: Path, number: int, timeout: float, told: dict[str, str] | None = None) -> dict[str, Any]:
+def beside(folder: str, number: int, workers: int, awaited: int) -> dict[str, str]:
+    """What a job is told that runs beside others: `workers` are compiled at a time, and one is measured, after `awaited` are compiled.
+    This saves most of the time but says nothing of first calls."""
+    if workers == 1:
+        return {}
+    turns = Path(folder) / "turns"
+    turns.mkdir(exist_ok=True)
+    compilers = str(max(2, (os.cpu_count() or 1) // workers))
+    return {measure.TURNS: str(turns), measure.TURNS + "_OF": f"{number}/{awaited}", "TORCHINDUCTOR_COMPILE_THREADS": compilers}
+
+
+def run_job(name: str, job: dict[str, Any], folder: Path, number: int, timeout: float, given: dict[str, str]) -> dict[str, Any]:
     cache = folder / "cache" / job.get("cache", str(number))
     answer, log = folder / f"{number}.json", folder / f"{number}.log"
     environment = {
         **os.environ,
         **job.get("environment", {}),
-        **(told or {}),
+        **given,
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "BROACH_CACHE_DIR": str(cache / "broach"),
@@ -143,11 +157,9 @@ def child(name: str, job: str, answer: str) -> int:
     return 0
 
 
-def save(name: str, facts: dict[str, Any], results: list[dict[str, Any]]) -> Path:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+def save(path: Path, name: str, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"suite": name, "machine": facts, "results": results}, indent=1))
-    return path
 
 
 def show(tables: list[measure.Table], markdown: bool) -> None:

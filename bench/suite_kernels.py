@@ -12,7 +12,7 @@ import functools
 from typing import Any, Callable
 
 import device
-from measure import NAMES, Table, attempt, cell, dtypes, fresh, inner_calls, median, race, ratio, turn, variant
+from measure import NAMES, Table, at_once, attempt, cell, dtypes, fresh, inner_calls, median, race, ratio, turn, variant
 
 COLUMNS = 1024
 SIZES = {"cpu": {"64 MiB": 64 << 20, "256 KiB": 256 << 10}, "cuda": {"256 MiB": 256 << 20}}
@@ -93,7 +93,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", default=",".join(KERNELS))
     parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32,bf16; on cuda bf16)")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="(default %(default)s)")
-    parser.add_argument("--at-once", action="store_true", help="compile all kernels beside each other, then measure them in turn")
+    at_once(parser)
     parser.add_argument("--seconds", type=float, default=6.0, help="of timing for each size (default %(default)s)")
 
 

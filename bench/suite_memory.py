@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 import device
-from measure import NAMES, Table, attempt, cell, dtypes, median, race, reset_peak, resident_mib, trim, variant
+from measure import NAMES, Table, at_once, attempt, cell, dtypes, median, race, reset_peak, resident_mib, trim, variant
 from suite_training import forward_on_cpu, loss_of, step_on_cpu, step_on_cuda
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
@@ -35,7 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", type=dtypes, help="(default fp32; on cuda bf16)")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--steps", action="store_true", help="steps of training instead of calls")
-    parser.add_argument("--at-once", action="store_true", help="all beside each other, each in its process as ever")
+    at_once(parser)
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def _on_device(job: dict[str, Any]) -> dict[str, Any]:
         program.call.requires_grad_(True).train(True)
     memory = device.Memory()
     if steps:
-        step = step_on_cuda(name, program.call, loss_of(model, program.call), program.args)
+        step = step_on_cuda(name, program.call, loss_of(model, program.call), program)
     else:
         call = variant(name, program.call)
         step = lambda: call(*program.args, **program.kwargs)  # noqa: E731

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 import device
-from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, turn, variant
+from measure import NAMES, Table, at_once, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, turn, variant
 
 DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet", "dcgan"]
 ON_CUDA = ["mlp", "resnet50", "resnet50-nhwc", "vit", "bert", "gpt2", "llama"]
@@ -27,21 +27,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32,bf16; on cuda bf16)")
     parser.add_argument("--variants", help="also freezing (default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of timing for each model (default %(default)s)")
-    parser.add_argument("--at-once", action="store_true", help="compile all models beside each other; first calls are then not timed")
+    at_once(parser)
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    chosen.models = named(chosen.models)
     return device.jobs(chosen, DEFAULT, ON_CUDA, "fp32,bf16")
-
-
-def named(models: str | None) -> str | None:
-    """`zoo` stands for all models of the zoo, `zoo:swin,t5` for some."""
-    if models != "zoo":
-        return models and models.removeprefix("zoo:")
-    import zoo
-
-    return ",".join(zoo.FAMILIES)
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any
 
-from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, seconds, turn, variant
+from measure import NAMES, Table, at_once, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, seconds, turn, variant
 
 DEFAULT = ["pointwise", "mlp", "resnet50", "vit", "bert", "gpt2", "llama", "llama-token", "unet"]
 COUNTS = [1, 2, 4, 8, 16, 32, 64, 128]
@@ -26,7 +26,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", type=dtypes, default="fp32", help="fp32, bf16 or fp32,bf16 (default %(default)s)")
     parser.add_argument("--variants", default="eager,broach", help="also inductor, freezing (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0, help="of timing for each model and number (default %(default)s)")
-    parser.add_argument("--at-once", action="store_true", help="compile all beside each other; first calls are then not timed")
+    at_once(parser)
 
 
 def _counts() -> list[int]:

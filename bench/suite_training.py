@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import device
-from measure import NAMES, Table, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, turn, variant
+from measure import NAMES, Table, at_once, attempt, cell, dtypes, geomean, inner_calls, median, race, ratio, turn, variant
 
 DEFAULT = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama", "unet"]
 ON_CUDA = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
@@ -24,11 +24,11 @@ ON_CUDA = ["mlp", "resnet50", "vit", "bert", "gpt2", "llama"]
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--models", help=f"(default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
+    parser.add_argument("--models", help=f"or zoo, or zoo:some (default {','.join(DEFAULT)}; on cuda {','.join(ON_CUDA)})")
     parser.add_argument("--dtype", type=dtypes, help="fp32, bf16 or fp32,bf16 (default fp32; on cuda bf16)")
     parser.add_argument("--variants", help="(default eager,inductor,broach; on cuda reduce-overhead and graph too)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of timing for each model (default %(default)s)")
-    parser.add_argument("--at-once", action="store_true", help="compile all models beside each other; first steps are then not timed")
+    at_once(parser)
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
     steps, first, errors, failed, wanted = {}, {}, {}, {}, None
     for name, program in programs.items():
         model = program.call.requires_grad_(True).train(True)
-        step = attempt(lambda: step_on_cuda(name, model, loss_of(job["model"], model), program.args), failed, name)
+        step = attempt(lambda: step_on_cuda(name, model, loss_of(job["model"], model), program), failed, name)
         if step is None:
             continue
         start = time.perf_counter()
@@ -68,20 +68,18 @@ def run_on_cuda(job: dict[str, Any]) -> dict[str, Any]:
         steps[name] = step
     with turn():
         race(steps, 0, least=8, wait=torch.cuda.synchronize)  # each settles beside the others: where memory lies decides what is launched at once
-        inner = max(inner_calls(step, 0.04, torch.cuda.synchronize) for step in steps.values())
+        inner = max((inner_calls(step, 0.04, torch.cuda.synchronize) for step in steps.values()), default=1)
         samples = race(steps, job["seconds"], inner, wait=torch.cuda.synchronize)
     return {"samples": samples, "first_s": first, "relative_error": errors, "failed": failed}
 
 
 def loss_of(name: str, model: Any) -> Any:
-    import models
-
     if name in device.LANGUAGE:
-        return lambda ids: model(ids, labels=ids)[0]
-    return lambda x: sum(t.float().square().mean() for t in models._tensors(model(x)))
+        return lambda ids, **_: model(ids, labels=ids)[0]
+    return lambda *args, **kwargs: mean_square(model(*args, **kwargs))
 
 
-def step_on_cuda(name: str, model: Any, loss: Any, args: tuple) -> Any:
+def step_on_cuda(name: str, model: Any, loss: Any, program: Any) -> Any:
     import torch
 
     call = loss if name == "graph" else variant(name, loss)
@@ -90,7 +88,7 @@ def step_on_cuda(name: str, model: Any, loss: Any, args: tuple) -> Any:
         if name in ("reduce-overhead", "max-autotune"):  # both keep results in their graphs' memory
             torch.compiler.cudagraph_mark_step_begin()
         model.zero_grad(set_to_none=True)
-        call(*args).backward()
+        call(*program.args, **program.kwargs).backward()
 
     return device.Graphed(step) if name == "graph" else step
 
@@ -125,7 +123,7 @@ def run_on_cpu(job: dict[str, Any]) -> dict[str, Any]:
     import torch._dynamo  # its import is no variant's own
 
     mixed = job["dtype"] == "bf16"
-    programs = {name: models.build(job["model"]) for name in job["variants"]}
+    programs = {name: device.build(job["model"], "cpu", torch.float32) for name in job["variants"]}
     steps, first, errors, failed, gradients = {}, {}, {}, {}, {}
 
     for name, program in programs.items():
@@ -187,7 +185,7 @@ def _table(dtype: str, results: list[dict[str, Any]]) -> Table:
         gains.append(speed)
         first = [cell(result.get("first_s", {}).get(name)) for name in others]
         error = cell(result.get("relative_error", {}).get("broach"), "{:.1e}")
-        rows.append([models.TITLES[result["model"]], *(cell(ms[name]) for name in names), *map(cell, speed), *first, error,
+        rows.append([device.title(result["model"], "cpu"), *(cell(ms[name]) for name in names), *map(cell, speed), *first, error,
                      cell(result.get("gflops"), "{:.0f}")])  # fmt: skip
     means = [cell(geomean(list(column))) for column in zip(*gains)]
     rows.append([f"geomean of {len(gains)}", *("" for _ in names), *means, *("" for _ in others), "", ""])

@@ -30,13 +30,23 @@ def build(name: str, device: str, dtype: torch.dtype) -> Any:
     import models
 
     torch.manual_seed(0)
-    module, args, kwargs = FAMILIES[name](SIZES[device])
-    for part in module.modules():  # without what is drawn at random
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
+    with torch.device(device):  # a GPU has drawn the weights at once
+        module, args, kwargs = FAMILIES[name](SIZES[device])
+    for part in module.modules():
+        _draw_nothing(part)
     floats = lambda x: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x  # noqa: E731
     args, kwargs = torch.utils._pytree.tree_map(floats, (args, kwargs))
     return models.Program(models.prepared(module, dtype), args, kwargs)
+
+
+def _draw_nothing(part: nn.Module) -> None:
+    """No dropout of elements, paths or layers, be it a module's or a number that a layer or its configuration gives to a function."""
+    if isinstance(part, nn.Dropout):
+        part.p = 0.0
+    for holder in (part, getattr(part, "config", None)):
+        for name, value in list(vars(holder).items()) if holder is not None else []:
+            if "drop" in name and isinstance(value, float):
+                setattr(holder, name, 0.0)
 
 
 def family(make: Callable[[Sizes], Made]) -> Callable[[Sizes], Made]:

@@ -42,10 +42,8 @@ struct HiddenMutation {
   size_t flag, first, count;
 };
 constexpr HiddenMutation kHiddenMutations[] = {
-    {"aten::native_batch_norm", 5, 3, 2},
-    {"aten::cudnn_batch_norm", 5, 3, 2},
-    {"aten::miopen_batch_norm", 5, 3, 2},
-    {"aten::batch_norm", 5, 3, 2},
+    {"aten::native_batch_norm", 5, 3, 2}, {"aten::cudnn_batch_norm", 5, 3, 2},      {"aten::miopen_batch_norm", 5, 3, 2},
+    {"aten::batch_norm", 5, 3, 2},        {"aten::_cudnn_rnn_backward", 16, 20, 1},  // what the layer has kept for it
 };
 
 // Results that are numbers but say nothing about elements.
@@ -651,19 +649,6 @@ bool Capture::indexes_by_position(const TraceOp& op) const {
          });
 }
 
-// An operation that may drop elements at random, told not to: attention outside training.
-static bool drops_nothing(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
-  auto i = schema.argumentIndexWithName("dropout_p");
-  if (!i) return false;
-  const auto& p = stack[stack.size() - schema.arguments().size() + static_cast<size_t>(*i)];
-  return p.isDouble() && p.toDouble() == 0;
-}
-
-// Attention's gradients drop what attention dropped, by the seed that it gave, and draw nothing themselves.
-static bool drops_the_same(std::string_view name) {
-  return name == "aten::_scaled_dot_product_efficient_attention_backward" || name == "aten::_scaled_dot_product_cudnn_attention_backward";
-}
-
 // A number as an operation got it that converts it itself; one in a tensor's place is converted element by element, whatever it is.
 static bool is_converted(const c10::Argument& argument, const c10::IValue& v) {
   auto optional = argument.type()->cast<c10::OptionalType>();
@@ -755,6 +740,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   }
   // Of a tensor without gradients it changes nothing, and gives the tensor itself: `torch.tensor` does so to what it makes.
   if (name == "aten::detach_" && !stack->back().toTensor().requires_grad()) return;
+  if (is_question_of_weights(name)) return torch::jit::drop(*stack, 1);
   if (symbolic_ && name.starts_with("aten::sym_")) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
   if (takes_masks_apart(op, *stack) || runs_label(op, *stack)) return;
   if (name == "aten::lift_fresh" && add_constant(stack->back().toTensor())) return;
@@ -763,7 +749,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   size_t n = schema.arguments().size(), base = stack->size() - n;
   TraceOp out;
   out.schema = name;
-  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !drops_nothing(schema, *stack) && !drops_the_same(name);
+  const bool draws = broach::draws(op, *stack);
   std::vector<std::pair<at::Tensor, TensorId>> written;
   std::vector<c10::IValue> numbers;
   {
@@ -786,6 +772,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   torch::jit::Stack given;
   if (symbolic_) given.assign(stack->end() - static_cast<int64_t>(n), stack->end());
   op.callBoxed(stack);
+  if (name == "aten::_cudnn_rnn_backward") part_gradients(*stack);
   std::lock_guard lock(mutex_);
   if (out.effect) random_.renew();
   if (!out.is_view) check_sizes(written, name);

@@ -33,6 +33,7 @@
 #include <limits>
 #include <numeric>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,7 @@
 #include "composites.h"
 #include "devices.h"
 #include "keys.h"
+#include "no_warnings.h"
 #include "symbolic.h"
 
 namespace broach {
@@ -322,9 +324,11 @@ class LayerCall {
     return std::ranges::any_of(tensors(), [](const at::Tensor& t) { return real_tensor(t) != nullptr; });
   }
 
-  // In symbolic sizes each length would be unrolled for itself.
+  bool is_on_gpu() const { return of("input").toTensor().is_cuda(); }
+
+  // In symbolic sizes each length would be unrolled for itself, and on a GPU a layer is cuDNN's whatever its length.
   bool is_long() const {
-    if (has_symbols()) return true;
+    if (has_symbols() || is_on_gpu()) return true;
     const at::Tensor input = of("input").toTensor();
     const int64_t steps = input.dim() < 2 ? 1 : input.size(of("batch_first").toBool() ? 1 : 0);
     return steps * of("num_layers").toInt() * (of("bidirectional").toBool() ? 2 : 1) > kMostUnrolled;
@@ -346,13 +350,32 @@ class LayerCall {
   c10::ArrayRef<c10::IValue> arguments_;
 };
 
+// While torch takes a layer apart whose kernels are cuDNN's: whether its weights lie in one piece of memory is asked of their storage, of
+// which a recording has nothing, and is answered with no (see is_question_of_weights). Then the layer's call puts them together itself.
+thread_local bool is_in_library_layer = false;
+
+class LibraryLayer {
+ public:
+  LibraryLayer() { is_in_library_layer = true; }
+  ~LibraryLayer() { is_in_library_layer = false; }
+  LibraryLayer(const LibraryLayer&) = delete;
+  LibraryLayer& operator=(const LibraryLayer&) = delete;
+
+ private:
+  NoWarnings quiet_;  // of weights that do not lie in one piece
+};
+
 // Where a layer is one operation it goes on below autograd, which would take it apart.
 void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
+  const LayerCall layer(op, *stack);
+  const bool is_cast = Autocast::now().is_on();
   // Under autocast eager's layer is an operation of oneDNN's, which stand-ins do not get.
-  if (Autocast::now().is_on() && LayerCall(op, *stack).has_symbols()) unsupported("a recurrent layer under autocast");
+  if (is_cast && layer.has_symbols()) unsupported("a recurrent layer under autocast");
   std::optional<at::AutoDispatchBelowAutograd> below;
+  std::optional<LibraryLayer> of_library;
   if (is_whole_layer(op, *stack)) below.emplace();
+  else if (layer.is_on_gpu() && !layer.draws() && !layer.has_symbols() && !is_cast) of_library.emplace();
   op.callBoxed(stack);
 }
 
@@ -488,6 +511,30 @@ const std::vector<torch::Library> kRegistered = registered();
 }  // namespace
 
 bool is_product_gradient(const torch::autograd::Node& n) { return dynamic_cast<const ag::CppNode<Product>*>(&n); }
+
+bool is_question_of_weights(std::string_view operation) { return is_in_library_layer && operation == "aten::set_.source_Storage"; }
+
+void part_gradients(torch::jit::Stack& stack) {
+  std::vector<at::Tensor> gradients = stack.back().toTensorVector();
+  for (at::Tensor& t : gradients) t = t.defined() ? t.clone() : t;
+  stack.back() = gradients;
+}
+
+// Whether an argument is there and 0 or false.
+static bool is_nothing(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, const char* name) {
+  const auto i = schema.argumentIndexWithName(name);
+  if (!i) return false;
+  const c10::IValue& v = stack[stack.size() - schema.arguments().size() + static_cast<size_t>(*i)];
+  return (v.isDouble() && v.toDouble() == 0) || (v.isBool() && !v.toBool());
+}
+
+bool draws(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const std::string& name = op.schema().name();
+  if (!op.hasTag(at::Tag::nondeterministic_seeded) || is_nothing(op.schema(), stack, "dropout_p")) return false;
+  if (name == "aten::_cudnn_rnn") return !is_nothing(op.schema(), stack, "dropout") && !is_nothing(op.schema(), stack, "train");
+  // Attention's gradients drop what attention dropped, by the seed that it gave.
+  return name != "aten::_scaled_dot_product_efficient_attention_backward" && name != "aten::_scaled_dot_product_cudnn_attention_backward";
+}
 
 bool is_whole_layer(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   const auto& [name, overload] = op.operator_name();

@@ -12,6 +12,7 @@
 #include "compat.h"
 #include "draws.h"
 #include "join.h"
+#include "no_warnings.h"
 #include "recorded_calls.h"
 #include "support/error.h"
 
@@ -167,6 +168,7 @@ class AtenCall : public ExternRunner {
   }
 
   bool records(bool given) const override { return is_recordable(step_, schedule_, given); }
+  bool launches_many() const override { return broach::launches_many(call_); }
 
   void run(Frame& frame) const override {
     auto& host = *static_cast<ExternState*>(frame.host);
@@ -174,6 +176,8 @@ class AtenCall : public ExternRunner {
     // Once the call is recorded it takes nothing from there, and what it took before would be nobody's.
     std::optional<OutOfSteadyMemory> out;
     if (is_transient_) out.emplace();
+    std::optional<NoWarnings> quiet;  // of weights that do not lie in one piece of memory
+    if (call_.schema == "aten::_cudnn_rnn") quiet.emplace();
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
     arrange(call_, operands, frame.symbols);

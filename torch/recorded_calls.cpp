@@ -244,19 +244,39 @@ constexpr std::string_view kRecordable[] = {
     "aten::cumsum",
     "aten::cumprod",
     "aten::_embedding_bag",
+    "aten::_embedding_bag_backward",
     "aten::_grouped_mm",
     "aten::lstm.input",
     "aten::gru.input",
+    "aten::_cudnn_rnn",
+    "aten::_cudnn_rnn_backward",
     "aten::_native_multi_head_attention",
     "aten::_transformer_encoder_layer_fwd",
     "aten::empty_like",
     "aten::zeros_like",
     "aten::ones_like",
+    "aten::full_like",
     "aten::zeros",
     "aten::ones",
+    "aten::full",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+    "aten::scalar_tensor",
+    "aten::tril_indices",
+    "aten::triu_indices",
     "aten::arange",
     "aten::arange.start",
     "aten::arange.start_step",
+};
+
+constexpr std::string_view kManyLaunches[] = {
+    "aten::lstm.input",
+    "aten::gru.input",
+    "aten::_cudnn_rnn",
+    "aten::_cudnn_rnn_backward",
+    "aten::_native_multi_head_attention",
+    "aten::_transformer_encoder_layer_fwd",
 };
 
 // cuDNN's. Others are made of products of cuBLAS's, whose memory outlives the recording and is found again by its queue.
@@ -352,9 +372,12 @@ SteadyMemory::~SteadyMemory() {
   entered_->mutex.unlock();
 }
 
+bool launches_many(const ExternCall& call) { return std::ranges::find(kManyLaunches, call.schema) != std::end(kManyLaunches); }
+
 bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given) {
-  constexpr int64_t kMostGiven = int64_t{4} << 20;  // bytes whose copy takes less than launching most calls does, and that are there twice
   const ExternCall& call = step.operation.call();
+  // Bytes whose copy takes less than launching the call does, and that are there twice.
+  const int64_t most_given = int64_t{launches_many(call) ? 64 : 4} << 20;
   bool is_out = false;
   const auto names = functional_names(call.schema, &is_out);  // what writes its operand is given a copy of it
   const std::string_view name = names.empty() || is_out ? std::string_view(call.schema) : names[0];
@@ -370,9 +393,9 @@ bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given)
   for (int b : step.results) {
     if (b < 0 || !given) continue;
     const Buffer& buffer = schedule.buffers[static_cast<size_t>(b)];
-    bytes += buffer.elements.is_constant() ? buffer.elements.constant() * size_of(buffer.type.dtype) : kMostGiven + 1;
+    bytes += buffer.elements.is_constant() ? buffer.elements.constant() * size_of(buffer.type.dtype) : most_given + 1;
   }
-  return bytes <= kMostGiven;
+  return bytes <= most_given;
 }
 
 }  // namespace broach

@@ -61,5 +61,7 @@ bool is_recording_calls();
 // Whether a call may be recorded: one whose kernels are known to depend on nothing but what it is given. `given`: its results are copied
 // out of the recording.
 bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given);
+// Whether a call makes so many launches that it alone is worth a recording: layers of many steps.
+bool launches_many(const ExternCall& call);
 
 }  // namespace broach

@@ -69,11 +69,21 @@ size_t Executable::part_on(Device device, const Targets& targets) {
   return parts_.size() - 1;
 }
 
+// A call of the host's library is made on the device where all lies that it touches, if a target runs there.
+size_t Executable::part_of(const Step& step, const Targets& targets) {
+  std::vector<Device> touched;
+  for (const auto* list : {&step.reads, &step.writes})
+    for (int b : *list)
+      if (const Type& t = schedule_.buffers[static_cast<size_t>(b)].type; t.dtype != DType::opaque) touched.push_back(t.device);
+  const bool is_call = std::holds_alternative<ExternStep>(step.work) && !touched.empty() && targets.has(touched[0]);
+  return part_on(is_call && std::ranges::count(touched, touched[0]) == std::ssize(touched) ? touched[0] : step.device, targets);
+}
+
 // All kernels of a device at once, then the steps in their order.
 void Executable::compile_steps(const Targets& targets, const CompileSettings& settings, const ExternFactory& externs) {
   std::vector<std::vector<std::shared_ptr<const Kernel>>> kernels;
   for (const Step& s : schedule_.steps) {
-    const size_t part = part_on(s.device, targets);
+    const size_t part = part_of(s, targets);
     kernels.resize(parts_.size());
     if (!std::holds_alternative<ExternStep>(s.work)) targets.on(s.device);  // there has to be one
     if (const auto* k = std::get_if<KernelStep>(&s.work)) kernels[part].push_back(k->kernel);
@@ -94,7 +104,7 @@ void Executable::compile_steps(const Targets& targets, const CompileSettings& se
   auto is_input = [&](int b) { return schedule_.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::input; };
   bool fails = false;
   for (const Step& s : schedule_.steps) {
-    const size_t part = part_on(s.device, targets);
+    const size_t part = part_of(s, targets);
     CompiledStep c = compile_step(s, parts_[part].target, settings, externs);
     c.part = part;
     c.settles = fails && !s.early && std::any_of(s.writes.begin(), s.writes.end(), is_input);
@@ -162,20 +172,10 @@ bool Executable::gives(size_t step) const {
 
 bool Executable::is_replayable(size_t step, bool with_calls) const {
   const CompiledStep& s = steps_[step];
-  if (s.external) return with_calls && s.external->records(false) && s.external->records(gives(step));
   const Target* target = parts_[s.part].target;
   if (!target || !target->records()) return false;
+  if (s.external) return with_calls && s.external->records(false) && s.external->records(gives(step));
   return s.kernel || s.routine || (s.contraction && s.contraction->records() && (with_calls || !s.contraction->calls_host()));
-}
-
-// Calls of the host's library are no target's steps, wherever what they touch lies.
-bool Executable::is_within(size_t step, size_t part) const {
-  if (!steps_[step].external) return steps_[step].part == part;
-  auto lies_there = [&](int b) {
-    const Type& t = schedule_.buffers[static_cast<size_t>(b)].type;
-    return t.dtype == DType::opaque || t.device == parts_[part].device;
-  };
-  return std::ranges::all_of(schedule_.steps[step].reads, lies_there) && std::ranges::all_of(schedule_.steps[step].writes, lies_there);
 }
 
 StepUse Executable::use_of(size_t step) const {
@@ -187,8 +187,11 @@ StepUse Executable::use_of(size_t step) const {
   else
     for (const auto* list : {&schedule_.steps[step].reads, &schedule_.steps[step].writes})
       out.buffers.insert(out.buffers.end(), list->begin(), list->end());
-  if (!s.external) add_memory(step, out);
-  if (!s.external) return out;
+  if (!s.external) {
+    add_memory(step, out);
+    return out;
+  }
+  out.launches_many = s.external->launches_many();
   for (int b : schedule_.steps[step].writes)
     if (schedule_.buffers[static_cast<size_t>(b)].kind == Buffer::Kind::external) out.made.push_back(b);
   return out;
@@ -251,12 +254,11 @@ void Executable::add_replays(bool with_calls) {
   std::vector<bool> replayable;
   for (size_t i = 0; i < steps_.size(); ++i) replayable.push_back(is_replayable(i, with_calls));
   for (size_t i = 0, end; i < steps_.size(); i = std::max(end, i + 1)) {
-    size_t own = i;  // the first step of a target
-    while (own < steps_.size() && replayable[own] && steps_[own].external) ++own;
-    const size_t part = own < steps_.size() ? steps_[own].part : 0;
+    const size_t part = steps_[i].part;
     std::vector<StepUse> uses;
-    for (end = i; end < steps_.size() && replayable[end] && is_within(end, part); ++end) uses.push_back(use_of(end));
-    if (own >= end || uses.size() < ReplayedSteps::kFewest || (with_calls && std::ranges::none_of(uses, &StepUse::is_call))) continue;
+    for (end = i; end < steps_.size() && replayable[end] && steps_[end].part == part; ++end) uses.push_back(use_of(end));
+    const bool is_worth_it = uses.size() >= ReplayedSteps::kFewest || std::ranges::any_of(uses, &StepUse::launches_many);
+    if (!is_worth_it || (with_calls && std::ranges::none_of(uses, &StepUse::is_call))) continue;
     for (StepUse& u : uses) std::ranges::copy_if(u.made, std::back_inserter(u.given), [&](int b) { return is_read_behind(b, end); });
     steps_[i].replays[with_calls ? 0 : 1] = replays_.emplace_back(std::make_unique<ReplayedSteps>(i, uses, part, made_bytes(i, end))).get();
   }

@@ -73,6 +73,8 @@ class ExternRunner {
   // Whether the call may be made while launches are recorded (see RecordedCalls): it draws no random numbers, waits for nothing, and does
   // the same to what lies in the same place. `given`: its results are read behind the recording.
   virtual bool records(bool /*given*/) const { return false; }
+  // Whether to record the call is worth it though nothing is recorded beside it.
+  virtual bool launches_many() const { return false; }
 };
 // Makes the runner of a step. May be null in an executable without externs.
 using ExternFactory = std::function<std::unique_ptr<ExternRunner>(const ExternStep&, const Schedule&)>;
@@ -189,6 +191,7 @@ class Executable {
   void compile_steps(const Targets& targets, const CompileSettings& settings, const ExternFactory& externs);
   CompiledStep compile_step(const Step& step, const Target* target, const CompileSettings& settings, const ExternFactory& externs);
   size_t part_on(Device device, const Targets& targets);
+  size_t part_of(const Step& step, const Targets& targets);
   void find_numbers();
   void find_lifetimes(const Targets& targets);
   void find_input_uses(const std::vector<int>& last);
@@ -205,7 +208,6 @@ class Executable {
   bool is_replayable(size_t step, bool with_calls) const;
   bool is_read_behind(int buffer, size_t step) const;
   bool gives(size_t step) const;
-  bool is_within(size_t step, size_t part) const;
   StepUse use_of(size_t step) const;
   void add_memory(size_t step, StepUse& use) const;
   int64_t made_bytes(size_t first, size_t end) const;

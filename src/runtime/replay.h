@@ -90,6 +90,7 @@ struct StepUse {
   std::vector<int> given;                     // those of them that are read behind the segment
   bool is_small = false, is_product = false;  // leaves room on the device for another
   std::vector<MemoryUse> memory;              // of a small one
+  bool launches_many = false;                 // a call that is worth a recording of its own
 };
 
 // Of launches that are made at once.

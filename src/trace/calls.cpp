@@ -207,9 +207,10 @@ static TensorId attention_bias(const TraceOp& op) {
 std::vector<Value> Calls::call_extern(const TraceOp& op, const std::vector<TensorId>& mutated) {
   auto call = std::make_shared<ExternCall>();
   call->schema = op.schema;
-  // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie; oneDNN's recurrent layers
-  // read memory as if it lay as their callers in eager leave it.
-  const bool exact = op.effect || !op.schema.starts_with("aten::") || op.schema.starts_with("aten::mkldnn_rnn_layer");
+  // A call that is not torch's own, or draws random numbers in the order of memory, may tell how its operands lie; oneDNN's and cuDNN's
+  // recurrent layers read memory as if it lay as their callers in eager leave it.
+  const bool is_layer = op.schema.starts_with("aten::mkldnn_rnn_layer") || op.schema.starts_with("aten::_cudnn_rnn");
+  const bool exact = op.effect || !op.schema.starts_with("aten::") || is_layer;
   const TensorId bias = attention_bias(op);
   std::vector<Shape> operand_strides;
   std::vector<Value> inputs;

@@ -123,6 +123,21 @@ def test_a_call_of_these_is_one_graph_too(make, sizes):
     assert _launches(lambda: compiled(x)) == 0
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("make", [lambda: nn.LSTM(32, 48, 2, batch_first=True).cuda(), lambda: _encoder()[0]], ids=["lstm", "encoder"])
+def test_a_call_that_is_all_of_a_program_is_a_graph(make):
+    """And what it gives is copied out of that, by one launch."""
+    program = make()
+    x = torch.randn(4, 20, 32, device="cuda")
+    compiled = broach.compile(program)
+    results = []
+    for _ in range(12):
+        for given in (x, x * 2):
+            results.append((compiled(given), program(given)))
+    torch.testing.assert_close([have for have, _ in results], [want for _, want in results], rtol=1e-3, atol=1e-4)
+    assert _launches(lambda: compiled(x)) <= 1
+
+
 def test_dropout_between_recurrent_layers_is_drawn_anew():
     model = _Recurrent(nn.LSTM).cuda().train()
     x = torch.randn(4, 20, 32, device="cuda")
