@@ -234,7 +234,7 @@ llvm::Value* KernelEmitter::compute(int at) {
     case Kind::constant: return constant(e.value, e.dtype);
     case Kind::parameter: return parameters_.at(static_cast<size_t>(as_int(e.value)));
     case Kind::position: return position(e.access.index);
-    case Kind::load: return load(e);
+    case Kind::load: return plan_.turned.contains(at) ? turned(at) : load(e);
     case Kind::bounds: return bounds(e);
     case Kind::reduction: fail("cpu: a reduction is used before it is computed");
     default: break;

@@ -161,6 +161,7 @@ void KernelEmitter::emit_unit(V unit) {
   V extent = integer(plan_.vector().extent, false), begin = b_.CreateMul(block, i64(plan_.block));
   V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
   if (plan_.tall) return emit_tall(begin, end);
+  if (plan_.across) return emit_turned(begin, end);
   vector_loop(begin, end, plan_.unroll, [&](unsigned n) { emit_columns(n); });
 }
 

@@ -97,6 +97,12 @@ class KernelEmitter : ScalarEmitter {
   void emit_columns(unsigned n);
   void emit_tall(V begin, V end);
 
+  // ---- emit_turned.cpp ----
+  void emit_turned(V begin, V end);
+  void emit_square(V first, V rows, V last);
+  void turn(int load, V rows, V last);
+  V turned(int load);
+
   KernelPlan plan_;
   const Kernel& k_ = plan_.kernel;
   const Ranges ranges_ = ranges_of(k_);
@@ -115,6 +121,8 @@ class KernelEmitter : ScalarEmitter {
   std::set<int> filled_;  // expressions whose row of scratch memory is filled
   std::vector<std::map<int, V>> column_values_;
   std::map<int, std::vector<Accumulator>> accumulators_;
+  std::map<int, llvm::AllocaInst*> squares_;  // of turned loads
+  V row_ = nullptr;                           // of the square, at the current point
 };
 
 }  // namespace broach::cpu

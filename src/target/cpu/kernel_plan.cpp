@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "support/error.h"
 #include "target/cpu/coarse_math.h"
@@ -16,6 +17,7 @@ using Kind = KernelExpr::Kind;
 // Operations of a kernel.
 constexpr std::ptrdiff_t kMostInRegisters = 128;  // of longer ones the values of one vector fill the registers
 constexpr std::ptrdiff_t kMostTwice = 384;        // of longer ones a second body takes longer to compile than it will ever save
+constexpr int64_t kBlock = 4096;                  // elements in a unit
 constexpr std::ptrdiff_t kMostMasks = 16;         // loads under conditions: more would take longer to compile than they save
 
 bool is_masked_load(const KernelExpr& e) { return e.kind == Kind::load && e.predicate >= 0; }
@@ -47,8 +49,9 @@ class Planner {
       const Lanes lanes = lanes_of(a, k_, p_, axis);
       total += lanes == Lanes::contiguous ? weight : lanes == Lanes::apart ? -weight : 0;
     };
-    for (const auto& e : k_.exprs)
-      if (e.kind == Kind::load) rate(e.access, 2);
+    const std::set<int> turned = across(axis).second;
+    for (size_t i = 0; i < k_.exprs.size(); ++i)
+      if (k_.exprs[i].kind == Kind::load && !turned.contains(static_cast<int>(i))) rate(k_.exprs[i].access, 2);
     for (const auto& s : k_.stores) rate(s.access, k_.axes[axis].reduced && !p_.uses[static_cast<size_t>(s.expr)][axis] ? 0 : 3);
     // So few lanes are not worth it that they lie side by side: the point of each would be found for two or three elements.
     if (auto n = k_.axes[axis].extent.maybe_constant(); n && *n < 8) total -= *n < 4 ? 12 : 2;
@@ -60,6 +63,31 @@ class Planner {
     for (size_t a = 0; a < k_.axes.size(); ++a)
       if (int s = score(a); s >= best) best = s, p_.vector_axis = a;  // the innermost of equals
     p_.vector_reduced = p_.vector().reduced;
+    std::tie(p_.across, p_.turned) = across(p_.vector_axis);
+  }
+
+  // The axis along which most of the loads that are apart along `axis` lie side by side, and those, where turning them pays: a square takes
+  // the same time however much of it there is.
+  std::pair<std::optional<size_t>, std::set<int>> across(size_t axis) const {
+    constexpr int64_t kSide = 16, kFewest = 96;
+    constexpr size_t kMostTurned = 8;  // squares of 16 x 16 on the stack
+    std::pair<std::optional<size_t>, std::set<int>> best;
+    auto side = [&](size_t a) { return std::min(k_.axes[a].extent.maybe_constant().value_or(kSide), kSide); };
+    for (size_t c = 0; c < k_.axes.size() && !p_.has_reduced; ++c) {
+      if (c == axis || side(c) * side(axis) < kFewest) continue;
+      std::set<int> turned;
+      for (size_t i = 0; i < k_.exprs.size(); ++i)
+        if (is_turnable(k_.exprs[i], axis, c)) turned.insert(static_cast<int>(i));
+      if (turned.size() > best.second.size() && turned.size() <= kMostTurned) best = {c, std::move(turned)};
+    }
+    return best;
+  }
+
+  bool is_turnable(const KernelExpr& e, size_t axis, size_t across) const {
+    if (e.kind != Kind::load || e.predicate >= 0 || !e.access.dynamic.empty()) return false;
+    if (lanes_of(e.access, k_, p_, across) != Lanes::contiguous || lanes_of(e.access, k_, p_, axis) != Lanes::apart) return false;
+    const auto step = stride(e.access.index, k_.axes[axis].id);
+    return step && !step->contains(k_.axes[across].id);
   }
 
   void choose_lanes() {
@@ -129,6 +157,11 @@ class Planner {
     return columns ? std::clamp((*columns / kUnits + kFewest - 1) / kFewest * kFewest, kFewest, kMost) : kMost;
   }
 
+  int64_t turned_block() const {
+    const int64_t rows = k_.axes[*p_.across].extent.maybe_constant().value_or(kBlock);
+    return p_.lanes * std::max<int64_t>(1, kBlock / std::max<int64_t>(1, rows * p_.lanes));
+  }
+
   void find_coarse() {
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
       const auto& e = k_.exprs[i];
@@ -168,16 +201,17 @@ class Planner {
     p_.shape.units = 1;
     p_.shape.work_per_unit = 1;
     for (size_t a = 0; a < k_.axes.size(); ++a) {
-      if (k_.axes[a].reduced || a == p_.vector_axis) continue;
+      if (k_.axes[a].reduced || a == p_.vector_axis || a == p_.across) continue;
       p_.outer.push_back(a);
       p_.shape.units = p_.shape.units * k_.axes[a].extent;
     }
     for (const auto& a : k_.axes)
       if (a.reduced) p_.shape.work_per_unit = p_.shape.work_per_unit * a.extent;
+    if (p_.across) p_.shape.work_per_unit = k_.axes[*p_.across].extent;
     if (!p_.vector_reduced) {
       p_.tall = is_tall();
       p_.tall_rows = fits_in_cache() ? 4 : 1;
-      p_.block = p_.tall ? tall_block() : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * p_.unroll : 4096;
+      p_.block = p_.tall ? tall_block() : p_.has_reduced ? static_cast<int64_t>(p_.lanes) * p_.unroll : p_.across ? turned_block() : kBlock;
       if (p_.tall) p_.shape.scratch_bytes = SymInt(static_cast<int64_t>(p_.stages[0].size()) * 3 * 8 * (p_.block + 64));
       p_.blocks = ceildiv(p_.vector().extent, p_.block);
       p_.shape.units = p_.shape.units * p_.blocks;

@@ -1,10 +1,12 @@
 // How a kernel's loop nest will be run: which axis is vectorised, what a unit of work is, in which stages reductions run.
 //
-// Units are positions of the outer axes (and blocks of the vector axis, if it is not reduced). Within a unit, reductions run
+// Units are positions of the outer axes (and blocks of the vector axis, if it is not reduced, with all of the axis across). Within a unit, reductions run
 // in stages: those that need no other reduction first.
 #pragma once
 
 #include <map>
+#include <optional>
+#include <set>
 
 #include "schedule/kernel_facts.h"
 #include "target/cpu/codegen.h"
@@ -22,6 +24,10 @@ struct KernelPlan : KernelFacts {
   unsigned unroll = 1;   // vectors that are worked on at once
   bool is_long = false;  // so many operations that code for them is made once only
   bool has_many_masks = false;
+  // Loads of elements that are apart along the vector axis and side by side along this one: they are made along this one, a vector for
+  // each lane, and turned.
+  std::optional<size_t> across;
+  std::set<int> turned;
   int64_t block = 0;  // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;      // axes that units count
