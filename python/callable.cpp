@@ -234,11 +234,20 @@ void give_up_differing(Callable::Data& d, Version& v, const std::string& why, co
   d.versions.clear();
 }
 
+PyObject* run_version(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
+  auto& d = *c.data;
+  Ref result = Ref::steal(v->run(p));
+  p.turn.reset();
+  if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
+  if (result && p.ran == Pending::Ran::eagerly && d.guarded && !has_given_up(d) && !goes_on(c, *v)) return nullptr;
+  return result.release();
+}
+
 // Runs a version on copies of the arguments, then the program itself on the real ones, and compares. The caller gets eager's.
 PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
   HANDLE_TH_ERRORS
   auto& d = *c.data;
-  const Turns::OwnCode turn(d.subject.objects(p.leaves.containers));
+  std::optional<Turns::OwnCode> turn(d.subject.objects(p.leaves.containers));
   py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
   Leaves given;
   given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
@@ -255,21 +264,22 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   q.leaves.ints = p.leaves.ints;
   q.leaves.floats = p.leaves.floats;
   q.leaves.containers = given.made;
-  q.copies = true;
+  q.copies = q.is_trial = true;
   KeptPlaces places(v->form.places());
   Ref got = Ref::steal(v->run(q));
   std::string error;
-  if (!got) {
+  if (PyErr_Occurred()) {
     py::error_already_set e;
     error = cat("raises ", e.what());
   }
   std::vector<std::string> written = v->state->written();
   trial.attr("rewind")();
   std::vector<Ref> tried = places.swap_back(), now;
-  const bool captured = q.ran == Pending::Ran::captured;
-  if (captured && got && !after_capture(c, q, v)) return nullptr;
+  if (q.ran == Pending::Ran::nothing) {  // it goes on as without the trial
+    turn.reset();
+    return run_version(c, p, v);
+  }
   Ref want = Ref::steal(call(d.subject.program.get(), p.arguments));
-  if (captured) return want.release();
   ++d.verified;
   std::optional<py::error_already_set> raised;
   if (!want) raised.emplace();
@@ -319,15 +329,9 @@ PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
       std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i),
                   d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
-    if (v->state && must_verify(d)) {
-      p.turn.reset();
-      return run_verified(c, p, v);
-    }
-    Ref result = Ref::steal(v->run(p));
+    if (!v->state || !must_verify(d)) return run_version(c, p, v);
     p.turn.reset();
-    if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
-    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !has_given_up(d) && !goes_on(c, *v)) return nullptr;
-    return result.release();
+    return run_verified(c, p, v);
   }
   return call_anew(c, a, waited);
 }

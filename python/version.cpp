@@ -410,6 +410,10 @@ static void settle(const std::shared_ptr<State>& own, std::span<const std::share
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
   Pending& p = *pending;
+  if (p.is_trial) {  // of code that fails
+    p.ran = Pending::Ran::nothing;
+    throw Error("broach: a trial does not run the program itself");
+  }
   std::optional<Turns::OwnCode> turn;
   take_turn(p, turn);
   if (p.runs++ > 0 && state) {
@@ -674,8 +678,10 @@ PyObject* Version::run(Pending& p) {
   HANDLE_TH_ERRORS
   try {
     py::gil_scoped_release release;
-    results =
-        function({p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_, &p.leaves.tensors}, state ? modes : Function::Modes::now());
+    const CallInputs call{p.leaves.tensors, p.leaves.ints, p.leaves.floats, &again_, &p.leaves.tensors};
+    if (!p.is_trial) results = function(call, state ? modes : Function::Modes::now());
+    else if (auto tried = function.run_compiled(call)) results = std::move(*tried);
+    else p.ran = Pending::Ran::nothing;
   } catch (const IndexError& e) {
     pending = before;
     PyErr_SetString(PyExc_IndexError, e.what());
@@ -685,6 +691,7 @@ PyObject* Version::run(Pending& p) {
     throw;
   }
   pending = before;
+  if (p.ran == Pending::Ran::nothing) return nullptr;
   if (state && p.runs > 0) state->forget_gradients();
   return p.result ? p.result.release() : made_of(std::move(results), p).release();
   END_HANDLE_TH_ERRORS

@@ -62,9 +62,10 @@ struct Pending {
   Arguments arguments;
   Leaves leaves;
   Ref result;  // of a run of the program itself on the caller's own arguments
-  enum class Ran : uint8_t { compiled, eagerly, captured } ran = Ran::compiled;
+  enum class Ran : uint8_t { compiled, eagerly, captured, nothing } ran = Ran::compiled;
   Verdict verdict;                        // of a capture
   bool copies = false;                    // the arguments are copies: the program's own places are not to be touched
+  bool is_trial = false;                  // the program itself is not to run: nothing ran if no compiled code stands for the call
   int runs = 0;                           // of the program, for this call
   Ref numpy_random;                       // before the first of them, where the program is watched
   Reason written_again;                   // what eager would write once more for gradients

@@ -353,7 +353,7 @@ class Capture {
   bool may_roll_back_ = false;
   bool symbolic_ = false, speculative_ = false, stand_ins_ = false;
   bool abandoned_ = false, refuses_reads_ = false, is_taken_back_ = false;
-  bool differentiates_ = false, has_run_backward_ = false, runs_known_backwards_ = false, runs_code_in_backward_ = false, draws_ = false;
+  bool differentiates_ = false, has_run_backward_ = false, runs_known_backwards_ = false, draws_ = false;
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl>> seen_as_;  // by real tensor: what stands for it
   std::shared_ptr<const void> token_ = std::make_shared<char>();
   std::vector<SymbolId> plainly_read_;

@@ -631,13 +631,19 @@ void Capture::will_run_backward(const std::vector<at::Tensor>& outputs, const Co
     auto* leaf = dynamic_cast<ag::AccumulateGrad*>(&n);
     std::string why = leaf ? why_no_leaf(*leaf, known, *this) : "";
     std::lock_guard lock(mutex_);
-    if (!leaf && (!is_formula(n) || has_hooks(n))) {
-      runs_code_in_backward_ = true;  // made by the program itself, if nothing that it reads has a history
+    if (!leaf && (!is_formula(n) || has_hooks(n)))  // made by the program itself, if nothing that it reads has a history
       why = gives_histories() ? cat(n.name(), " runs code, and a tensor that the program reads has a history") : why_no_code(n, code);
-    }
     if (!why.empty()) return fail_with({cat("gradients are needed: ", why), Fallback::eager}, Outcome::needs_gradients);
   }
   runs_known_backwards_ = true;
+}
+
+// Whether the engine would run hooks or other code than torch's formulas on its way through the graph behind a tensor.
+static bool leads_to_code(const at::Tensor& t) {
+  return std::ranges::any_of(edges_behind({t}), [](const ag::Edge& e) {
+    const bool is_torchs = is_formula(*e.function) || dynamic_cast<ag::AccumulateGrad*>(e.function.get());
+    return !is_torchs || has_hooks(*e.function);
+  });
 }
 
 // Whether eager's engine finds that the graph behind a tensor was gone through. It says so before it has done anything; if not, it runs.
@@ -656,7 +662,7 @@ static bool is_released(const at::Tensor& t) {
   return false;
 }
 
-// The same where the graph has code of the program's own, which must not run: whether the formulas in front of it tell.
+// The same where the graph has hooks or code of others', which must not run: whether the formulas in front of it tell.
 static bool is_released_before_code(const at::Tensor& t) {
   c10::impl::ExcludeDispatchKeyGuard unseen(capture_keys().both());
   const at::AutoGradMode as_engine(false);
@@ -704,7 +710,7 @@ bool Capture::has_released(const std::vector<at::Tensor>& results) {
     if (t.is_view()) return false;
     if (symbolic_ && saved_tensors) return is_released_symbolic(t);
     if (real_tensor(t)) return false;
-    return runs_code_in_backward_ ? is_released_before_code(t) : is_released(t);
+    return leads_to_code(t) ? is_released_before_code(t) : is_released(t);
   };
   if (std::ranges::any_of(results, [&](const at::Tensor& t) { return has_history(t) && !is_used_up(t); })) return false;
   std::vector<at::Tensor> inputs = inputs_;

@@ -1,6 +1,5 @@
 #include "externs.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
@@ -8,6 +7,9 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "compat.h"
 #include "draws.h"
@@ -131,6 +133,20 @@ c10::IValue ExternOp::argument(size_t i, c10::ArrayRef<at::Tensor> operands, std
 
 namespace {
 
+// Whether elements may share memory: a step is no longer than what the shorter ones reach over.
+bool may_overlap(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  std::vector<std::pair<int64_t, int64_t>> steps;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1) steps.emplace_back(strides[d], sizes[d]);
+  std::ranges::sort(steps);
+  int64_t reach = 0;
+  for (const auto& [step, size] : steps) {
+    if (step <= reach) return true;
+    reach += (size - 1) * step;
+  }
+  return false;
+}
+
 // The same elements with these strides; where several of them would share memory that is no expanded dimension, as they are.
 at::Tensor with_strides(at::Tensor t, c10::IntArrayRef strides) {
   bool same = true;
@@ -139,9 +155,13 @@ at::Tensor with_strides(at::Tensor t, c10::IntArrayRef strides) {
   const auto sizes = t.sizes().vec();
   for (int64_t d = 0; d < t.dim(); ++d)
     if (strides[static_cast<size_t>(d)] == 0) t = t.narrow(d, 0, 1);
-  at::Tensor out = at::empty_strided(t.sizes(), strides, t.options());
-  if (at::has_internal_overlap(out) != at::MemOverlap::No) return t.expand(sizes);
-  return out.copy_(t).expand(sizes);
+  if (may_overlap(t.sizes(), strides)) return t.expand(sizes);
+  return at::empty_strided(t.sizes(), strides, t.options()).copy_(t).expand(sizes);
+}
+
+// A copy that lies as the tensor does: which random numbers are drawn, and for which element, may go by that.
+at::Tensor copied_with_gaps(const at::Tensor& t) {
+  return may_overlap(t.sizes(), t.strides()) ? t.clone() : at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t);
 }
 
 // Operands that must lie as eager's did are copied where they lie otherwise.
@@ -181,7 +201,10 @@ class AtenCall : public ExternRunner {
     c10::SmallVector<at::Tensor, 8> operands;
     for (size_t i = 0; i < step_.operands.size(); ++i) operands.push_back(operand(i, frame, host));
     arrange(call_, operands, frame.symbols);
-    for (int64_t m : call_.mutated) operands[static_cast<size_t>(m)] = operands[static_cast<size_t>(m)].clone();
+    for (int64_t m : call_.mutated) {
+      at::Tensor& t = operands[static_cast<size_t>(m)];
+      t = call_.effect && t.defined() && !t.is_non_overlapping_and_dense() ? copied_with_gaps(t) : t.clone();
+    }
     size_t next = 0;
     std::optional<c10::AutoGradMode> mode;
     if (grad_mode_) mode.emplace(*grad_mode_);

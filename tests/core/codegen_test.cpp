@@ -75,6 +75,22 @@ TEST_CASE("codegen: a product and a sum rounded at once, as vectors and as the e
   }
 }
 
+// Of sizes that fill squares, and others.
+TEST_CASE("codegen: what lies side by side along another axis is turned") {
+  const std::vector<std::pair<int64_t, int64_t>> sizes{{16, 16}, {64, 48}, {9, 100}, {100, 9}, {33, 17}, {7, 7}, {1, 40}};
+  for (DType t : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i64, DType::i32, DType::i8, DType::b1})
+    for (const auto& [rows, columns] : sizes) {
+      GraphBuilder b;
+      Value x = b.input({t, {3, rows, columns}, {}}), y = b.input({t, {3, columns, rows}, {}});
+      const Op add = t == DType::b1 ? Op::bit_xor : Op::add;
+      Graph g = b.finish({b.binary(add, b.permute(x, {0, 2, 1}), y), b.binary(add, b.permute(y, {2, 0, 1}), b.permute(x, {1, 0, 2}))});
+      const auto inputs = testing::random_inputs(g, 3);
+      const auto actual = run_compiled(g, inputs, {}), expected = interpret(g, inputs);
+      INFO(name_of(t), " ", rows, " ", columns);
+      for (size_t i = 0; i < actual.size(); ++i) CHECK(testing::first_difference(actual[i], expected[i], 0, 0) == "");
+    }
+}
+
 TEST_CASE("random graphs, fused") {
   for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {}, {});
 }

@@ -157,3 +157,42 @@ def test_a_function_of_gradients_that_is_given_back():
         for _ in range(4):
             x = torch.randn(5)
             torch.testing.assert_close(compiled(x)(torch.ones(5))[0], x.cos())
+
+
+def _of_argument(x):
+    return grad(lambda z: (z.sin() * z**2).sum())(x)
+
+
+def _of_parameter(weight):
+    return lambda x: grad(lambda z: (z * z * weight).sum())(x)
+
+
+def _of_what_is_made_anew(weight):
+    def run(x):
+        return grad(lambda z: (z * z * weight[0]).sum())(x)
+
+    return run
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("place", ["argument", "parameter", "upstream"])
+def test_hooks_run_where_gradients_do_and_nowhere_else(place, noise):
+    """A hook with effects of its own, which draws from the generator or adds up what it sees."""
+    runs = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        weight, held, seen = torch.ones(2, requires_grad=True), [None], []
+        program = {"argument": _of_argument, "parameter": _of_parameter(weight), "upstream": _of_what_is_made_anew(held)}[place]
+        call = broach.compile(program) if compiles else program
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        watched = x if place == "argument" else weight
+        watched.register_hook(lambda g: (seen.append(g.clone()), g + torch.randn_like(g) if noise else None)[1])
+        for _ in range(4):
+            held[0] = weight * 2
+            y = call(x)
+            seen.append(torch.zeros(2))  # behind the call
+            y.sum().backward()
+        runs.append([y.detach(), x.grad, weight.grad, torch.rand(1), *seen])
+    assert len(runs[0]) == len(runs[1])
+    torch.testing.assert_close(runs[1], runs[0])

@@ -98,6 +98,36 @@ def test_nothing_is_written_twice():
     assert stats(compiled)["verified"] == 5
 
 
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_a_branch_that_data_takes_for_the_first_time_has_its_effects_once(count):
+    seen, weight = {"calls": 0, "log": [], "state": None}, nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+
+    def program(x):
+        if x.sum() > 4:
+            seen["calls"] += 1
+            seen["log"].append(float(x.sum()))
+            seen["state"] = x.clone() if seen["state"] is None else seen["state"] + x
+            with torch.enable_grad():
+                (weight * x).sum().backward()
+            optimizer.step()
+        return x * 2
+
+    compiled = verified(program, count)
+    for i in range(6):
+        torch.testing.assert_close(compiled(torch.arange(2.0) + i), (torch.arange(2.0) + i) * 2)
+    assert seen["calls"] == 4 and seen["log"] == [5.0, 7.0, 9.0, 11.0]
+    torch.testing.assert_close(seen["state"], torch.tensor([14.0, 18.0]))
+    torch.testing.assert_close(weight.grad, torch.tensor([14.0, 18.0]))
+    own = nn.Parameter(torch.ones(2))
+    other = torch.optim.SGD([own], 0.1, momentum=0.9)
+    for i in range(2, 6):
+        with torch.enable_grad():
+            (own * (torch.arange(2.0) + i)).sum().backward()
+        other.step()
+    torch.testing.assert_close(weight, own)
+
+
 def test_arguments_that_share_memory_still_do():
     def program(x, y, z):
         z.add_(1)
