@@ -206,6 +206,7 @@ void add_indexing_ops(OpTable& t) {
   add_real(t, "one_hot", one_hot);
 
   add_scatter_ops(t);
+  add_bag_ops(t);
 }
 
 }  // namespace broach

@@ -31,7 +31,12 @@ struct MergedIndex {
 // Nothing where an index is a mask or of another type that is no position, or where there is none.
 std::optional<MergedIndex> merged_index(GraphBuilder& b, const Value& x, const std::vector<std::optional<Value>>& given);
 
+// Rows of sums of the source's rows that `index` puts there; -1 puts one nowhere.
+Value sum_of_rows(GraphBuilder& b, const Value& source, const Value& index, const SymInt& rows);
+
 // Writes: scatter.cpp.
 void add_scatter_ops(OpTable&);
+// Bags of embeddings: bags.cpp.
+void add_bag_ops(OpTable&);
 
 }  // namespace broach

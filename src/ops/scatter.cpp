@@ -104,12 +104,15 @@ Value summed_by_comparing(GraphBuilder& b, const Value& source, const Value& ind
                   {1});
 }
 
-// Rows of sums of the source's rows that `index` puts there; -1 puts one nowhere.
+}  // namespace
+
 Value sum_of_rows(GraphBuilder& b, const Value& source, const Value& index, const SymInt& rows) {
   const DType type = source.dtype();
   if (few(rows)) return b.cast(summed_by_comparing(b, b.cast(source, compute_dtype(type)), index, rows), type);
   return b.cast(b.emit(Op::sum_rows, {source, index}, {{Attr::shape, Shape{rows, source.shape()[1]}}}), type);
 }
+
+namespace {
 
 bool is_zeros(Value v) {
   while (is_view(v.node->op)) v = v.node->inputs[0];

@@ -122,6 +122,7 @@ class Results {
     if (std::ranges::find(kDrawn, op_.schema) != std::end(kDrawn)) return drawn();
     if (op_.schema == "aten::grid_sampler_2d") return sampled();
     if (op_.args.size() == 9 && op_.schema.ends_with(".input")) return recurrent();
+    if (op_.schema.starts_with("aten::_embedding_bag")) return bags();
     if (op_.schema.starts_with("aten::_scaled_dot_product_") && !OpTable::get().find(op_.schema)) return attention();
     if (op_.schema == "aten::_ctc_loss_backward.Tensor")  // for which torch has no kernel without elements
       return like(tensor(std::get<Arg::Tensor>(op_.args[1].value).id).type);
@@ -275,6 +276,29 @@ class Results {
                 grid = tensor(std::get<Arg::Tensor>(op_.args[1].value).id).type.shape;
     std::vector<TraceTensor> out = seen_;
     return set_shape(out[0], {x[0], x[1], grid[1], grid[2]}) ? std::optional(std::move(out)) : std::nullopt;
+  }
+
+  // Bags of embeddings [bags, width], the bag of each index, and what is kept of each bag, or of each of its sums, or nothing; or the
+  // gradient of the weights.
+  std::optional<std::vector<TraceTensor>> bags() {
+    auto shape_of = [&](size_t i) { return tensor(std::get<Arg::Tensor>(op_.args.at(i).value).id).type.shape; };
+    std::vector<TraceTensor> out = seen_;
+    if (op_.schema == "aten::_embedding_bag_backward") {
+      const auto* rows = std::get_if<SymInt>(&op_.args.at(6).value);
+      return rows && set_shape(out[0], {*rows, shape_of(0).at(1)}) ? std::optional(std::move(out)) : std::nullopt;
+    }
+    if (out.size() != 4 || op_.schema.ends_with("_backward")) return std::nullopt;
+    const SymInt width = shape_of(0).at(1), indices = shape_of(1).at(0), count = shape_of(2).at(0) - (last_offset() ? 1 : 0);
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (out[i].type.shape.at(0) == SymInt(0)) continue;
+      if (!set_shape(out[i], i == 1 ? Shape{indices} : out[i].type.rank() == 2 ? Shape{count, width} : Shape{count})) return std::nullopt;
+    }
+    return out;
+  }
+  // Whether the offsets of bags end with one behind the last bag.
+  bool last_offset() const {
+    const auto* flag = std::get_if<Scalar>(&op_.args.at(7).value);
+    return flag && *flag == Scalar(true);
   }
 
   // A recurrent layer: what it gives for each step, then its states as they were given.

@@ -64,7 +64,8 @@ void KernelEmitter::turn(int load, V rows, V last) {
     vectors = std::move(next);
   }
   for (unsigned row = 0; row < lanes_; ++row)
-    b_.CreateAlignedStore(vectors[row], b_.CreateConstGEP1_64(vector_of(type), squares_.at(load), row), llvm::Align(align.value() * lanes_));
+    b_.CreateAlignedStore(vectors[row], b_.CreateConstGEP1_64(vector_of(type), squares_.at(load), row),
+                          llvm::Align(align.value() * lanes_));
 }
 
 // At the current point.
