@@ -148,8 +148,8 @@ def run_job(name: str, job: dict[str, Any], folder: Path, number: int, timeout: 
             subprocess.run(command, stdout=output, stderr=output, env=environment, timeout=timeout, check=True)
             return {**json.loads(answer.read_text()), "process_s": time.perf_counter() - start}
         except (subprocess.SubprocessError, OSError, ValueError) as problem:
-            tail = log.read_text(errors="replace").strip().splitlines()[-1:] or [str(problem)]
-            return {"failed": {"process": tail[0][:2000]}, "process_s": time.perf_counter() - start}
+            said = log.read_text(errors="replace").strip() or str(problem)
+            return {"failed": {"process": said.splitlines()[-1][:2000]}, "said": said[-8000:], "process_s": time.perf_counter() - start}
 
 
 def child(name: str, job: str, answer: str) -> int:

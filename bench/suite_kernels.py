@@ -29,6 +29,10 @@ def gelu_chain(x, y, out):
     return out.copy_(gelu(x * y + 1) * x.tanh() - y.sigmoid())
 
 
+def transpose(x, out):
+    return out.copy_(x.view(x.shape[1], x.shape[0]).t())
+
+
 def softmax(x, out):
     return out.copy_(x.softmax(-1))
 
@@ -77,6 +81,7 @@ def layer_norm_backward(grad, x, weight, bias, mean, rstd, out, weight_out, bias
 KERNELS: dict[str, tuple[Callable, str, str]] = {
     "elementwise": (elementwise, "mmm", "m"),
     "gelu-chain": (gelu_chain, "mm", "m"),
+    "transpose": (transpose, "m", "m"),
     "gelu-backward": (gelu_backward, "mm", "m"),
     "softmax": (softmax, "m", "m"),
     "softmax-backward": (softmax_backward, "ms", "m"),
