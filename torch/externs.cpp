@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "compat.h"
@@ -164,9 +165,16 @@ at::Tensor copied_with_gaps(const at::Tensor& t) {
   return may_overlap(t.sizes(), t.strides()) ? t.clone() : at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t);
 }
 
+// Whose kernels for CPUs are faster where channels lie side by side, many times over, and take them either way.
+constexpr std::string_view kEitherFormat[] = {"aten::upsample_bilinear2d_backward", "aten::upsample_nearest2d_backward"};
+
 // Operands that must lie as eager's did are copied where they lie otherwise.
 void arrange(const ExternCall& call, c10::SmallVectorImpl<at::Tensor>& operands, std::span<const int64_t> symbols) {
-  for (int64_t i : call.contiguous) operands[static_cast<size_t>(i)] = operands[static_cast<size_t>(i)].contiguous();
+  const bool is_either = std::ranges::find(kEitherFormat, call.schema) != std::end(kEitherFormat);
+  for (int64_t i : call.contiguous) {
+    at::Tensor& t = operands[static_cast<size_t>(i)];
+    t = t.contiguous(is_either && t.is_cpu() ? t.suggest_memory_format() : at::MemoryFormat::Contiguous);
+  }
   const size_t first = call.results.size();
   for (size_t i = 0; first + i < call.result_strides.size(); ++i)
     if (const Shape& strides = call.result_strides[first + i]; !strides.empty())

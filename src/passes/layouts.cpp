@@ -147,7 +147,7 @@ class Chooser {
         if (v.shape() == shape && is_channels_last_value(v)) return true;
       return false;
     }
-    if (is_joined(n.op)) return is_channels_last_value(n.inputs[0]);
+    if (is_joined(n.op) || (n.op == Op::take && n.inputs[1].rank() == 1)) return is_channels_last_value(n.inputs[0]);
     if (!is_view(n.op)) return false;
     // As a window this keeps the operand's order; stored, it is contiguous, which the users of the layout must not confuse.
     auto w = window_of_view(n, {nullptr, 0, placements_[n.inputs[0].node->id].strides[n.inputs[0].index]});

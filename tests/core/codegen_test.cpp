@@ -91,6 +91,28 @@ TEST_CASE("codegen: what lies side by side along another axis is turned") {
     }
 }
 
+// Pieces of whole vectors and others, long enough to be loops of their own and too short; what each computes is read nowhere else.
+TEST_CASE("codegen: pieces of a concatenation") {
+  const std::vector<std::vector<int64_t>> pieces{{64, 64}, {40, 37, 100}, {3, 70, 2}, {100, 5}, {33, 33, 33, 33, 33}, {4100, 70}};
+  for (DType t : {DType::f32, DType::bf16, DType::i64, DType::b1})
+    for (const auto& widths : pieces) {
+      GraphBuilder b;
+      Value rows = b.input({DType::i64, {4}, {}}), joined;
+      for (size_t i = 0; i < widths.size(); ++i) {
+        Value x = b.input({t, {7, widths[i]}, {}});
+        Value taken = b.emit(Op::take, {x, b.binary(Op::bit_and, rows, b.expand(b.reshape(b.constant(int64_t{3}, DType::i64), {1}), {4}))},
+                             {{Attr::dim, int64_t{0}}});
+        Value y = t == DType::b1 ? b.unary(Op::bit_not, taken) : i % 2 ? b.binary(Op::mul, taken, taken) : b.binary(Op::add, taken, taken);
+        joined = joined ? b.emit(Op::cat, {joined, y}, {{Attr::dim, int64_t{1}}}) : y;
+      }
+      Graph g = b.finish({joined, t == DType::b1 ? b.unary(Op::bit_not, joined) : b.unary(Op::neg, joined)});
+      const auto inputs = testing::random_inputs(g, 5);
+      const auto actual = run_compiled(g, inputs, {}), expected = interpret(g, inputs);
+      INFO(name_of(t), " ", widths.size(), " pieces, the first of ", widths[0]);
+      for (size_t i = 0; i < actual.size(); ++i) CHECK(testing::first_difference(actual[i], expected[i], 0, 0) == "");
+    }
+}
+
 TEST_CASE("random graphs, fused") {
   for (int seed = 0; seed < count(); ++seed) compare(static_cast<uint32_t>(seed), {}, {});
 }

@@ -67,6 +67,7 @@ llvm::Value* KernelEmitter::element(int buffer, V index) {
 llvm::Value* KernelEmitter::mask_of(const KernelExpr& e) {
   V mask = mask_;
   if (e.predicate < 0) return mask;
+  if (known(e.predicate) == true) return mask;
   V p = value(e.predicate);
   if (!mask || !is_vector(p)) return mask && !is_vector(p) ? b_.CreateAnd(mask, splat(p)) : p;
   return b_.CreateAnd(mask, p);
@@ -116,6 +117,7 @@ llvm::Value* KernelEmitter::load(const KernelExpr& e) {
   DType stored = k_.buffers[static_cast<size_t>(a.buffer)];
   Type* type = memory_type(stored);
   auto align = llvm::Align(static_cast<uint64_t>(size_of(stored)));
+  if (e.predicate >= 0 && known(e.predicate) == false) return to_compute(llvm::Constant::getNullValue(type), stored);
   V dynamic = nullptr;
   for (const auto& [expr, s] : a.dynamic) {
     V d = value(expr), scale = integer(s, false);
@@ -239,6 +241,8 @@ llvm::Value* KernelEmitter::compute(int at) {
     case Kind::reduction: fail("cpu: a reduction is used before it is computed");
     default: break;
   }
+  if (const auto holds = known(at)) return b_.getInt1(*holds);
+  if (const auto taken = e.op == Op::where ? known(e.args[0]) : std::nullopt) return value(e.args[*taken ? 1 : 2]);
   auto cached = plan_.cached.find(at);
   if (cached != plan_.cached.end() && filled_.contains(at)) return scratch(cached->second, e.dtype, nullptr);
   std::vector<V> args;
@@ -260,6 +264,17 @@ llvm::Value* KernelEmitter::compute(int at) {
   if (plan_.rounds[static_cast<size_t>(at)]) v = round_to(v, e.dtype);
   if (cached != plan_.cached.end()) scratch(cached->second, e.dtype, splat(v));
   return v;
+}
+
+// Whether a condition holds in all of the current piece, or nowhere in it; nothing where lanes or points differ.
+std::optional<bool> KernelEmitter::known(int e) const {
+  if (const auto at = plan_.cut_at.find(e); at != plan_.cut_at.end()) return (piece_ <= at->second.cut) == at->second.holds_below;
+  const KernelExpr& x = plan_.expr(e);
+  if (plan_.cuts.empty() || x.kind != Kind::op || x.dtype != DType::b1 || (x.op != Op::bit_and && x.op != Op::bit_or)) return std::nullopt;
+  const auto first = known(x.args[0]), second = known(x.args[1]);
+  const bool decides = x.op == Op::bit_or;
+  if (first == decides || second == decides) return decides;
+  return first && second ? first : std::nullopt;
 }
 
 // A softmax's quotient, by what is the same for a whole vector; else nothing.

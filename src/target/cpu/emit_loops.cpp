@@ -162,7 +162,19 @@ void KernelEmitter::emit_unit(V unit) {
   V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
   if (plan_.tall) return emit_tall(begin, end);
   if (plan_.across) return emit_turned(begin, end);
-  vector_loop(begin, end, plan_.unroll, [&](unsigned n) { emit_columns(n); });
+  emit_pieces(begin, end);
+}
+
+void KernelEmitter::emit_pieces(V begin, V end) {
+  for (piece_ = 0; piece_ <= plan_.cuts.size(); ++piece_) {
+    V next = end;
+    if (piece_ < plan_.cuts.size()) {
+      next = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, begin, i64(plan_.cuts[piece_]));
+      next = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, next, end);
+    }
+    vector_loop(begin, next, plan_.unroll, [&](unsigned n) { emit_columns(n); });
+    begin = next;
+  }
 }
 
 // Runs body over [begin, end) of the vector axis: `unroll` vectors at a time while they are whole, then one by one, the
@@ -188,7 +200,7 @@ void KernelEmitter::vector_loop(V begin, V end, unsigned unroll, const std::func
     mask_ = nullptr;
   };
   mask_ = nullptr;
-  auto extent = plan_.vector().extent.maybe_constant();
+  auto extent = plan_.cuts.empty() ? plan_.vector().extent.maybe_constant() : std::nullopt;
   if (plan_.is_long && !(extent && *extent < lanes_)) {
     loop("vector", begin, end, i64(lanes_), masked);
     return fresh_values();

@@ -36,6 +36,7 @@ class KernelEmitter : ScalarEmitter {
   V compute(int at);
   static llvm::FastMathFlags contracting();
   bool is_constant(int e, int64_t number) const;
+  std::optional<bool> known(int e) const;
   std::optional<std::pair<V, V>> halves(const KernelExpr& e);
   V interleaved(V low, V high);
   V divided_by_one(int at, const std::vector<V>& args);
@@ -86,6 +87,7 @@ class KernelEmitter : ScalarEmitter {
   V streamed_buffers_aligned();
   void emit_unit(V unit);
   void vector_loop(V begin, V end, unsigned unroll, const std::function<void(unsigned)>& body);
+  void emit_pieces(V begin, V end);
   void fresh_values();
   void for_reduced_axes(size_t from, size_t to, const std::function<void()>& body);
   void in_blocks(size_t axis, const std::function<void(V, V)>& body);
@@ -123,6 +125,7 @@ class KernelEmitter : ScalarEmitter {
   std::map<int, std::vector<Accumulator>> accumulators_;
   std::map<int, llvm::AllocaInst*> squares_;  // of turned loads
   V row_ = nullptr;                           // of the square, at the current point
+  size_t piece_ = 0;                          // of the vector axis, between two of its cuts
 };
 
 }  // namespace broach::cpu

@@ -37,6 +37,7 @@ class Planner {
     p_.unroll = needs_unrolling() ? 4 : 1;
     p_.is_long = operations() > kMostTwice;
     p_.has_many_masks = std::ranges::count_if(k_.exprs, is_masked_load) > kMostMasks;
+    find_cuts();
     plan_units();
     for (const auto& s : k_.stores) p_.streams.push_back(is_streaming(s));
     return std::move(p_);
@@ -46,7 +47,7 @@ class Planner {
   int score(size_t axis) const {
     int total = 0;
     auto rate = [&](const Access& a, int weight) {
-      const Lanes lanes = lanes_of(a, k_, p_, axis);
+      const Lanes lanes = lanes_where_loaded(a, axis);
       total += lanes == Lanes::contiguous ? weight : lanes == Lanes::apart ? -weight : 0;
     };
     const std::set<int> turned = across(axis).second;
@@ -56,6 +57,22 @@ class Planner {
     // So few lanes are not worth it that they lie side by side: the point of each would be found for two or three elements.
     if (auto n = k_.axes[axis].extent.maybe_constant(); n && *n < 8) total -= *n < 4 ? 12 : 2;
     return total;
+  }
+
+  // An index that is itself loaded under a condition is one for all lanes that load.
+  Lanes lanes_where_loaded(const Access& a, size_t axis) const {
+    const auto step = stride(a.index, k_.axes[axis].id);
+    if (!step || std::ranges::any_of(a.dynamic, [&](const auto& d) { return is_moved(d.first, axis); })) return Lanes::apart;
+    return *step == SymInt(0) ? Lanes::same : *step == SymInt(1) ? Lanes::contiguous : Lanes::apart;
+  }
+
+  // Whether an expression is another at other positions of the axis, conditions of loads aside.
+  bool is_moved(int expr, size_t axis) const {
+    const KernelExpr& e = p_.expr(expr);
+    if (!p_.uses[static_cast<size_t>(expr)][axis]) return false;
+    if (e.predicate < 0 || e.access.index.contains(k_.axes[axis].id)) return true;
+    return std::ranges::any_of(e.args, [&](int a) { return is_moved(a, axis); }) ||
+           std::ranges::any_of(e.access.dynamic, [&](const auto& d) { return is_moved(d.first, axis); });
   }
 
   void choose_vector_axis() {
@@ -155,6 +172,33 @@ class Planner {
     constexpr int64_t kMost = 2048, kFewest = 32, kUnits = 4;
     auto columns = p_.vector().extent.maybe_constant();
     return columns ? std::clamp((*columns / kUnits + kFewest - 1) / kFewest * kFewest, kFewest, kMost) : kMost;
+  }
+
+  // Those that leave pieces of some vectors: a shorter one would cost more than it saves.
+  void find_cuts() {
+    constexpr size_t kMost = 8;
+    const auto extent = p_.vector().extent.maybe_constant();
+    if (p_.vector_reduced || p_.has_reduced || p_.across || !extent) return;
+    std::map<int64_t, std::vector<std::pair<int, bool>>> found;
+    for (size_t i = 0; i < k_.exprs.size(); ++i)
+      if (const auto c = comparison(k_.exprs[i])) found[c->first].emplace_back(static_cast<int>(i), c->second);
+    const int64_t least = 2 * static_cast<int64_t>(p_.lanes);
+    for (const auto& [at, comparisons] : found) {
+      if (at - (p_.cuts.empty() ? 0 : p_.cuts.back()) < least || *extent - at < least || p_.cuts.size() == kMost) continue;
+      for (const auto& [e, holds_below] : comparisons) p_.cut_at[e] = {p_.cuts.size(), holds_below};
+      p_.cuts.push_back(at);
+    }
+  }
+
+  // The position on the vector axis at which a comparison with a constant changes, and whether it holds below.
+  std::optional<std::pair<int64_t, bool>> comparison(const KernelExpr& e) const {
+    const bool is_less = e.op == Op::lt || e.op == Op::le, is_more = e.op == Op::gt || e.op == Op::ge;
+    if (e.kind != Kind::op || (!is_less && !is_more)) return std::nullopt;
+    const KernelExpr &x = p_.expr(e.args[0]), &y = p_.expr(e.args[1]);
+    const auto* limit = y.kind == Kind::constant ? std::get_if<int64_t>(&y.value) : nullptr;
+    const auto at = x.kind == Kind::position ? x.access.index.linear_in(p_.vector().id) : std::nullopt;
+    if (!limit || !at || !(at->first == SymInt(1)) || !at->second.is_constant()) return std::nullopt;
+    return std::pair{*limit - at->second.constant() + (e.op == Op::le || e.op == Op::gt ? 1 : 0), is_less};
   }
 
   int64_t turned_block() const {
