@@ -12,8 +12,10 @@ struct Sequence {
   SymInt start, step;
 };
 
-std::optional<Sequence> sequence(const Value& v) {
+std::optional<Sequence> sequence(const Value& v, int depth = 0) {
+  constexpr int kDeepest = 8;  // of what `arange` makes
   const Node& n = *v.node;
+  if (depth > kDeepest) return std::nullopt;
   if (n.op == Op::iota && v.rank() == 1) return Sequence{0, 1};
   if (n.op == Op::size) return Sequence{n.get<SymInt>(Attr::expr), 0};
   if (n.op == Op::scalar) {
@@ -21,12 +23,12 @@ std::optional<Sequence> sequence(const Value& v) {
     return number ? std::optional(Sequence{*number, 0}) : std::nullopt;
   }
   if (n.inputs.empty() || !is_index(v)) return std::nullopt;
-  const auto x = sequence(n.inputs[0]);
+  const auto x = sequence(n.inputs[0], depth + 1);
   if (!x) return std::nullopt;
   if (n.op == Op::cast) return x;
   // What does not change from position to position may be spread over them.
   if (n.op == Op::reshape || n.op == Op::expand) return x->step == SymInt(0) ? x : std::nullopt;
-  const auto y = n.op == Op::add || n.op == Op::mul ? sequence(n.inputs[1]) : std::nullopt;
+  const auto y = n.op == Op::add || n.op == Op::mul ? sequence(n.inputs[1], depth + 1) : std::nullopt;
   if (!y) return std::nullopt;
   if (n.op == Op::add) return Sequence{x->start + y->start, x->step + y->step};
   if (x->step == SymInt(0)) return Sequence{x->start * y->start, x->start * y->step};

@@ -266,15 +266,9 @@ llvm::Value* KernelEmitter::compute(int at) {
   return v;
 }
 
-// Whether a condition holds in all of the current piece, or nowhere in it; nothing where lanes or points differ.
+// What a condition is in all of the current piece.
 std::optional<bool> KernelEmitter::known(int e) const {
-  if (const auto at = plan_.cut_at.find(e); at != plan_.cut_at.end()) return (piece_ <= at->second.cut) == at->second.holds_below;
-  const KernelExpr& x = plan_.expr(e);
-  if (plan_.cuts.empty() || x.kind != Kind::op || x.dtype != DType::b1 || (x.op != Op::bit_and && x.op != Op::bit_or)) return std::nullopt;
-  const auto first = known(x.args[0]), second = known(x.args[1]);
-  const bool decides = x.op == Op::bit_or;
-  if (first == decides || second == decides) return decides;
-  return first && second ? first : std::nullopt;
+  return plan_.cuts.empty() ? std::nullopt : plan_.known[piece_][static_cast<size_t>(e)];
 }
 
 // A softmax's quotient, by what is the same for a whole vector; else nothing.

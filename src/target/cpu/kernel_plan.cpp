@@ -131,7 +131,9 @@ class Planner {
   // reading them. Half of a usual last-level cache: nobody will find such a result there anyway. Whole vectors must be
   // aligned wherever the other axes stand.
   bool is_streaming(const KernelStore& s) const {
-    constexpr int64_t kLarge = int64_t{16} << 20;
+    constexpr int64_t kLarge = int64_t{16} << 20, kLine = 64;
+    // The rows of a square are written one after the other: each a whole line, or what waits for the rest of it is too much.
+    if (p_.across && p_.lanes * size_of(k_.buffers[static_cast<size_t>(s.access.buffer)]) < kLine) return false;
     if (!stride(s.access.index, p_.vector().id) || !(*stride(s.access.index, p_.vector().id) == SymInt(1))) return false;
     int64_t bytes = size_of(k_.buffers[static_cast<size_t>(s.access.buffer)]);
     SymInt rest = s.access.index;
@@ -179,15 +181,31 @@ class Planner {
     constexpr size_t kMost = 8;
     const auto extent = p_.vector().extent.maybe_constant();
     if (p_.vector_reduced || p_.has_reduced || p_.across || !extent) return;
-    std::map<int64_t, std::vector<std::pair<int, bool>>> found;
-    for (size_t i = 0; i < k_.exprs.size(); ++i)
-      if (const auto c = comparison(k_.exprs[i])) found[c->first].emplace_back(static_cast<int>(i), c->second);
+    std::set<int64_t> found;
+    for (const KernelExpr& e : k_.exprs)
+      if (const auto c = comparison(e)) found.insert(c->first);
     const int64_t least = 2 * static_cast<int64_t>(p_.lanes);
-    for (const auto& [at, comparisons] : found) {
-      if (at - (p_.cuts.empty() ? 0 : p_.cuts.back()) < least || *extent - at < least || p_.cuts.size() == kMost) continue;
-      for (const auto& [e, holds_below] : comparisons) p_.cut_at[e] = {p_.cuts.size(), holds_below};
-      p_.cuts.push_back(at);
+    for (int64_t at : found)
+      if (at - (p_.cuts.empty() ? 0 : p_.cuts.back()) >= least && *extent - at >= least && p_.cuts.size() < kMost) p_.cuts.push_back(at);
+    if (p_.cuts.empty()) return;
+    for (size_t piece = 0; piece <= p_.cuts.size(); ++piece) {
+      auto& known = p_.known.emplace_back();
+      for (const KernelExpr& e : k_.exprs) known.push_back(known_in(e, piece, known));
     }
+  }
+
+  // Nothing where points differ. `operands`: of the expressions before it.
+  std::optional<bool> known_in(const KernelExpr& e, size_t piece, const std::vector<std::optional<bool>>& operands) const {
+    if (const auto c = comparison(e)) {
+      const auto cut = std::ranges::find(p_.cuts, c->first);
+      if (cut == p_.cuts.end()) return std::nullopt;
+      return (static_cast<std::ptrdiff_t>(piece) <= cut - p_.cuts.begin()) == c->second;
+    }
+    if (e.kind != Kind::op || e.dtype != DType::b1 || (e.op != Op::bit_and && e.op != Op::bit_or)) return std::nullopt;
+    const auto first = operands[static_cast<size_t>(e.args[0])], second = operands[static_cast<size_t>(e.args[1])];
+    const bool decides = e.op == Op::bit_or;
+    if (first == decides || second == decides) return decides;
+    return first && second ? first : std::nullopt;
   }
 
   // The position on the vector axis at which a comparison with a constant changes, and whether it holds below.

@@ -28,14 +28,10 @@ struct KernelPlan : KernelFacts {
   // each lane, and turned.
   std::optional<size_t> across;
   std::set<int> turned;
-  // Positions along the vector axis where comparisons of it change, as at the pieces of a concatenation: from one to the next each is the same
-  // for all lanes, and whatever it selects is all that is computed. `cut_at`: of which cut an expression holds up to there, or from there on.
-  struct Comparison {
-    size_t cut;
-    bool holds_below;
-  };
+  // Positions along the vector axis where comparisons of it change, as at the pieces of a concatenation. `known`: by piece and expression,
+  // what a condition is in all of a piece; whatever it selects is all that is computed there.
   std::vector<int64_t> cuts;
-  std::map<int, Comparison> cut_at;
+  std::vector<std::vector<std::optional<bool>>> known;
   int64_t block = 0;  // elements of the vector axis in one unit, if it is not reduced
   SymInt blocks;
   std::vector<size_t> outer;      // axes that units count
