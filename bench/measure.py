@@ -136,9 +136,11 @@ def dtypes(text: str) -> str:
     return text
 
 
-def at_once(parser: argparse.ArgumentParser) -> None:
+ONE_AT_A_TIME = "compile this many (default all) beside each other, and measure one at a time; first calls are then not timed"
+
+
+def at_once(parser: argparse.ArgumentParser, told: str = ONE_AT_A_TIME) -> None:
     """The option by which a suite's jobs run beside each other."""
-    told = "compile this many (default all) beside each other, and measure one at a time; first calls are then not timed"
     parser.add_argument("--at-once", type=int, nargs="?", const=0, metavar="N", help=told)
 
 

@@ -35,7 +35,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", type=dtypes, help="(default fp32; on cuda bf16)")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--steps", action="store_true", help="steps of training instead of calls")
-    at_once(parser)
+    at_once(parser, "this many (default all) beside each other, each in its process as ever; times are then of no use")
 
 
 def jobs(chosen: argparse.Namespace) -> list[dict[str, Any]]:

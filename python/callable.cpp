@@ -234,20 +234,12 @@ void give_up_differing(Callable::Data& d, Version& v, const std::string& why, co
   d.versions.clear();
 }
 
-PyObject* run_version(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
-  auto& d = *c.data;
-  Ref result = Ref::steal(v->run(p));
-  p.turn.reset();
-  if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
-  if (result && p.ran == Pending::Ran::eagerly && d.guarded && !has_given_up(d) && !goes_on(c, *v)) return nullptr;
-  return result.release();
-}
-
-// Runs a version on copies of the arguments, then the program itself on the real ones, and compares. The caller gets eager's.
-PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v) {
+// Runs a version on copies of the arguments, then the program itself on the real ones, and compares. The caller gets eager's. `ran`: false
+// where no compiled code stands for the call, for which nothing was done then.
+PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& v, bool& ran) {
   HANDLE_TH_ERRORS
   auto& d = *c.data;
-  std::optional<Turns::OwnCode> turn(d.subject.objects(p.leaves.containers));
+  const Turns::OwnCode turn(d.subject.objects(p.leaves.containers));
   py::object trial = py::module_::import("broach._verify").attr("Trial")(p.leaves.tensors, v->state->tensors());
   Leaves given;
   given.tensors = trial.attr("copies").cast<std::vector<at::Tensor>>();
@@ -275,9 +267,10 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
   std::vector<std::string> written = v->state->written();
   trial.attr("rewind")();
   std::vector<Ref> tried = places.swap_back(), now;
-  if (q.ran == Pending::Ran::nothing) {  // it goes on as without the trial
-    turn.reset();
-    return run_version(c, p, v);
+  ran = q.ran != Pending::Ran::nothing;
+  if (!ran) {
+    d.verify_next = d.verify_seen + 1;  // the next call instead
+    return nullptr;
   }
   Ref want = Ref::steal(call(d.subject.program.get(), p.arguments));
   ++d.verified;
@@ -304,7 +297,7 @@ PyObject* run_verified(Callable& c, Pending& p, const std::shared_ptr<Version>& 
 }
 
 // `waited`: for another thread, and nothing was done.
-PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
+PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited, bool verifies = true) {
   auto& d = *c.data;
   const AmbientSettings ambient = d.guarded ? ambient_settings() : AmbientSettings();
   Pending p;
@@ -329,9 +322,17 @@ PyObject* call_compiled(Callable& c, const Arguments& a, bool& waited) {
       std::rotate(d.versions.begin(), d.versions.begin() + static_cast<std::ptrdiff_t>(i),
                   d.versions.begin() + static_cast<std::ptrdiff_t>(i) + 1);
     p.version = v.get();
-    if (!v->state || !must_verify(d)) return run_version(c, p, v);
+    if (verifies && v->state && must_verify(d)) {
+      p.turn.reset();
+      bool ran = true;
+      PyObject* verified = run_verified(c, p, v, ran);
+      return ran ? verified : call_compiled(c, a, waited, false);
+    }
+    Ref result = Ref::steal(v->run(p));
     p.turn.reset();
-    return run_verified(c, p, v);
+    if (result && p.ran == Pending::Ran::captured && !after_capture(c, p, v)) return nullptr;
+    if (result && p.ran == Pending::Ran::eagerly && d.guarded && !has_given_up(d) && !goes_on(c, *v)) return nullptr;
+    return result.release();
   }
   return call_anew(c, a, waited);
 }

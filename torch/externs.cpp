@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "compat.h"
 #include "draws.h"
@@ -134,16 +135,21 @@ c10::IValue ExternOp::argument(size_t i, c10::ArrayRef<at::Tensor> operands, std
 
 namespace {
 
+// Dimensions of more than one element by their strides, the shortest first.
+std::vector<size_t> by_stride(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  std::vector<size_t> dims;
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1) dims.push_back(d);
+  std::ranges::stable_sort(dims, {}, [&](size_t d) { return strides[d]; });
+  return dims;
+}
+
 // Whether elements may share memory: a step is no longer than what the shorter ones reach over.
 bool may_overlap(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  std::vector<std::pair<int64_t, int64_t>> steps;
-  for (size_t d = 0; d < sizes.size(); ++d)
-    if (sizes[d] > 1) steps.emplace_back(strides[d], sizes[d]);
-  std::ranges::sort(steps);
   int64_t reach = 0;
-  for (const auto& [step, size] : steps) {
-    if (step <= reach) return true;
-    reach += (size - 1) * step;
+  for (size_t d : by_stride(sizes, strides)) {
+    if (strides[d] <= reach) return true;
+    reach += (sizes[d] - 1) * strides[d];
   }
   return false;
 }
@@ -160,9 +166,17 @@ at::Tensor with_strides(at::Tensor t, c10::IntArrayRef strides) {
   return at::empty_strided(t.sizes(), strides, t.options()).copy_(t).expand(sizes);
 }
 
-// A copy that lies as the tensor does: which random numbers are drawn, and for which element, may go by that.
+// A copy that lies as the tensor does, but for the lengths of its gaps: which random numbers are drawn, and for which element, may go by the
+// order of memory and by whether there are gaps.
 at::Tensor copied_with_gaps(const at::Tensor& t) {
-  return may_overlap(t.sizes(), t.strides()) ? t.clone() : at::empty_strided(t.sizes(), t.strides(), t.options()).copy_(t);
+  if (may_overlap(t.sizes(), t.strides())) return t.clone();
+  std::vector<int64_t> strides(t.sizes().size(), 1);
+  int64_t reach = 0, own_reach = 0;
+  for (size_t d : by_stride(t.sizes(), t.strides())) {
+    strides[d] = reach + (t.strides()[d] > own_reach + 1 ? 2 : 1);
+    reach += (t.sizes()[d] - 1) * strides[d], own_reach += (t.sizes()[d] - 1) * t.strides()[d];
+  }
+  return at::empty_strided(t.sizes(), strides, t.options()).copy_(t);
 }
 
 // Whose kernels for CPUs are faster where channels lie side by side, many times over, and take them either way.

@@ -50,6 +50,7 @@ std::optional<Bags> bags(OpCall& c, const Value& indices, const Value& offsets, 
   const int64_t how = c.constant(mode);
   if ((how != kSum && how != kMean) || !padding.is_constant() || padding.constant() >= 0) return std::nullopt;
   const SymInt count = offsets.shape()[0];
+  if (!c.b.symbols().ask(1, Relation::le, at->step)) return std::nullopt;  // empty ones have no mean
   if (!c.b.symbols().equal(indices.shape()[0], count * at->step)) return std::nullopt;
   return Bags{count, at->step, how == kMean};
 }
@@ -94,7 +95,7 @@ Result embedding_bag_backward(OpCall& c) {
     source = b.cast(b.binary(Op::div, b.cast(grad, wide), b.expand(b.cast(size_value(b, of->size), wide), grad.shape())), grad.dtype());
   }
   source = b.expand(b.reshape(source, {of->count, SymInt(1), width}), {of->count, of->size, width});
-  return as_result(c, b.cast(sum_of_rows(b, b.reshape(source, {indices.shape()[0], width}), indices, c.integer(6)), grad.dtype()));
+  return as_result(c, sum_of_rows(b, b.reshape(source, {indices.shape()[0], width}), indices, c.integer(6)));
 }
 
 }  // namespace

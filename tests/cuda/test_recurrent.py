@@ -122,7 +122,7 @@ def test_a_short_sequence_is_one_operation(kind):
     assert not told.eager_reasons and len(told.externs) == 1
 
 
-def test_dropout_between_layers_stays_eagers():
+def test_dropout_between_layers_is_drawn_anew():
     torch.manual_seed(0)
     model = _Model(nn.LSTM(12, 20, num_layers=2, dropout=0.5)).cuda()
     x = torch.randn(4, 6, 12, device="cuda")

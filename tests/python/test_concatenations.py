@@ -54,3 +54,12 @@ def test_padding_of_long_rows():
     for n in (100, 100, 333, 64):
         x = torch.randn(3, n)
         torch.testing.assert_close(compiled(x), F.pad(x * 2, (40, 50), value=3.0) + 1)
+
+
+@pytest.mark.parametrize("widths", [(520, 504), (512, 512), (500, 20, 504)], ids=str)
+def test_results_too_large_for_the_caches(widths):
+    """Which are written past them, in whole vectors from wherever a piece begins."""
+    compiled = broach.compile(lambda xs: torch.cat([x * (i + 2) for i, x in enumerate(xs)], 1), dynamic=False)
+    for _ in range(3):
+        xs = [torch.randn(8192, n) for n in widths]
+        assert torch.equal(compiled(xs), torch.cat([x * (i + 2) for i, x in enumerate(xs)], 1))

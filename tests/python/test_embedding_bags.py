@@ -59,6 +59,15 @@ def test_other_bags(case, mode):
             torch.testing.assert_close(*results)
 
 
+def test_empty_bags():
+    bags = nn.EmbeddingBag(5, 4, mode="mean")
+    program = lambda i: bags(i, torch.zeros(3, dtype=torch.long)) + bags(i, torch.arange(3) * 0)  # noqa: E731
+    compiled = broach.compile(program)
+    for _ in range(3):
+        i = torch.empty(0, dtype=torch.long)
+        torch.testing.assert_close(compiled(i), program(i))
+
+
 def test_weighed_indices():
     with torch.enable_grad():
         weight, weighs = torch.randn(10, 6, requires_grad=True), torch.rand(3, 4, requires_grad=True)

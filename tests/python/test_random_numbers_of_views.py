@@ -58,3 +58,14 @@ def test_arguments_that_have_gaps():
         want = torch.zeros(5, 12)[:, ::2].normal_()
         torch.manual_seed(seed)
         assert torch.equal(compiled(torch.zeros(5, 12)[:, ::2]), want)
+
+
+def test_a_column_takes_no_more_memory_than_its_numbers():
+    """The copy that is drawn into has gaps as the view has, but not as long."""
+    compiled = broach.compile(lambda w: w[:, 0].normal_() + 1)
+    w = torch.zeros(1 << 14, 1 << 10)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        want = torch.zeros(1 << 14, 2)[:, 0].normal_() + 1
+        torch.manual_seed(seed)
+        assert torch.equal(compiled(w), want)

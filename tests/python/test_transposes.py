@@ -1,5 +1,8 @@
 """Elementwise programs that read along one axis and write along another, at sizes that fill the CPU's squares and others."""
 
+import ctypes
+import mmap
+
 import pytest
 import torch
 
@@ -37,12 +40,27 @@ def test_memory_formats():
             assert torch.equal(to_first(y), (x + 1) + 1)
 
 
-def test_parts_at_the_end_of_memory():
-    """Nothing behind the last element is read."""
-    base = torch.full((40, 50), float("nan"))
-    base[:33, :45] = torch.randn(33, 45)
-    program = lambda x: (x.t() * 2).contiguous()  # noqa: E731
-    compiled = broach.compile(program)
-    for view in (base[:33, :45], base[:33, :45], base[7:, :9], base[:33, 40:45]):
-        have, want = compiled(view), program(view)
-        torch.testing.assert_close(have, want, equal_nan=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("sizes", [(33, 45), (16, 16), (100, 9), (9, 100), (1, 300)], ids=str)
+def test_nothing_behind_the_last_element_is_read(sizes, dtype):
+    """Behind which lies a page that nobody may read."""
+    page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
+    bytes_ = sizes[0] * sizes[1] * dtype.itemsize
+    before = -(-bytes_ // page) * page
+    memory = mmap.mmap(-1, before + page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert libc.mprotect(ctypes.c_void_p(address + before), page, 0) == 0
+    x = torch.frombuffer(memory, dtype=dtype, count=sizes[0] * sizes[1], offset=before - bytes_).view(sizes)
+    x.copy_(torch.randint(0, 100, sizes))
+    compiled = broach.compile(lambda x: (x.t() + 1).contiguous())
+    for _ in range(3):
+        assert torch.equal(compiled(x), (x.t() + 1).contiguous())
+    libc.mprotect(ctypes.c_void_p(address + before), page, 3)
+
+
+def test_long_and_short_axes():
+    """Of one is less than a vector, of the other many blocks."""
+    compiled = broach.compile(lambda x: (x.t() * 2 + 1).contiguous())
+    for sizes in [(16, 70000), (16, 70000), (70000, 3), (5, 1000), (257, 511), (4097, 4096)]:
+        x = torch.randn(sizes)
+        assert torch.equal(compiled(x), (x.t() * 2 + 1).contiguous())

@@ -151,6 +151,12 @@ void KernelEmitter::emit_unit(V unit) {
     block = b_.CreateURem(rest, n);
     rest = b_.CreateUDiv(rest, n);
   }
+  V rows = nullptr;  // those of the axis across, in blocks
+  if (plan_.across) {
+    V n = integer(ceildiv(k_.axes[*plan_.across].extent, KernelPlan::kAcrossBlock), false);
+    rows = b_.CreateURem(rest, n);
+    rest = b_.CreateUDiv(rest, n);
+  }
   for (size_t i = plan_.outer.size(); i-- > 0;) {
     const auto& axis = k_.axes[plan_.outer[i]];
     V n = integer(axis.extent, false);
@@ -161,7 +167,7 @@ void KernelEmitter::emit_unit(V unit) {
   V extent = integer(plan_.vector().extent, false), begin = b_.CreateMul(block, i64(plan_.block));
   V end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(begin, i64(plan_.block)), extent);
   if (plan_.tall) return emit_tall(begin, end);
-  if (plan_.across) return emit_turned(begin, end);
+  if (plan_.across) return emit_turned(begin, end, rows);
   emit_pieces(begin, end);
 }
 

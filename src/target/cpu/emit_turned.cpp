@@ -7,21 +7,23 @@
 
 namespace broach::cpu {
 
-void KernelEmitter::emit_turned(V begin, V end) {
-  column_values_.clear();
+// `block`: which rows of the axis across.
+void KernelEmitter::emit_turned(V begin, V end, V block) {
   for (int e : plan_.turned) {
     llvm::Type* type = memory_type(k_.buffers[static_cast<size_t>(plan_.expr(e).access.buffer)]);
     if (!squares_.contains(e)) squares_[e] = local(llvm::ArrayType::get(vector_of(type), lanes_), "square");
   }
-  const KernelAxis& across = k_.axes[*plan_.across];
+  const SymInt& extent = k_.axes[*plan_.across].extent;
+  const V from = b_.CreateMul(block, i64(KernelPlan::kAcrossBlock));
+  const V to = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, integer(extent, false), b_.CreateAdd(from, i64(KernelPlan::kAcrossBlock)));
+  const V whole = b_.CreateSub(to, b_.CreateURem(b_.CreateSub(to, from), i64(lanes_)));
+  const auto known = extent.maybe_constant();
   vector_loop(begin, end, 1, [&](unsigned) {
     // The last column, in lanes: what is read beyond it is that one once more.
     const V last = mask_ ? b_.CreateSub(b_.CreateSub(end, point_.at(plan_.vector().id)), i64(1)) : nullptr;
-    const V extent = integer(across.extent, false), whole = b_.CreateSub(extent, b_.CreateURem(extent, i64(lanes_)));
-    const auto known = across.extent.maybe_constant();
-    if (!known || *known >= lanes_) loop("across", i64(0), whole, i64(lanes_), [&](V first) { emit_square(first, nullptr, last); });
+    if (!known || *known >= lanes_) loop("across", from, whole, i64(lanes_), [&](V first) { emit_square(first, nullptr, last); });
     if (known && *known % lanes_ == 0) return;
-    when(b_.CreateICmpSLT(whole, extent), [&] { emit_square(whole, b_.CreateSub(extent, whole), last); });
+    when(b_.CreateICmpSLT(whole, to), [&] { emit_square(whole, b_.CreateSub(to, whole), last); });
   });
 }
 
@@ -64,15 +66,14 @@ void KernelEmitter::turn(int load, V rows, V last) {
     vectors = std::move(next);
   }
   for (unsigned row = 0; row < lanes_; ++row)
-    b_.CreateAlignedStore(vectors[row], b_.CreateConstGEP1_64(vector_of(type), squares_.at(load), row),
-                          llvm::Align(align.value() * lanes_));
+    b_.CreateAlignedStore(vectors[row], b_.CreateConstGEP1_64(vector_of(type), squares_.at(load), row), align);
 }
 
 // At the current point.
 llvm::Value* KernelEmitter::turned(int load) {
   const DType stored = k_.buffers[static_cast<size_t>(plan_.expr(load).access.buffer)];
   auto* vector = vector_of(memory_type(stored));
-  const llvm::Align align(static_cast<uint64_t>(size_of(stored)) * lanes_);
+  const llvm::Align align(static_cast<uint64_t>(size_of(stored)));
   return to_compute(b_.CreateAlignedLoad(vector, b_.CreateGEP(vector, squares_.at(load), row_), align), stored);
 }
 

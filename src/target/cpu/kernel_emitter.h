@@ -100,7 +100,7 @@ class KernelEmitter : ScalarEmitter {
   void emit_tall(V begin, V end);
 
   // ---- emit_turned.cpp ----
-  void emit_turned(V begin, V end);
+  void emit_turned(V begin, V end, V block);
   void emit_square(V first, V rows, V last);
   void turn(int load, V rows, V last);
   V turned(int load);

@@ -90,7 +90,8 @@ class Planner {
     constexpr size_t kMostTurned = 8;  // squares of 16 x 16 on the stack
     std::pair<std::optional<size_t>, std::set<int>> best;
     auto side = [&](size_t a) { return std::min(k_.axes[a].extent.maybe_constant().value_or(kSide), kSide); };
-    for (size_t c = 0; c < k_.axes.size() && !p_.has_reduced; ++c) {
+    const size_t axes = p_.has_reduced || operations() > kMostInRegisters ? 0 : k_.axes.size();  // a square has a body of its own
+    for (size_t c = 0; c < axes; ++c) {
       if (c == axis || side(c) * side(axis) < kFewest) continue;
       std::set<int> turned;
       for (size_t i = 0; i < k_.exprs.size(); ++i)
@@ -103,6 +104,11 @@ class Planner {
   bool is_turnable(const KernelExpr& e, size_t axis, size_t across) const {
     if (e.kind != Kind::load || e.predicate >= 0 || !e.access.dynamic.empty()) return false;
     if (lanes_of(e.access, k_, p_, across) != Lanes::contiguous || lanes_of(e.access, k_, p_, axis) != Lanes::apart) return false;
+    // Without AVX-512 what is left of a row of small elements would take a branch for each.
+    constexpr int64_t kWidest = 64;
+    const auto rows = k_.axes[across].extent.maybe_constant();
+    const bool is_whole = rows && *rows % (options_.vector_bytes / 4) == 0;
+    if (options_.vector_bytes < kWidest && size_of(k_.buffers[static_cast<size_t>(e.access.buffer)]) < 4 && !is_whole) return false;
     const auto step = stride(e.access.index, k_.axes[axis].id);
     return step && !step->contains(k_.axes[across].id);
   }
@@ -134,6 +140,8 @@ class Planner {
     constexpr int64_t kLarge = int64_t{16} << 20, kLine = 64;
     // The rows of a square are written one after the other: each a whole line, or what waits for the rest of it is too much.
     if (p_.across && p_.lanes * size_of(k_.buffers[static_cast<size_t>(s.access.buffer)]) < kLine) return false;
+    // Vectors begin at cuts as well.
+    if (std::ranges::any_of(p_.cuts, [&](int64_t at) { return at % p_.lanes != 0; })) return false;
     if (!stride(s.access.index, p_.vector().id) || !(*stride(s.access.index, p_.vector().id) == SymInt(1))) return false;
     int64_t bytes = size_of(k_.buffers[static_cast<size_t>(s.access.buffer)]);
     SymInt rest = s.access.index;
@@ -180,7 +188,7 @@ class Planner {
   void find_cuts() {
     constexpr size_t kMost = 8;
     const auto extent = p_.vector().extent.maybe_constant();
-    if (p_.vector_reduced || p_.has_reduced || p_.across || !extent) return;
+    if (p_.vector_reduced || p_.has_reduced || p_.across || !extent || operations() > kMostInRegisters) return;  // each has a body
     std::set<int64_t> found;
     for (const KernelExpr& e : k_.exprs)
       if (const auto c = comparison(e)) found.insert(c->first);
@@ -213,16 +221,20 @@ class Planner {
     const bool is_less = e.op == Op::lt || e.op == Op::le, is_more = e.op == Op::gt || e.op == Op::ge;
     if (e.kind != Kind::op || (!is_less && !is_more)) return std::nullopt;
     const KernelExpr &x = p_.expr(e.args[0]), &y = p_.expr(e.args[1]);
+    constexpr int64_t kMost = int64_t{1} << 61;  // of what may be added up
+    auto is_small = [](int64_t n) { return n > -kMost && n < kMost; };
     const auto* limit = y.kind == Kind::constant ? std::get_if<int64_t>(&y.value) : nullptr;
     const auto at = x.kind == Kind::position ? x.access.index.linear_in(p_.vector().id) : std::nullopt;
     if (!limit || !at || !(at->first == SymInt(1)) || !at->second.is_constant()) return std::nullopt;
+    if (!is_small(*limit) || !is_small(at->second.constant())) return std::nullopt;
     return std::pair{*limit - at->second.constant() + (e.op == Op::le || e.op == Op::gt ? 1 : 0), is_less};
   }
 
-  int64_t turned_block() const {
-    const int64_t rows = k_.axes[*p_.across].extent.maybe_constant().value_or(kBlock);
-    return p_.lanes * std::max<int64_t>(1, kBlock / std::max<int64_t>(1, rows * p_.lanes));
+  int64_t across_rows() const {
+    return std::min(k_.axes[*p_.across].extent.maybe_constant().value_or(KernelPlan::kAcrossBlock), KernelPlan::kAcrossBlock);
   }
+
+  int64_t turned_block() const { return p_.lanes * std::max<int64_t>(1, kBlock / std::max<int64_t>(1, across_rows() * p_.lanes)); }
 
   void find_coarse() {
     for (size_t i = 0; i < k_.exprs.size(); ++i) {
@@ -269,7 +281,10 @@ class Planner {
     }
     for (const auto& a : k_.axes)
       if (a.reduced) p_.shape.work_per_unit = p_.shape.work_per_unit * a.extent;
-    if (p_.across) p_.shape.work_per_unit = k_.axes[*p_.across].extent;
+    if (p_.across) {
+      p_.shape.units = p_.shape.units * ceildiv(k_.axes[*p_.across].extent, KernelPlan::kAcrossBlock);
+      p_.shape.work_per_unit = across_rows();
+    }
     if (!p_.vector_reduced) {
       p_.tall = is_tall();
       p_.tall_rows = fits_in_cache() ? 4 : 1;

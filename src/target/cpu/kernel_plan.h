@@ -1,6 +1,6 @@
 // How a kernel's loop nest will be run: which axis is vectorised, what a unit of work is, in which stages reductions run.
 //
-// Units are positions of the outer axes (and blocks of the vector axis, if it is not reduced, with all of the axis across). Within a unit, reductions run
+// Units are positions of the outer axes (and blocks of the vector axis, if it is not reduced, and of the one across). Within a unit, reductions run
 // in stages: those that need no other reduction first.
 #pragma once
 
@@ -28,6 +28,7 @@ struct KernelPlan : KernelFacts {
   // each lane, and turned.
   std::optional<size_t> across;
   std::set<int> turned;
+  static constexpr int64_t kAcrossBlock = 256;  // elements of that axis in one unit, a multiple of any number of lanes
   // Positions along the vector axis where comparisons of it change, as at the pieces of a concatenation. `known`: by piece and expression,
   // what a condition is in all of a piece; whatever it selects is all that is computed there.
   std::vector<int64_t> cuts;
