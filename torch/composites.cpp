@@ -308,12 +308,25 @@ void group_norm_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet, tor
 // Steps that are recorded one by one: their products and what is around them fuse, which a layer as one operation does not.
 constexpr int64_t kMostUnrolled = 32;
 
+// Whether an argument is there and 0 or false.
+bool is_nothing(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, const char* name) {
+  const auto i = schema.argumentIndexWithName(name);
+  if (!i) return false;
+  const c10::IValue& v = arguments[static_cast<size_t>(*i)];
+  return (v.isDouble() && v.toDouble() == 0) || (v.isBool() && !v.toBool());
+}
+
+// A recurrent layer.
+bool drops_out(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
+  return !is_nothing(schema, arguments, "dropout") && !is_nothing(schema, arguments, "train");
+}
+
 class LayerCall {
  public:
   LayerCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
       : schema_(op.schema()), arguments_(c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - schema_.arguments().size())) {}
 
-  bool draws() const { return of("train").toBool() && of("dropout").toDouble() != 0; }
+  bool draws() const { return drops_out(schema_, arguments_); }
 
   bool is_differentiable() const {
     const auto all = tensors();
@@ -520,18 +533,12 @@ void part_gradients(torch::jit::Stack& stack) {
   stack.back() = gradients;
 }
 
-// Whether an argument is there and 0 or false.
-static bool is_nothing(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, const char* name) {
-  const auto i = schema.argumentIndexWithName(name);
-  if (!i) return false;
-  const c10::IValue& v = stack[stack.size() - schema.arguments().size() + static_cast<size_t>(*i)];
-  return (v.isDouble() && v.toDouble() == 0) || (v.isBool() && !v.toBool());
-}
-
 bool draws(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const std::string& name = op.schema().name();
-  if (!op.hasTag(at::Tag::nondeterministic_seeded) || is_nothing(op.schema(), stack, "dropout_p")) return false;
-  if (name == "aten::_cudnn_rnn") return !is_nothing(op.schema(), stack, "dropout") && !is_nothing(op.schema(), stack, "train");
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string& name = schema.name();
+  const auto arguments = c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - schema.arguments().size());
+  if (!op.hasTag(at::Tag::nondeterministic_seeded) || is_nothing(schema, arguments, "dropout_p")) return false;
+  if (name == "aten::_cudnn_rnn") return drops_out(schema, arguments);
   // Attention's gradients drop what attention dropped, by the seed that it gave.
   return name != "aten::_scaled_dot_product_efficient_attention_backward" && name != "aten::_scaled_dot_product_cudnn_attention_backward";
 }

@@ -205,7 +205,7 @@ class AtenRecordedCalls : public RecordedCalls {
   std::vector<std::pair<int, at::Tensor>> kept_;  // freed before the pool is
 };
 
-// Convolutions are further down: not all of their kernels will do.
+// Beside those of kManyLaunches; and convolutions are further down, as not all of their kernels will do.
 constexpr std::string_view kRecordable[] = {
     "aten::_scaled_dot_product_flash_attention",
     "aten::_scaled_dot_product_flash_attention_backward",
@@ -246,12 +246,6 @@ constexpr std::string_view kRecordable[] = {
     "aten::_embedding_bag",
     "aten::_embedding_bag_backward",
     "aten::_grouped_mm",
-    "aten::lstm.input",
-    "aten::gru.input",
-    "aten::_cudnn_rnn",
-    "aten::_cudnn_rnn_backward",
-    "aten::_native_multi_head_attention",
-    "aten::_transformer_encoder_layer_fwd",
     "aten::empty_like",
     "aten::zeros_like",
     "aten::ones_like",
@@ -381,8 +375,8 @@ bool is_recordable(const ExternStep& step, const Schedule& schedule, bool given)
   bool is_out = false;
   const auto names = functional_names(call.schema, &is_out);  // what writes its operand is given a copy of it
   const std::string_view name = names.empty() || is_out ? std::string_view(call.schema) : names[0];
-  if (!pools() || (std::ranges::find(kRecordable, name) == std::end(kRecordable) && !is_library_convolution(call, step.operands)))
-    return false;
+  const bool is_listed = std::ranges::find(kRecordable, name) != std::end(kRecordable) || launches_many(call);
+  if (!pools() || (!is_listed && !is_library_convolution(call, step.operands))) return false;
   auto is_elsewhere = [](const Operand& o) { return o.type.device.kind != DeviceKind::cuda; };
   auto is_mask = [](const Operand& o) { return o.type.dtype == DType::b1 || o.type.dtype == DType::u8; };
   if (std::ranges::any_of(step.operands, is_elsewhere) || std::ranges::any_of(call.args, is_opaque)) return false;

@@ -71,12 +71,16 @@ size_t Executable::part_on(Device device, const Targets& targets) {
 
 // A call of the host's library is made on the device where all lies that it touches, if a target runs there.
 size_t Executable::part_of(const Step& step, const Targets& targets) {
-  std::vector<Device> touched;
+  if (!std::holds_alternative<ExternStep>(step.work)) return part_on(step.device, targets);
+  std::optional<Device> where;
   for (const auto* list : {&step.reads, &step.writes})
-    for (int b : *list)
-      if (const Type& t = schedule_.buffers[static_cast<size_t>(b)].type; t.dtype != DType::opaque) touched.push_back(t.device);
-  const bool is_call = std::holds_alternative<ExternStep>(step.work) && !touched.empty() && targets.has(touched[0]);
-  return part_on(is_call && std::ranges::count(touched, touched[0]) == std::ssize(touched) ? touched[0] : step.device, targets);
+    for (int b : *list) {
+      const Type& t = schedule_.buffers[static_cast<size_t>(b)].type;
+      if (t.dtype == DType::opaque) continue;
+      if (where && !(*where == t.device)) return part_on(step.device, targets);
+      where = t.device;
+    }
+  return part_on(where && targets.has(*where) ? *where : step.device, targets);
 }
 
 // All kernels of a device at once, then the steps in their order.

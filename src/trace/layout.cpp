@@ -288,17 +288,14 @@ class Results {
       return rows && set_shape(out[0], {*rows, shape_of(0).at(1)}) ? std::optional(std::move(out)) : std::nullopt;
     }
     if (out.size() != 4 || op_.schema.ends_with("_backward")) return std::nullopt;
-    const SymInt width = shape_of(0).at(1), indices = shape_of(1).at(0), count = shape_of(2).at(0) - (last_offset() ? 1 : 0);
+    const auto* ends = std::get_if<Scalar>(&op_.args.at(7).value);  // whether the offsets end with one behind the last bag
+    const SymInt width = shape_of(0).at(1), indices = shape_of(1).at(0),
+                 count = shape_of(2).at(0) - (ends && *ends == Scalar(true) ? 1 : 0);
     for (size_t i = 0; i < out.size(); ++i) {
       if (out[i].type.shape.at(0) == SymInt(0)) continue;
       if (!set_shape(out[i], i == 1 ? Shape{indices} : out[i].type.rank() == 2 ? Shape{count, width} : Shape{count})) return std::nullopt;
     }
     return out;
-  }
-  // Whether the offsets of bags end with one behind the last bag.
-  bool last_offset() const {
-    const auto* flag = std::get_if<Scalar>(&op_.args.at(7).value);
-    return flag && *flag == Scalar(true);
   }
 
   // A recurrent layer: what it gives for each step, then its states as they were given.

@@ -61,9 +61,9 @@ class Planner {
 
   // An index that is itself loaded under a condition is one for all lanes that load.
   Lanes lanes_where_loaded(const Access& a, size_t axis) const {
-    const auto step = stride(a.index, k_.axes[axis].id);
-    if (!step || std::ranges::any_of(a.dynamic, [&](const auto& d) { return is_moved(d.first, axis); })) return Lanes::apart;
-    return *step == SymInt(0) ? Lanes::same : *step == SymInt(1) ? Lanes::contiguous : Lanes::apart;
+    Access loaded = a;
+    std::erase_if(loaded.dynamic, [&](const auto& d) { return !is_moved(d.first, axis); });
+    return lanes_of(loaded, k_, p_, axis);
   }
 
   // Whether an expression is another at other positions of the axis, conditions of loads aside.

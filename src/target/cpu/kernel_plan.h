@@ -1,7 +1,7 @@
 // How a kernel's loop nest will be run: which axis is vectorised, what a unit of work is, in which stages reductions run.
 //
-// Units are positions of the outer axes (and blocks of the vector axis, if it is not reduced, and of the one across). Within a unit, reductions run
-// in stages: those that need no other reduction first.
+// Units are positions of the outer axes (and blocks of the vector axis, if it is not reduced, and of the one across). Within a unit,
+// reductions run in stages: those that need no other reduction first.
 #pragma once
 
 #include <map>
