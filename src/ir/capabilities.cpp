@@ -59,7 +59,7 @@ bool Capabilities::has(const Node& n) const {
     const ContractionAbility* can = contraction(n.op, n.results[0].dtype);
     if (!can || n.op == Op::dot) return can;
     if (!can->thin_volumes && is_thin_volume(n)) return false;
-    return (can->grouped || n.integer(Attr::groups) == 1) && (can->rank == 0 || can->rank == static_cast<int64_t>(n.inputs[0].rank()));
+    return (can->grouped || n.integer(Attr::groups) == 1) && (can->ranks.empty() || can->ranks.contains(n.inputs[0].rank()));
   }
   if (kind_of(n.op) == OpKind::routine) return routines.contains({n.op, n.inputs[0].dtype()}) && !is_left_out(n);
   return true;

@@ -30,7 +30,7 @@ struct ContractionAbility {
   bool sums_one_row = false;    // of a product: one row is rather a sum of a kernel of the program's
   ScalesWeights scales_weights = ScalesWeights::never;
   bool grouped = true;        // of a convolution
-  int64_t rank = 0;           // of a convolution's operands; 0: any
+  std::set<int64_t> ranks;    // of a convolution's operands; none: any
   bool thin_volumes = true;   // a convolution along three dimensions of one channel to rows of one point
   int64_t channel_piece = 0;  // channels that a convolution computes at a time; fewer are unfolded to more
   int64_t unfolds_from = 0;   // in one of so many multiply-adds

@@ -142,6 +142,7 @@ class Chooser {
 
   // Whether what it is computed from has its channels last.
   bool lies_as_operands(const Node& n, const Shape& shape) const {
+    if (n.op == Op::copy && n.inputs[0].node->op == Op::permute) return false;  // it is there to turn what it copies
     if (is_elementwise(n.op)) {
       for (const Value& v : n.inputs)
         if (v.shape() == shape && is_channels_last_value(v)) return true;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import broach
 import pytest
@@ -39,16 +40,16 @@ def _picks(program, *args, externs=False):
 
 
 BEHIND = {
-    "nothing": lambda x, w, b, r: F.conv2d(x, w, padding=1),
-    "a bias": lambda x, w, b, r: F.conv2d(x, w, b, padding=1),
-    "relu": lambda x, w, b, r: F.relu(F.conv2d(x, w, padding=1)),
-    "a bias and relu": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1)),
-    "a residual": lambda x, w, b, r: F.conv2d(x, w, padding=1) + r,
-    "a bias, a residual and relu": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1) + r),
-    "relu and a residual": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1)) + r,
-    "two residuals": lambda x, w, b, r: F.relu(F.conv2d(x, w, b, padding=1) + r + r.square()),
-    "one number a channel": lambda x, w, b, r: F.conv2d(x, w, padding=1) + r[:1, :, :1, :1],
-    "itself": lambda x, w, b, r: (lambda y: y + y)(F.conv2d(x, w, b, padding=1)),
+    "nothing": lambda conv, x, w, b, r: conv(x, w, padding=1),
+    "a bias": lambda conv, x, w, b, r: conv(x, w, b, padding=1),
+    "relu": lambda conv, x, w, b, r: F.relu(conv(x, w, padding=1)),
+    "a bias and relu": lambda conv, x, w, b, r: F.relu(conv(x, w, b, padding=1)),
+    "a residual": lambda conv, x, w, b, r: conv(x, w, padding=1) + r,
+    "a bias, a residual and relu": lambda conv, x, w, b, r: F.relu(conv(x, w, b, padding=1) + r),
+    "relu and a residual": lambda conv, x, w, b, r: F.relu(conv(x, w, b, padding=1)) + r,
+    "two residuals": lambda conv, x, w, b, r: F.relu(conv(x, w, b, padding=1) + r + r.square()),
+    "one number a channel": lambda conv, x, w, b, r: conv(x, w, padding=1) + r[:1].flatten(2)[..., :1].view(1, -1, *[1] * (r.dim() - 2)),
+    "itself": lambda conv, x, w, b, r: (lambda y: y + y)(conv(x, w, b, padding=1)),
 }
 
 
@@ -57,9 +58,47 @@ BEHIND = {
 @pytest.mark.parametrize("behind", BEHIND)
 def test_what_stands_behind(behind, dtype, layout):
     tensors = _tensors(TYPES[dtype], LAST if layout == "channels last" else torch.contiguous_format)
-    picks = _picks(BEHIND[behind], *tensors)
+    picks = _picks(partial(BEHIND[behind], F.conv2d), *tensors)
     if layout == "channels last":
         assert "cudnn" in picks
+
+
+def _rows(dtype, layout="channels last", **sizes):
+    """The same along one dimension."""
+    x, w, b, r = _tensors(dtype, **{"size": 40, **sizes})
+    x, w, r = (t[:, :, 0].contiguous() for t in (x, w, r))
+    if layout == "channels last":
+        x, w, r = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, w, r))
+    return x, w, b, r
+
+
+@pytest.mark.parametrize("layout", ["channels last", "channels first"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("behind", BEHIND)
+def test_what_stands_behind_one_dimension(behind, dtype, layout):
+    picks = _picks(partial(BEHIND[behind], F.conv1d), *_rows(TYPES[dtype], layout))
+    if layout == "channels last":
+        assert "cudnn" in picks
+
+
+def test_forms_of_one_dimension():
+    for layout in ("channels last", "channels first"):
+        x, w, b, r = _rows(torch.bfloat16, layout, channels=32, given=32)
+        for stride, padding, dilation in ((1, 0, 1), (2, 1, 1), (1, 2, 2), (3, 4, 4)):
+            _picks(lambda x, w, b: F.conv1d(x, w, b, stride, padding, dilation), x, w, b)
+        _picks(lambda x, w: F.conv1d(x, w[..., :1]), x, w)
+        _picks(lambda x, w: F.conv1d(x, w, padding="same", dilation=3), x, w)
+        _picks(lambda x, w, b: F.conv_transpose1d(x, w, b, stride=3, padding=1, output_padding=2), x, w, b)
+        _picks(lambda x, w: F.conv1d(x[0], w), x, w)
+        _picks(lambda x, w: F.conv1d(x[:, :, 3:], w), x, w)
+        _picks(lambda x, w: F.conv1d(x[:0], w), x, w)
+        _picks(lambda x, w: F.conv1d(x, w[:, :8], padding=1, groups=4), x, w, externs=True)
+        _picks(lambda x, w, b: torch.tanh(F.conv1d(F.gelu(F.conv1d(x, w, b, padding=1)), w, dilation=2)), x, w, b)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 7, 8, 33])
+def test_channels_along_one_dimension(channels):
+    _picks(lambda x, w, b, r: F.conv1d(x, w, b, padding=1), *_rows(torch.bfloat16, channels=channels, given=channels + 4))
 
 
 @pytest.mark.parametrize("case", [(1, 1, 1), (2, 1, 1), (1, 2, 2), (2, 0, 1), (3, 2, 1)])
@@ -170,13 +209,14 @@ def test_nan_behind_relu_is_seen_where_there_are_gradients():
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("case", [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (5, 2, 2)])
-def test_gradients(case, dtype):
+@pytest.mark.parametrize("conv", [F.conv2d, F.conv1d])
+def test_gradients(conv, case, dtype):
     kernel, stride, padding = case
-    x, w, b, _ = _tensors(TYPES[dtype], kernel=kernel, size=15)
+    x, w, b, _ = (_tensors if conv is F.conv2d else _rows)(TYPES[dtype], kernel=kernel, size=15)
 
     def program(x, w, b):
-        hidden = F.conv2d(x, w, b, stride, padding).relu()
-        return F.conv2d(hidden, w.transpose(0, 1).contiguous(), padding=padding).float().square().mean()
+        hidden = conv(x, w, b, stride, padding).relu()
+        return conv(hidden, w.transpose(0, 1).contiguous(), padding=padding).float().square().mean()
 
     leaves = [t.clone().requires_grad_() for t in (x, w, b)]
     compiled = broach.compile(program)
@@ -202,6 +242,27 @@ def test_flags_are_obeyed(flag):
 def test_measuring_is_left_to_libtorch():
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False):
         assert _picks(lambda x, w, b, r: F.conv2d(x, w, padding=1), *_tensors(torch.bfloat16)) == {"aten"}
+
+
+def test_gradients_of_transposed_rows():
+    x, w, b, _ = _rows(torch.bfloat16, channels=48, given=48)
+    leaves = [t.clone().requires_grad_() for t in (x, w, b)]
+    program = lambda x, w, b: F.conv_transpose1d(x.tanh(), w, b, 2, 1, 1).float().square().mean()  # noqa: E731
+    compiled = broach.compile(program)
+    want = torch.autograd.grad(program(*leaves), leaves)
+    for _ in range(6):
+        for have, expected in zip(torch.autograd.grad(compiled(*leaves), leaves), want, strict=True):
+            assert (have - expected).float().norm() <= 2e-2 * expected.float().norm()
+
+
+def test_lengths_that_change():
+    _, w, b, _ = _rows(torch.bfloat16, given=32)
+    program = lambda x, w, b: F.conv1d(F.relu(F.conv1d(x, w, b, padding=1)), w, stride=2)  # noqa: E731
+    compiled = broach.compile(program)
+    with torch.no_grad():
+        for n, length in ((4, 14), (4, 33), (2, 50), (1, 51), (4, 14), (3, 128)):
+            x = torch.randn(n, 32, length, device="cuda", dtype=torch.bfloat16)
+            _close(compiled(x, w, b), program(x, w, b))
 
 
 def test_batches_of_changing_size():

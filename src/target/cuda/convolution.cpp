@@ -20,15 +20,44 @@ bool is_channels_last(const Window& t) {
   return true;
 }
 
+// [n, c, w] as [n, c, 1, w].
+void add_height(Operand& o) {
+  if (o.type.rank() != 3) return;
+  const SymInt row = o.place.strides[2] * o.type.shape[2];
+  o.type.shape.insert(o.type.shape.begin() + 2, SymInt(1));
+  o.place.strides.insert(o.place.strides.begin() + 2, row);
+}
+
+// The same along one dimension as along two, of which the first is a single point: libraries have it so only.
+ContractionStep as_images(ContractionStep s) {
+  if (s.result.type.rank() != 3) return s;
+  Operation& n = s.operation;
+  auto put = [&](Attr a, size_t at, const auto& one) {
+    auto found = n.attrs.find(a);
+    if (found == n.attrs.end()) return;
+    auto& list = std::get<std::vector<std::decay_t<decltype(one)>>>(found->second);
+    list.insert(list.begin() + static_cast<ptrdiff_t>(at), one);
+  };
+  for (Attr a : {Attr::stride, Attr::dilation}) put(a, 0, int64_t{1});
+  for (Attr a : {Attr::padding, Attr::output_padding}) put(a, 0, SymInt(0));
+  put(Attr::shape, 2, SymInt(1));
+  for (Operand& o : s.operands) add_height(o);
+  for (Epilogue& e : s.epilogue)
+    if (e.operand) add_height(*e.operand);
+  add_height(s.result);
+  return s;
+}
+
 class Convolution : public CompiledContraction {
  public:
+  // Of two spatial dimensions, or of one.
   Convolution(const ContractionStep& step, const CompileSettings& settings)
-      : step_(step),
+      : step_(as_images(step)),
         host_(settings.host_contraction),
         is_library_(settings.contractions.library && !settings.contractions.measures),
         deterministic_(settings.contractions.deterministic) {
-    const Shape padding = step.operation.sizes(Attr::padding);
-    if (has_fixed_sizes(step) && std::ranges::all_of(padding, &SymInt::is_constant)) fixed_ = plan({}, step.result.type.device.index);
+    const Shape padding = step_.operation.sizes(Attr::padding);
+    if (has_fixed_sizes(step_) && std::ranges::all_of(padding, &SymInt::is_constant)) fixed_ = plan({}, step.result.type.device.index);
   }
 
   void run(const ContractionArgs& args, const RunContext& run) const override {
@@ -136,10 +165,10 @@ class Convolution : public CompiledContraction {
 bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16; }
 
 // The library has engines for a bias, for relu behind it, and for a sum with a residual between the two. It makes 0 of a NaN that relu would
-// keep. Convolutions of groups, of one spatial dimension or of three are faster as eager makes them.
+// keep. Convolutions of groups, or of three spatial dimensions, are faster as eager makes them.
 ContractionAbility convolution_ability(Op op, DType dtype) {
   ContractionAbility a;
-  a.bias = op == Op::conv, a.channels_last = a.lays_weights = true, a.grouped = false, a.rank = 4;
+  a.bias = op == Op::conv, a.channels_last = a.lays_weights = true, a.grouped = false, a.ranks = {3, 4};
   if (op != Op::conv) return a;
   a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
   a.activations = {Op::relu}, a.binaries = {Op::add}, a.most_epilogues = 2, a.residuals_only = true;
