@@ -49,6 +49,10 @@ ContractionAbility usual_ability(Op op, DType dtype) {
 
 }  // namespace
 
+bool ContractionAbility::takes_bias(const Primitive& n) const {
+  return bias && (bias_of_dilated || n.op != Op::conv || std::ranges::all_of(n.ints(Attr::dilation), [](int64_t d) { return d == 1; }));
+}
+
 const ContractionAbility* Capabilities::contraction(Op op, DType dtype) const {
   auto it = contractions.find({op, dtype});
   return it == contractions.end() ? nullptr : &it->second;

@@ -24,6 +24,7 @@ struct ContractionAbility {
   size_t most_epilogues = 0;
   bool residuals_only = false;  // only behind a bias, at most a sum and then an activation; nothing behind a transposed convolution
   bool bias = true;             // one element a column, or output channel
+  bool bias_of_dilated = true;  // also of a convolution whose weight meets elements that lie apart
   bool through_casts = false;   // behind a cast to f32, if the result is cast back
   bool channels_last = false;   // its tensors should lie so
   bool lays_weights = false;    // of a convolution: and its weight, which the library would copy
@@ -34,6 +35,8 @@ struct ContractionAbility {
   bool thin_volumes = true;   // a convolution along three dimensions of one channel to rows of one point
   int64_t channel_piece = 0;  // channels that a convolution computes at a time; fewer are unfolded to more
   int64_t unfolds_from = 0;   // in one of so many multiply-adds
+
+  bool takes_bias(const Primitive& contraction) const;
 };
 
 struct Capabilities {

@@ -393,7 +393,9 @@ Result convolve(OpCall& c, Convolution a) {
   std::vector<Value> inputs{a.x, a.w};
   if (a.bias) inputs.push_back(with_sizes(b, *a.bias, {a.transposed ? a.w.shape()[1] * SymInt(a.groups) : a.w.shape()[0]}));
   if (a.bias) a.bias = inputs.back();
-  Value r = product_of_patches(b, a);
+  Value r = product_of_patches(b, a), behind;
+  if (!r && a.bias && is_better_as_product(a.x) && std::ranges::any_of(a.dilation, [](int64_t d) { return d != 1; }))
+    behind = inputs.back(), inputs.pop_back();  // the library's compiled engines have no sum behind windows with gaps
   if (!r)
     r = b.emit(Op::conv, inputs,
                {{Attr::stride, for_each_dim(a.stride, n, 1)},
@@ -402,6 +404,7 @@ Result convolve(OpCall& c, Convolution a) {
                 {Attr::transposed, int64_t{a.transposed}},
                 {Attr::output_padding, for_each_dim(a.output_padding, n, 0)},
                 {Attr::groups, a.groups}});
+  if (behind) r = b.binary(Op::add, r, broadcast_to(b, along(b, behind, 1, r.rank()), r.shape()));
   if (single) r = b.reshape(r, Shape(r.shape().begin() + 1, r.shape().end()));
   return as_result(c, b.cast(r, type));
 }

@@ -88,7 +88,7 @@ class Matcher {
     if (strict_ && is_low_precision(own) && !is_bias && u->op != Op::relu) return false;  // of what is rounded before
     if (can.activations.contains(u->op)) return !keeps_nan_ || can.exact_activations.contains(u->op);
     if (!can.binaries.contains(u->op) || u->inputs[0] == u->inputs[1]) return false;
-    if (is_bias) return can.bias;
+    if (is_bias) return can.takes_bias(n);
     const Value& other = c.epilogue.back().second;
     return along || (is_large(other) && other.dtype() == own);
   }

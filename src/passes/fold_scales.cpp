@@ -85,7 +85,7 @@ class Folder {
     if (c_.joint || !can || can->scales_weights == ScalesWeights::never || !c_.capabilities->has(conv)) return false;
     if (can->scales_weights == ScalesWeights::once) return n.op == Op::mul && is_constant(channel, conv);
     const Node& operand = *n.inputs[i].node;
-    if (n.op == Op::add) return operand.op == Op::mul;  // whose scale was folded
+    if (n.op == Op::add) return operand.op == Op::mul && can->takes_bias(conv);  // whose scale was folded
     const Value& weight = operand.inputs[0].node->inputs[1];
     return is_laid_anew(graph_, weight) || elements(weight) <= 2 * elements(operand.inputs[0]);
   }
