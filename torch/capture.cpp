@@ -331,6 +331,7 @@ TensorId Capture::add_tensor(const at::Tensor& t) {
     return id;
   }
   info.type = {dtype_of(t.scalar_type()), shape_of(t.sizes()), device_of(t.device())};
+  if (symbolic_ && info.type.dtype == DType::opaque) fail_with("sizes of a tensor whose element type the graph does not have");
   info.strides = shape_of(t.strides());
   info.offset = t.storage_offset();
   info.conj = t.is_conj();

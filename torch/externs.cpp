@@ -247,6 +247,9 @@ class AtenCall : public ExternRunner {
     const at::Tensor& owner = host.tensors[buffer];
     const Buffer& b = schedule_.buffers[buffer];
     if (owner.defined() && o.place.offset == SymInt(0) && o.place.strides == b.strides && o.type == b.type) return owner;
+    if (o.type.dtype == DType::opaque && owner.defined())  // of elements whose size only libtorch knows
+      return owner.as_strided(evaluate(o.type.shape, frame.symbols), evaluate(o.place.strides, frame.symbols),
+                              owner.storage_offset() + o.place.offset.eval(frame.symbols));
     auto* data = static_cast<std::byte*>(frame.data[buffer]) + o.place.offset.eval(frame.symbols) * size_of(o.type.dtype);
     return tensor_over(data, o.type, o.place.strides, frame.symbols);
   }
@@ -256,8 +259,9 @@ class AtenCall : public ExternRunner {
     int buffer = i < step_.results.size() ? step_.results[i] : -1;
     if (buffer < 0 || !t.defined()) return;
     const Buffer& b = schedule_.buffers[static_cast<size_t>(buffer)];
-    if (b.type.dtype == DType::opaque) return;
     auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
+    // Of a type that only such calls know, or no tensor at all when it was recorded, which nobody reads.
+    if (b.type.dtype == DType::opaque && t.sizes() != c10::IntArrayRef(sizes)) return;
     check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype, "extern ", call_.schema, " gave ",
           t.scalar_type(), t.sizes(), ", compiled for ", name_of(b.type.dtype), c10::IntArrayRef(sizes));
     at::Tensor held = t.resolve_conj().resolve_neg();

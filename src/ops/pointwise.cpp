@@ -485,7 +485,8 @@ void add_binary(OpTable& t) {
     }
     // In steps that are powers of two themselves: 0.1 * 2^130 is a number in f32.
     const DType t = compute_dtype(result);
-    const Expr most = Expr{c.b, c.b.constant(t == DType::f64 ? 2100.0 : 280.0, t)}, asked{c.b, operand(c, 1, t)};
+    const Expr most = Expr{c.b, c.b.constant(t == DType::f64 ? 2100.0 : 280.0, t)},
+               asked{c.b, c.b.cast(operand(c, 1, DType::i32), t)};  // as eager's function of C takes it
     const Expr exponent = max(min(asked, most), -most), third = apply(Op::trunc, exponent * (1.0 / 3));
     const Expr step = apply(Op::exp2, third), last = apply(Op::exp2, exponent - third - third);
     return c.b.cast((Expr{c.b, operand(c, 0, t)} * step * step * last).value(), result);
