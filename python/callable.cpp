@@ -157,7 +157,7 @@ void find_changed_numbers(Callable::Data& d, const Arguments& a) {
 // A call that fits no version. `waited`: for another thread, and nothing was done.
 PyObject* call_anew(Callable& c, const Arguments& a, bool& waited) {
   auto& d = *c.data;
-  if (d.busy) return call_plainly(c, a);
+  if (d.busy || cpython::is_finalizing()) return call_plainly(c, a);
   Pending p;  // what it keeps alive goes after the turns
   // Before anything is looked at.
   const Turns::Objects objects = d.subject.objects(d.guarded ? containers_of(a) : std::nullopt);

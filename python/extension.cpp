@@ -16,6 +16,7 @@
 #include "capture.h"
 #include "checkpoints.h"
 #include "compat.h"
+#include "cpython.h"
 #include "function.h"
 #include "indexing.h"
 #include "keys.h"
@@ -25,6 +26,7 @@
 #include "recorded_calls.h"
 #include "reference.h"
 #include "runtime/memory.h"
+#include "stand_ins.h"
 #include "support/bug.h"
 #include "support/error.h"
 #include "symbolic.h"
@@ -85,7 +87,7 @@ std::optional<std::vector<at::Tensor>> saved_by(torch::autograd::Node& node) {
     for (const PyGetSetDef* field = type->tp_getset; field && field->name; ++field) {
       const std::string_view name = field->name;
       if (!name.starts_with("_saved_") && name != "saved_tensors") continue;
-      const Ref value = Ref::steal(field->get(o.ptr(), field->closure));
+      const Ref value = cpython::undisturbed([&] { return field->get(o.ptr(), field->closure); });
       if (!value) {
         const py::error_already_set error;  // also of one that was written since
         const bool is_freed = std::string_view(error.what()).find(torch::autograd::ERR_BACKWARD_TWICE) != std::string_view::npos;
@@ -106,14 +108,6 @@ bool is_empty(const torch::autograd::FunctionPreHook& hook) {
   if (c10::demangle(typeid(hook).name()) != "torch::autograd::PyFunctionTensorPreHook") return false;
   PyObject* const hooks = static_cast<const OfTensor&>(hook).dict;
   return PyDict_Check(hooks) && PyDict_GET_SIZE(hooks) == 0;
-}
-
-// A class attribute that the metaclass would take for its own; None removes it.
-void set_in_class(const py::type& type, const py::str& name, const py::object& value) {
-  auto* t = reinterpret_cast<PyTypeObject*>(type.ptr());
-  int failed = value.is_none() ? PyDict_DelItem(t->tp_dict, name.ptr()) : PyDict_SetItem(t->tp_dict, name.ptr(), value.ptr());
-  if (failed) throw py::error_already_set();
-  PyType_Modified(t);
 }
 
 // A Python object whose `enter` and `leave` say from where this thread takes memory. No destructor of C++'s runs Python once it is over.
@@ -170,9 +164,8 @@ void add_numbers(py::module_& m) {
   m.def("refuse_number", [](std::string why) {
     if (Capture* capture = Capture::current()) capture->reject({Outcome::unsupported, std::move(why)});
   });
-  m.def("set_in_class", &set_in_class);
-  m.def("replace_indexing", &replace_indexing);
-  m.def("restore_indexing", &restore_indexing);
+  m.def("add_stand_ins", &add_stand_ins);
+  m.def("set_indexing", &set_indexing);
   m.def("functions_of_numbers", [] {
     std::vector<std::string> names;
     for (const auto& f : HostFloats::functions()) names.emplace_back(f.name);

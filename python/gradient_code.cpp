@@ -140,9 +140,9 @@ std::string PythonGradients::run(const std::function<void()>& engine) {
   {
     const WithoutDynamo dynamo;
     Compiling compiling;
-    const StandIns gradients("broach._gradients");
+    const StandIns gradients("gradients");
     std::optional<StandIns> numbers;
-    if (Function::is_capturing_symbols()) numbers.emplace("broach._numbers");
+    if (Function::is_capturing_symbols()) numbers.emplace("numbers");
     Watch watch(*own_, &state_);
     try {
       py::gil_scoped_release release;

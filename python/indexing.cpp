@@ -10,7 +10,6 @@ namespace broach {
 
 namespace {
 
-// Changed under the interpreter's lock.
 struct Replaced {
   std::vector<PyMappingMethods*> types;  // each has slots of its own
   binaryfunc get = nullptr;              // torch's own
@@ -36,13 +35,16 @@ int set_item(PyObject* self, PyObject* index, PyObject* value) {
 
 }  // namespace
 
-// A method in the slots' place would make sequences of tensors, which torch takes for lists.
-void replace_indexing(const py::sequence& types, py::function get, py::function set) {
+void set_indexing(const py::sequence& types, py::function get, py::function set) {
   Replaced& r = replaced();
-  r.types.clear();
   for (const py::handle type : types) r.types.push_back(reinterpret_cast<PyTypeObject*>(type.ptr())->tp_as_mapping);
   r.get = r.types.at(0)->mp_subscript, r.set = r.types[0]->mp_ass_subscript;
   r.by_get = std::move(get), r.by_set = std::move(set);
+}
+
+// A method in the slots' place would make sequences of tensors, which torch takes for lists.
+void replace_indexing() {
+  const Replaced& r = replaced();
   for (PyMappingMethods* t : r.types)
     if (t->mp_subscript == r.get && t->mp_ass_subscript == r.set) t->mp_subscript = get_item, t->mp_ass_subscript = set_item;
 }

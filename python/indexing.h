@@ -6,10 +6,12 @@
 
 namespace broach {
 
-// From here on `t[index]` and `t[index] = value`, of tensors of these types, are `get(t, index)` and `set(t, index, value)` in threads that
-// capture with symbols, and torch's own in all others. The types are classes of tensors, torch.Tensor the first. To be called with the
-// interpreter's lock held.
-void replace_indexing(const pybind11::sequence& types, pybind11::function get, pybind11::function set);
+// What `t[index]` and `t[index] = value`, of tensors of these types, are while the two are replaced: `get(t, index)` and `set(t, index, value)` in
+// threads that capture with symbols, and torch's own in all others. The types are classes of tensors, torch.Tensor the first. To be told when
+// the package is imported.
+void set_indexing(const pybind11::sequence& types, pybind11::function get, pybind11::function set);
+// To be called with the interpreter's lock held.
+void replace_indexing();
 void restore_indexing();
 
 }  // namespace broach

@@ -73,7 +73,7 @@ Ref numpy_random_state() {
   static std::atomic<PyObject*> known{nullptr};
   PyObject* ask = known.load();
   if (!ask) known = ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
-  return checked(PyObject_CallNoArgs(ask));
+  return checked(cpython::undisturbed([&] { return PyObject_CallNoArgs(ask); }).release());
 }
 
 // Looks for doubted names in what a run does (_names_found.py).
@@ -86,7 +86,8 @@ class DoubtsInRun {
     for (size_t i = 0; i < doubts_.size(); ++i) names[i] = py::reinterpret_borrow<py::object>(doubts_[i].name.get());
     py::object ends = symbolic ? py::reinterpret_borrow<py::object>(Watch::end_of_program()) : py::none();
     search_ = py::module_::import("broach._names_found").attr("NamesFound")(names, ends);
-    if (is_looking_ = search_.attr("start")().cast<bool>(); !is_looking_ && symbolic) unsupported(kNotLooking);
+    const Ref started = checked(cpython::undisturbed([&] { return PyObject_CallMethod(search_.ptr(), "start", nullptr); }).release());
+    if (is_looking_ = started.get() == Py_True; !is_looking_ && symbolic) unsupported(kNotLooking);
   }
   ~DoubtsInRun() { stop(); }
   DoubtsInRun(const DoubtsInRun&) = delete;
@@ -95,7 +96,10 @@ class DoubtsInRun {
   void stop() {
     if (!search_) return;
     const py::error_scope of_the_program;
-    found_ = std::exchange(search_, {}).attr("stop")();
+    const py::object search = std::exchange(search_, {});
+    const Ref found = cpython::undisturbed([&] { return PyObject_CallMethod(search.ptr(), "stop", nullptr); });
+    if (found) found_ = py::reinterpret_borrow<py::object>(found.get());
+    else PyErr_WriteUnraisable(search.ptr());
   }
 
   // What speaks against the run, if anything does.
@@ -121,10 +125,10 @@ class WatchedRun {
       : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
     dynamo_.emplace();
     if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
-    checkpoints_.emplace("broach._checkpoint");
-    gradients_.emplace("broach._gradients");
-    optimizers_.emplace("broach._optimizers");
-    if (Function::is_capturing_symbols()) numbers_.emplace("broach._numbers");
+    checkpoints_.emplace("checkpoints");
+    gradients_.emplace("gradients");
+    optimizers_.emplace("optimizers");
+    if (Function::is_capturing_symbols()) numbers_.emplace("numbers");
     doubts_.emplace(state);
     watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never, runs_again);
   }
@@ -197,7 +201,7 @@ class WatchedRun {
     py::object find = py::module_::import("broach._codes").attr(function);
     for (PyCodeObject* code : state_.entered()) {
       if (owner_of_file(code->co_filename) != whose) continue;
-      Ref found = checked(PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr));
+      Ref found = checked(cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr); }).release());
       if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
     }
     return "";
@@ -407,9 +411,50 @@ static void settle(const std::shared_ptr<State>& own, std::span<const std::share
   for (const std::shared_ptr<State>& s : of_gradients) begin(*s);
 }
 
+// The signal within whose handler this was raised; 0 if there is none.
+static int signal_of(PyObject* error) {
+  const py::object ask = py::module_::import("broach._codes").attr("signal_of");
+  const Ref number = cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(ask.ptr(), error, nullptr); });
+  if (!number) return PyErr_Clear(), 0;
+  return static_cast<int>(PyLong_AsLong(number.get()));
+}
+
+// Of the error of a run on stand-ins, the frames: what they hold goes while the run is watched, as does what it leaves by `return`.
+static void let_go_of_frames(Pending& p) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (value && trace) {
+    PyException_SetTraceback(value, trace);
+    const cpython::Untraced none_of_the_programs_code;
+    p.signal = signal_of(value);
+    PyException_SetTraceback(value, Py_None);
+    PyException_SetContext(value, nullptr);
+    PyException_SetCause(value, nullptr);
+    Py_CLEAR(trace);
+  }
+  PyErr_Restore(type, value, trace);
+}
+
+// Such a run is as if it had not run: a signal whose handler raised comes again in the next.
+[[noreturn]] static void end_attempt(Pending& p, const py::error_already_set& e) {
+  if (e.trace()) PyException_SetTraceback(e.value().ptr(), e.trace().ptr());
+  if (!p.signal) p.signal = signal_of(e.value().ptr());
+  const std::string what = e.what();
+  throw Error(what.substr(0, what.find("\n\nAt:")));
+}
+
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
-  Pending& p = *pending;
+  try {
+    return run_program(*pending, inputs, ints, floats);
+  } catch (py::error_already_set& e) {
+    if (!Function::is_capturing_symbols()) throw;
+    end_attempt(*pending, e);
+  }
+}
+
+Function::Results Version::run_program(Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   if (p.is_trial) {  // of code that fails
     p.ran = Pending::Ran::nothing;
     throw Error("broach: a trial does not run the program itself");
@@ -422,6 +467,10 @@ Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRe
   } else if (state) {
     p.numpy_random = numpy_random_state();
     state->note_gradients();
+  }
+  if (const int signal = std::exchange(p.signal, 0)) {
+    PyErr_SetInterruptEx(signal);
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
   p.written_again = {};
   p.met_checkpoint = p.may_go_otherwise = false;
@@ -545,6 +594,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   held.reset();
   Ref result = Ref::steal(call(p.subject->program.get(), given.arguments));
   held.emplace();
+  if (!result && Function::is_capturing_symbols()) let_go_of_frames(p);
   run.finish();
   p.may_have_lock = run.may_have_taken_lock();
   p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();

@@ -68,6 +68,7 @@ struct Pending {
   bool is_trial = false;                  // the program itself is not to run: nothing ran if no compiled code stands for the call
   int runs = 0;                           // of the program, for this call
   Ref numpy_random;                       // before the first of them, where the program is watched
+  int signal = 0;                         // within whose handler the last run on stand-ins raised: it comes again in the next
   Reason written_again;                   // what eager would write once more for gradients
   bool has_effects = false;               // its run may have done something that cannot be put back
   bool may_go_otherwise = false;          // by what it asked, and nothing else speaks against it
@@ -121,6 +122,7 @@ class Version : public std::enable_shared_from_this<Version> {
  private:
   class Given;
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
+  Function::Results run_program(Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
   void say_compiling_next(Pending& p) const;
   Ref run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before);
   Ref run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it);

@@ -175,14 +175,16 @@ bool Watch::is_leaving(PyFrameObject* frame, PyObject* function) {
     const std::string_view name = cpython::method_of(function)->ml_name;
     if (name == "__exit__" || name == "end_checkpoint") return true;
   }
+  bool is_users = false;
   Ref at = Ref::borrow(reinterpret_cast<PyObject*>(frame));
   while (at && at.get() != Py_None) {
     auto* f = reinterpret_cast<PyFrameObject*>(at.get());
     Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(f)));
     auto* c = reinterpret_cast<PyCodeObject*>(code.get());
+    if (text_of(c->co_name) == "__del__") return true;  // which would lose the error
     const Owner whose = owner(c);
-    if (whose == Owner::user || whose == Owner::own) return false;
-    if (text_of(c->co_name) == "__exit__") return true;
+    is_users = is_users || whose == Owner::user || whose == Owner::own;
+    if (!is_users && text_of(c->co_name) == "__exit__") return true;
     at = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(f)));
   }
   return false;
@@ -232,7 +234,7 @@ Owner Watch::owner(PyCodeObject* code) {
 // What a function of `_codes` says of code.
 static std::string answer_of_codes(const char* question, PyCodeObject* code) {
   Ref module = import_module("broach._codes");
-  Ref answer = module ? Ref::steal(PyObject_CallMethod(module.get(), question, "O", code)) : Ref();
+  Ref answer = module ? cpython::undisturbed([&] { return PyObject_CallMethod(module.get(), question, "O", code); }) : Ref();
   if (!answer) return PyErr_Clear(), cat("runs code that cannot be read: ", text_of(code->co_name));
   return std::string(text_of(answer.get()));
 }
@@ -398,8 +400,8 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
-  // Which no result depends on, so that they are not watched.
-  if (name.ends_with("/torch/nn/modules/module.py") && function.find("register") < 2 && function.find("state_dict") != function.npos)
+  // Hooks of these are not watched, as no other result depends on them.
+  if (name.ends_with("/torch/nn/modules/module.py") && function.find("state_dict") != function.npos)
     effect(frame, {cat("calls ", function), Fallback::eager});
 }
 
@@ -438,14 +440,22 @@ void Watch::abandon(PyFrameObject* frame) {
   Compiling::end();
 }
 
+// Whether a function written in C is a method of this object's type, with which it lives: the object itself may be gone before the run is over.
+static bool is_of_type(const PyMethodDef* method, PyObject* self) {
+  if (!self || PyModule_Check(self) || PyType_Check(self)) return false;
+  PyObject* descriptor = _PyType_Lookup(Py_TYPE(self), Ref::steal(PyUnicode_FromString(method->ml_name)).get());
+  return descriptor && Py_IS_TYPE(descriptor, &PyMethodDescr_Type) &&
+         reinterpret_cast<PyMethodDescrObject*>(descriptor)->d_method == method;
+}
+
 const Watch::Verdict& Watch::judge(PyObject* function) {
   using Kind = Verdict::Kind;
   PyMethodDef* method = cpython::method_of(function);
   auto it = verdicts_.find(method);
   if (it != verdicts_.end()) return it->second;
   Verdict v{Kind::unknown, false, ""};
-  keep_.push_back(Ref::borrow(function));
   PyObject* self = cpython::self_of(function);
+  keep_.push_back(Ref::borrow(is_of_type(method, self) ? reinterpret_cast<PyObject*>(Py_TYPE(self)) : function));
   std::string module = attribute(function, "__module__"), qualified = attribute(function, "__qualname__");
   // Up to torch 2.14 this is written in Python.
   if (self && PyType_Check(self) && std::string_view(method->ml_name) == "apply" && PyObject_IsSubclass(self, THPFunctionClass) == 1)

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "reference.h"
+#include "stand_ins.h"
 #include "state.h"
 
 namespace broach {
@@ -64,28 +65,6 @@ class WithoutDynamo {
   }
 
   Ref callback_;
-};
-
-// While it lives, a module of ours has replaced some functions: what a program may ask of a number knows those that stand for others
-// (_numbers.py), and a checkpoint runs once (_checkpoint.py).
-class StandIns {
- public:
-  explicit StandIns(const char* module) : module_(module) { tell("enter"); }
-  ~StandIns() { tell("leave"); }
-  StandIns(const StandIns&) = delete;
-  StandIns& operator=(const StandIns&) = delete;
-
- private:
-  void tell(const char* what) const {
-    PyObject *type, *value, *trace;  // of the program
-    PyErr_Fetch(&type, &value, &trace);
-    Ref module = import_module(module_);
-    Ref result = module ? Ref::steal(PyObject_CallMethod(module.get(), what, nullptr)) : Ref();
-    if (!result) PyErr_WriteUnraisable(nullptr);
-    PyErr_Restore(type, value, trace);
-  }
-
-  const char* module_;
 };
 
 // Whether Python has the tensor in hand. Versions of torch ask it in different ways.

@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.utils.checkpoint as checkpoints
 
-from ._captures import Replacements, counted
 from ._native import _C
 
 
@@ -125,6 +124,4 @@ def _number_of_settings() -> int:
 
 
 _MORE_SETTINGS = _number_of_settings()
-_replacements = Replacements(checkpoints, _REPLACED)
-# Checkpoints of captured programs run once. Other threads notice nothing.
-enter, leave = counted(_replacements.begin, _replacements.end)
+_C.add_stand_ins("checkpoints", checkpoints, _REPLACED)  # checkpoints of captured programs run once

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import dis
 import functools
+import signal
 import sys
+import traceback
 import types
 import weakref
-from typing import Callable, Iterable, TypeVar
+from typing import Any, Callable, Iterable, TypeVar
 
 import torch
 
@@ -324,3 +326,16 @@ def reads_only_arguments(function: object) -> bool:
         return not nested and not _ASK_FOR_LAYOUT.intersection(code.co_names) and all(map(is_known, [*found, *kept]))
 
     return isinstance(function, types.FunctionType) and is_plain(function)
+
+
+def signal_of(error: BaseException) -> int:
+    """The number of the signal within whose handler it was raised; 0 if there is none."""
+    ran = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        handler = getattr(handler, "__func__", handler)
+        if getattr(handler, "__code__", getattr(getattr(type(handler), "__call__", None), "__code__", None)) in ran:
+            return number
+    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0

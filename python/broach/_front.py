@@ -14,6 +14,7 @@ from typing import Any, Callable
 import torch
 from torch.utils import _pytree as pytree
 
+from . import _checkpoint, _gradients, _numbers, _optimizers  # noqa: F401: what stands in for others' while programs are captured
 from ._backend import Collected, backend, native_options, register
 from ._native import _C
 from ._options import OPTIONS, Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._captures import Replacements, counted
+from ._native import _C
 
 _own = torch._C.TensorBase.grad  # type: ignore[attr-defined]
 torch.overrides.get_default_nowrap_functions()  # remembers for good what `Tensor.grad` is as it is first called
@@ -24,6 +24,4 @@ def write_gradient(self: torch.Tensor, *value: object) -> None:
 _seen = property(read_gradient, write_gradient, write_gradient, _own.__doc__)
 
 
-_replacements = Replacements(torch.Tensor, {"grad": _seen})
-# Other threads notice nothing.
-enter, leave = counted(_replacements.begin, _replacements.end)
+_C.add_stand_ins("gradients", torch.Tensor, {"grad": _seen})

@@ -42,17 +42,20 @@ class NamesFound:
         self.tool: int | None = None
 
     def start(self) -> bool:
-        """False where somebody else, such as a debugger, is told about instructions: then no name is looked for."""
+        """False where somebody else, such as a debugger, is told about instructions: then no name is looked for. Both this and `stop` may be
+        begun once more where a signal's handler has ended them."""
         if sys.gettrace() is not None:
-            return False
+            return getattr(sys.gettrace(), "__self__", None) is self
         if not _MONITORED:
             sys.settrace(self._on_call)
             return True
-        self.tool = next((tool for tool in _TOOLS if sys.monitoring.get_tool(tool) is None), None)
+        if self.tool is None:
+            self.tool = next((tool for tool in _TOOLS if sys.monitoring.get_tool(tool) is None), None)
         if self.tool is None:
             return False
         events = sys.monitoring.events
-        sys.monitoring.use_tool_id(self.tool, "broach")
+        if sys.monitoring.get_tool(self.tool) is None:
+            sys.monitoring.use_tool_id(self.tool, "broach")
         sys.monitoring.register_callback(self.tool, events.PY_START, self._on_start)
         sys.monitoring.register_callback(self.tool, events.INSTRUCTION, self._on_instruction)
         sys.monitoring.set_events(self.tool, events.PY_START)
@@ -63,7 +66,7 @@ class NamesFound:
         if not _MONITORED:
             if getattr(sys.gettrace(), "__self__", None) is self:
                 sys.settrace(None)
-        elif self.tool is not None:
+        elif self.tool is not None and sys.monitoring.get_tool(self.tool) is not None:
             for code in [code for code, offsets in self.offsets.items() if offsets]:
                 sys.monitoring.set_local_events(self.tool, code, 0)
             sys.monitoring.set_events(self.tool, 0)

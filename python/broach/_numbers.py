@@ -19,7 +19,6 @@ from typing import Any, Callable
 
 import torch
 
-from ._captures import Replacements, counted
 from ._native import _C
 
 
@@ -367,44 +366,18 @@ _QUESTIONS: dict[str, Callable[[Any], bool]] = {
     "isinf": lambda x: bool(x == math.inf) or bool(x == -math.inf),
     "isfinite": lambda x: bool(x == x) and not (bool(x == math.inf) or bool(x == -math.inf)),
 }
-_REPLACEMENTS = (
-    Replacements(math, {name: _function_of_numbers(getattr(math, name)) for name in _C.functions_of_numbers()}),
-    Replacements(math, {name: _question(answer, getattr(math, name)) for name, answer in _QUESTIONS.items()}),
-    Replacements(torch, {name: _function_of_data(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
-    Replacements(torch.Tensor, {"tolist": _list_of, "item": _number_of}),
-    Replacements(builtins, {"len": length_of}),
-)
-_CLASSES = {torch.SymInt: _attributes(torch.SymInt, Int, int), torch.SymFloat: _attributes(torch.SymFloat, Float, float)}
-_KEPT = {own: {name: vars(own).get(name) for name in attributes} for own, attributes in _CLASSES.items()}
-
-
-def _give(classes: dict[type, dict[str, Any]]) -> None:
-    for own, attributes in classes.items():
-        for name, value in attributes.items():
-            if name == "__class__":
-                _C.set_in_class(own, name, value)
-            elif value is None:
-                delattr(own, name)
-            else:
-                setattr(own, name, value)
-
-
-def _begin() -> None:
-    """What a program may ask of a number knows those that stand for others. Other threads notice nothing."""
-    _give(_CLASSES)
-    _C.replace_indexing((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer), _get, _set)
-    for replacements in _REPLACEMENTS:
-        replacements.begin()
-
-
-def _end() -> None:
-    _give(_KEPT)
-    _C.restore_indexing()
-    for replacements in _REPLACEMENTS:
-        replacements.end()
-
-
-enter, leave = counted(_begin, _end)
+_STAND_INS_OF: list[tuple[Any, dict[str, Any]]] = [
+    (torch.SymInt, _attributes(torch.SymInt, Int, int)),
+    (torch.SymFloat, _attributes(torch.SymFloat, Float, float)),
+    (math, {name: _function_of_numbers(getattr(math, name)) for name in _C.functions_of_numbers()}),
+    (math, {name: _question(answer, getattr(math, name)) for name, answer in _QUESTIONS.items()}),
+    (torch, {name: _function_of_data(getattr(torch, name)) for name in ("tensor", "as_tensor")}),
+    (torch.Tensor, {"tolist": _list_of, "item": _number_of}),
+    (builtins, {"len": length_of}),
+]
+for _owner, _stand_ins in _STAND_INS_OF:
+    _C.add_stand_ins("numbers", _owner, _stand_ins)
+_C.set_indexing((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer), _get, _set)
 
 
 def settle(owner: object, key: object, now: object) -> None:

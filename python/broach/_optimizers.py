@@ -13,7 +13,6 @@ from typing import Any, Callable
 import torch
 from torch import Tensor
 
-from ._captures import Replacements, counted
 from ._native import _C
 
 Update = Callable[..., "list[tuple[Tensor, Tensor]]"]  # what is stored, and where
@@ -117,6 +116,4 @@ _REPLACED = {
     "_fused_sgd_": _taken_apart(torch._fused_sgd_, 3, 0, _sgd),
     "_fused_adagrad_": _taken_apart(torch._fused_adagrad_, 4, 1, _adagrad),
 }
-_replacements = Replacements(torch, _REPLACED)
-# Other threads notice nothing.
-enter, leave = counted(_replacements.begin, _replacements.end)
+_C.add_stand_ins("optimizers", torch, _REPLACED)

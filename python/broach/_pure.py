@@ -21,7 +21,7 @@ def _names(text: str, prefix: str = "") -> set[str]:
 PURE = frozenset(
     _names(
         """
-        __build_class__ __import__ abs aiter all anext any ascii bin callable chr delattr dir divmod format getattr hasattr hex
+        __build_class__ abs aiter all anext any ascii bin callable chr delattr dir divmod format getattr hasattr hex
         isinstance issubclass iter len max min next oct ord pow repr round setattr sorted sum vars locals compile
         """,
         "builtins.",
@@ -155,7 +155,7 @@ OF_LIBRARIES = frozenset(
 
 # Whoever calls them, torch's own Python code too; a module's or type's name stands for all of it.
 IMPURE = frozenset(
-    _names("print input open exec eval breakpoint globals id hash", "builtins.")
+    _names("print input open exec eval breakpoint globals id hash __import__", "builtins.")
     | _names(
         """
         numpy tolist data_ptr const_data_ptr untyped_storage _typed_storage storage _storage __array__ __dlpack__ retain_grad backward
@@ -181,7 +181,7 @@ IMPURE = frozenset(
 
 # Functions, and modules and types with all that is theirs, of which Dynamo is known to answer otherwise than eager: it copies generators
 # of random numbers, and shows itself in identities and in what a debugger sees.
-EAGER = frozenset("builtins.hash builtins.id functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
+EAGER = frozenset("builtins.hash builtins.id builtins.__import__ functools._lru_cache_wrapper sys Tensor.numpy _random.Random torch._C._EngineBase".split())
 
 # Functions of torch.optim, by file: they do nothing but call operations, read gradients, keep tensors in dicts of the optimizer's, and
 # count and compute numbers. Optimizers that are not listed are left to eager.
