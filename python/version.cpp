@@ -42,10 +42,11 @@ std::shared_ptr<ResultForm> new_result_form() {
 
 PyObject* call(PyObject* f, const Arguments& a) { return PyObject_Vectorcall(f, a.values, a.positional, a.names); }
 
-Ref checked(PyObject* o) {
+Ref checked(Ref o) {
   if (!o) throw py::error_already_set();
-  return Ref::steal(o);
+  return o;
 }
+Ref checked(PyObject* o) { return checked(Ref::steal(o)); }
 
 // Watches torch's own switches that its Python code keeps.
 void watch_torch(State& state) {
@@ -73,7 +74,7 @@ Ref numpy_random_state() {
   static std::atomic<PyObject*> known{nullptr};
   PyObject* ask = known.load();
   if (!ask) known = ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
-  return checked(cpython::undisturbed([&] { return PyObject_CallNoArgs(ask); }).release());
+  return checked(cpython::undisturbed([&] { return PyObject_CallNoArgs(ask); }));
 }
 
 // Looks for doubted names in what a run does (_names_found.py).
@@ -86,7 +87,7 @@ class DoubtsInRun {
     for (size_t i = 0; i < doubts_.size(); ++i) names[i] = py::reinterpret_borrow<py::object>(doubts_[i].name.get());
     py::object ends = symbolic ? py::reinterpret_borrow<py::object>(Watch::end_of_program()) : py::none();
     search_ = py::module_::import("broach._names_found").attr("NamesFound")(names, ends);
-    const Ref started = checked(cpython::undisturbed([&] { return PyObject_CallMethod(search_.ptr(), "start", nullptr); }).release());
+    const Ref started = checked(cpython::undisturbed([&] { return PyObject_CallMethod(search_.ptr(), "start", nullptr); }));
     if (is_looking_ = started.get() == Py_True; !is_looking_ && symbolic) unsupported(kNotLooking);
   }
   ~DoubtsInRun() { stop(); }
@@ -162,8 +163,9 @@ class WatchedRun {
     if (std::string set = state_.changed_gradients(); !set.empty())
       return {Outcome::spoilt, {cat("sets requires_grad of ", set), Fallback::eager}};
     if (ambient_settings() != ambient_) return {Outcome::spoilt, "changes a setting of torch"};
-    if (PyObject_RichCompareBool(random_.get(), numpy_random_state().get(), Py_EQ) != 1)
-      return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
+    const Ref random = numpy_random_state();
+    const Ref is_same = cpython::undisturbed([&] { return PyObject_RichCompare(random_.get(), random.get(), Py_EQ); });
+    if (checked(is_same).get() != Py_True) return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
     // What the bytecode that ran does to tensors without an operation's showing it.
     std::string invisible = in_code("invisible", Owner::user);
     if (invisible.empty()) invisible = in_code("invisible_in_torch", Owner::torch);
@@ -201,7 +203,7 @@ class WatchedRun {
     py::object find = py::module_::import("broach._codes").attr(function);
     for (PyCodeObject* code : state_.entered()) {
       if (owner_of_file(code->co_filename) != whose) continue;
-      Ref found = checked(cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr); }).release());
+      Ref found = checked(cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr); }));
       if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
     }
     return "";

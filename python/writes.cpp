@@ -33,12 +33,19 @@ Shallow::Shallow(PyObject* o) : object(o), type(Ref::borrow(reinterpret_cast<PyO
     for (Py_ssize_t offset : cpython::slots_of(Py_TYPE(o))) slots.push_back(Ref::borrow(slot_at(o, offset)));
 }
 
+// What a comparison of the program's raises is no answer.
+static bool are_equal(PyObject* a, PyObject* b) {
+  const int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
+}
+
 bool keeps_order(PyObject* dict, std::vector<Ref> before) {
   std::vector<Ref> now;
   read_elements(dict, now);
   std::erase_if(before, [&](const Ref& k) { return PyDict_Contains(dict, k.get()) != 1; });
   return before.size() <= now.size() && std::equal(before.begin(), before.end(), now.begin(), [](const Ref& a, const Ref& b) {
-           return a.get() == b.get() || PyObject_RichCompareBool(a.get(), b.get(), Py_EQ) == 1;
+           return a.get() == b.get() || are_equal(a.get(), b.get());
          });
 }
 
@@ -73,7 +80,7 @@ bool Writes::find(const std::vector<Shallow>& before, Form& form, const Form::Ru
         if (!form.add(PyList_GET_ITEM(b.object, k), rules, leaves)) return false;
       continue;
     }
-    if (PySet_Check(b.object) && PyObject_RichCompareBool(b.object, b.items.get(), Py_EQ) != 1) return form.refuse(b.object);
+    if (PySet_Check(b.object) && !are_equal(b.object, b.items.get())) return form.refuse(b.object);
     if (reinterpret_cast<PyObject*>(Py_TYPE(b.object)) != b.type.get()) return form.refuse({"another class", Fallback::eager});
     if (PyDict_Check(b.object) && !keeps_order(b.object, b.order)) return form.refuse({"items in another order", Fallback::eager});
     if (PyDict_Check(b.object) &&
