@@ -15,7 +15,6 @@
 
 #include "capture.h"
 #include "devices.h"
-#include "reference.h"
 
 namespace broach {
 
@@ -65,12 +64,7 @@ AmbientSettings ambient_settings() {
   for (const at::SDPBackend backend : c.sDPPriorityOrder())
     attention = attention << 4 | static_cast<uint64_t>(static_cast<int>(backend) + 1);
   static_assert(1 + 4 * at::num_sdp_backends <= 64);
-  // `raise` by itself, and an exception's context, go by what the caller is handling.
-  PyObject *type, *value, *trace;
-  PyErr_GetExcInfo(&type, &value, &trace);
-  const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
-  const bool handles = value && value != Py_None;
-  return {word, attention, handles ? reinterpret_cast<uintptr_t>(Py_TYPE(value)) : 0};
+  return {word, attention};
 }
 
 bool must_run_plainly() {

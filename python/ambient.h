@@ -8,7 +8,7 @@ namespace broach {
 
 // Everything that may differ between calls; two calls with equal words see equal settings, and Function::Modes are equal.
 // What `torch.backends.cudnn.allow_tf32` says is not in it: where it does not raise, it follows from the precisions.
-using AmbientSettings = std::array<uint64_t, 3>;
+using AmbientSettings = std::array<uint64_t, 2>;
 AmbientSettings ambient_settings();
 
 // Whether a call happens inside something that interprets operations itself (a transform of torch.func, a dispatch or function

@@ -48,52 +48,6 @@ inline bool is_finalizing() {
 #endif
 }
 
-// While it lives no signal reaches this thread: its handler in Python would run within code of ours, and what it raises be lost there. Another
-// thread may take one meanwhile, whose handler runs as soon as this one runs code of Python's: see `undisturbed`.
-class SignalsHeld {
- public:
-  SignalsHeld() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before_);
-  }
-  ~SignalsHeld() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsHeld(const SignalsHeld&) = delete;
-  SignalsHeld& operator=(const SignalsHeld&) = delete;
-
-  // Runs the handlers of those that came before. False with what one of them raised.
-  static bool run_handlers() { return PyErr_CheckSignals() == 0; }
-
- private:
-  sigset_t before_;
-};
-
-// Raises the exception in the main thread as soon as that runs code of Python's, as a signal's handler does.
-inline void raise_later(Ref exception) {
-  const auto raise = [](void* e) {
-    const Ref held = Ref::steal(static_cast<PyObject*>(e));
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(held.get())), held.get());
-    return -1;
-  };
-  if (Py_AddPendingCall(raise, exception.get()) == 0) exception.release();
-}
-
-// What `call` gives, a new reference, which calls code of ours in Python and can be repeated; null with its error. What the handler of a signal
-// raises within comes again behind it.
-template <class Call>
-Ref undisturbed(Call call) {
-  Ref result = Ref::steal(call());
-  if (result || !PyErr_Occurred()) return result;
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  PyErr_NormalizeException(&type, &value, &trace);
-  Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
-  if (value && trace) PyException_SetTraceback(value, trace);
-  result = Ref::steal(call());
-  if (result) raise_later(std::move(held[1]));  // otherwise it was, as a rule, the call's own
-  return result;
-}
-
 // Asks to be told about changes of a dict, where there are no versions. `changed` is called with the GIL held.
 using DictChanged = void (*)(PyObject* dict);
 #if PY_VERSION_HEX >= 0x030C0000

@@ -26,6 +26,7 @@
 #include "recorded_calls.h"
 #include "reference.h"
 #include "runtime/memory.h"
+#include "signals.h"
 #include "stand_ins.h"
 #include "support/bug.h"
 #include "support/error.h"
@@ -87,7 +88,7 @@ std::optional<std::vector<at::Tensor>> saved_by(torch::autograd::Node& node) {
     for (const PyGetSetDef* field = type->tp_getset; field && field->name; ++field) {
       const std::string_view name = field->name;
       if (!name.starts_with("_saved_") && name != "saved_tensors") continue;
-      const Ref value = cpython::undisturbed([&] { return field->get(o.ptr(), field->closure); });
+      const Ref value = undisturbed([&] { return field->get(o.ptr(), field->closure); });
       if (!value) {
         const py::error_already_set error;  // also of one that was written since
         const bool is_freed = std::string_view(error.what()).find(torch::autograd::ERR_BACKWARD_TWICE) != std::string_view::npos;

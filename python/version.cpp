@@ -14,6 +14,7 @@
 #include "gradient_code.h"
 #include "instances.h"
 #include "rerun.h"
+#include "signals.h"
 #include "support/error.h"
 #include "watch.h"
 #include "while_capturing.h"
@@ -74,7 +75,7 @@ Ref numpy_random_state() {
   static std::atomic<PyObject*> known{nullptr};
   PyObject* ask = known.load();
   if (!ask) known = ask = py::object(py::module_::import("broach._codes").attr("numpy_random_state")).release().ptr();
-  return checked(cpython::undisturbed([&] { return PyObject_CallNoArgs(ask); }));
+  return checked(undisturbed([&] { return PyObject_CallNoArgs(ask); }));
 }
 
 // Looks for doubted names in what a run does (_names_found.py).
@@ -87,8 +88,9 @@ class DoubtsInRun {
     for (size_t i = 0; i < doubts_.size(); ++i) names[i] = py::reinterpret_borrow<py::object>(doubts_[i].name.get());
     py::object ends = symbolic ? py::reinterpret_borrow<py::object>(Watch::end_of_program()) : py::none();
     search_ = py::module_::import("broach._names_found").attr("NamesFound")(names, ends);
-    const Ref started = checked(cpython::undisturbed([&] { return PyObject_CallMethod(search_.ptr(), "start", nullptr); }));
-    if (is_looking_ = started.get() == Py_True; !is_looking_ && symbolic) unsupported(kNotLooking);
+    const Ref started = checked(undisturbed([&] { return PyObject_CallMethod(search_.ptr(), "start", nullptr); }));
+    is_looking_ = started.get() == Py_True;
+    if (!is_looking_ && symbolic) stop(), unsupported(kNotLooking);
   }
   ~DoubtsInRun() { stop(); }
   DoubtsInRun(const DoubtsInRun&) = delete;
@@ -98,7 +100,7 @@ class DoubtsInRun {
     if (!search_) return;
     const py::error_scope of_the_program;
     const py::object search = std::exchange(search_, {});
-    const Ref found = cpython::undisturbed([&] { return PyObject_CallMethod(search.ptr(), "stop", nullptr); });
+    const Ref found = undisturbed([&] { return PyObject_CallMethod(search.ptr(), "stop", nullptr); });
     if (found) found_ = py::reinterpret_borrow<py::object>(found.get());
     else PyErr_WriteUnraisable(search.ptr());
   }
@@ -164,7 +166,7 @@ class WatchedRun {
       return {Outcome::spoilt, {cat("sets requires_grad of ", set), Fallback::eager}};
     if (ambient_settings() != ambient_) return {Outcome::spoilt, "changes a setting of torch"};
     const Ref random = numpy_random_state();
-    const Ref is_same = cpython::undisturbed([&] { return PyObject_RichCompare(random_.get(), random.get(), Py_EQ); });
+    const Ref is_same = undisturbed([&] { return PyObject_RichCompare(random_.get(), random.get(), Py_EQ); });
     if (checked(is_same).get() != Py_True) return {Outcome::spoilt, {"draws numpy's random numbers", Fallback::eager}};
     // What the bytecode that ran does to tensors without an operation's showing it.
     std::string invisible = in_code("invisible", Owner::user);
@@ -182,16 +184,19 @@ class WatchedRun {
   }
 
   bool has_asked() const { return asked_; }
+  bool was_ended() const { return was_ended_; }
   bool has_effects() const { return !effects_.empty(); }
   Verdict why_ended() const { return {Outcome::spoilt, effects_.front()}; }
   // Whether the program knows that it is compiled, and has done nothing that its end does not undo.
   bool has_only_asked() const { return told_ && effects_.empty(); }
+  bool sees_handled() const { return !in_code("sees_handled", Owner::user).empty(); }
   // A `with` is no call that the interpreter tells about.
   bool may_have_taken_lock() const { return state_.holds_lock() && !in_code("enters_block", Owner::user).empty(); }
 
   void finish() {
     effects_ = watch_->effects();
     asked_ = watch_->asked_whether_compiling();
+    was_ended_ = watch_->was_ended();
     told_ = watch_->has_told_compiling() || (compiling_ && asked_);
     stop();
   }
@@ -203,7 +208,7 @@ class WatchedRun {
     py::object find = py::module_::import("broach._codes").attr(function);
     for (PyCodeObject* code : state_.entered()) {
       if (owner_of_file(code->co_filename) != whose) continue;
-      Ref found = checked(cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr); }));
+      Ref found = checked(undisturbed([&] { return PyObject_CallFunctionObjArgs(find.ptr(), code, nullptr); }));
       if (PyUnicode_GetLength(found.get()) > 0) return py::reinterpret_borrow<py::str>(found.get());
     }
     return "";
@@ -220,7 +225,7 @@ class WatchedRun {
   std::optional<DoubtsInRun> doubts_;
   std::optional<Watch> watch_;
   std::vector<Reason> effects_;
-  bool asked_ = false, told_ = false;
+  bool asked_ = false, told_ = false, was_ended_ = false;
 };
 
 }  // namespace
@@ -239,6 +244,13 @@ void Pending::take_back_or_reject(Reason why) {
   reject(std::move(why));
 }
 
+Ref handled_exception() {
+  PyObject *type, *value, *trace;
+  PyErr_GetExcInfo(&type, &value, &trace);
+  const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
+  return value && value != Py_None ? Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value))) : Ref();
+}
+
 void Version::watch(const Subject& subject) {
   ambient = ambient_settings();
   modes = Function::Modes::now();
@@ -249,6 +261,7 @@ void Version::watch(const Subject& subject) {
   for (const StatePlace& place : subject.places) state->leave_out(place);
   state->leave_out(subject.doubts);
   PyObject* program = subject.program.get();
+  handled_ = handled_exception();
   state->watch(program, PyFunction_Check(program) ? "" : "self");
   for (PyObject* root : form.form().roots()) state->watch(root, "an argument");
   watch_torch(*state);
@@ -413,14 +426,6 @@ static void settle(const std::shared_ptr<State>& own, std::span<const std::share
   for (const std::shared_ptr<State>& s : of_gradients) begin(*s);
 }
 
-// The signal within whose handler this was raised; 0 if there is none.
-static int signal_of(PyObject* error) {
-  const py::object ask = py::module_::import("broach._codes").attr("signal_of");
-  const Ref number = cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(ask.ptr(), error, nullptr); });
-  if (!number) return PyErr_Clear(), 0;
-  return static_cast<int>(PyLong_AsLong(number.get()));
-}
-
 // Of the error of a run on stand-ins, the frames: what they hold goes while the run is watched, as does what it leaves by `return`.
 static void let_go_of_frames(Pending& p) {
   PyObject *type, *value, *trace;
@@ -428,8 +433,10 @@ static void let_go_of_frames(Pending& p) {
   PyErr_NormalizeException(&type, &value, &trace);
   if (value && trace) {
     PyException_SetTraceback(value, trace);
-    const cpython::Untraced none_of_the_programs_code;
-    p.signal = signal_of(value);
+    {
+      const cpython::Untraced none_of_the_programs_code;
+      p.signal = signal_of(value);
+    }
     PyException_SetTraceback(value, Py_None);
     PyException_SetContext(value, nullptr);
     PyException_SetCause(value, nullptr);
@@ -449,14 +456,14 @@ static void let_go_of_frames(Pending& p) {
 Function::Results Version::run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   py::gil_scoped_acquire gil;
   try {
-    return run_program(*pending, inputs, ints, floats);
-  } catch (py::error_already_set& e) {
+    return run_once(*pending, inputs, ints, floats);
+  } catch (const py::error_already_set& e) {
     if (!Function::is_capturing_symbols()) throw;
     end_attempt(*pending, e);
   }
 }
 
-Function::Results Version::run_program(Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
+Function::Results Version::run_once(Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
   if (p.is_trial) {  // of code that fails
     p.ran = Pending::Ran::nothing;
     throw Error("broach: a trial does not run the program itself");
@@ -589,7 +596,7 @@ void Version::say_compiling_next(Pending& p) const {
 }
 
 Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before) {
-  std::optional<cpython::SignalsHeld> held(std::in_place);
+  std::optional<SignalsHeld> held(std::in_place);
   if (!held->run_handlers()) throw py::error_already_set();
   WatchedRun run(*p.subject, *state, !given.own && !p.copies);
   Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
@@ -601,6 +608,8 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   p.may_have_lock = run.may_have_taken_lock();
   p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();
   if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
+  if (result && Function::is_capturing_symbols() && run.was_ended())
+    unsupported("what ends the run was lost, as in a weak reference's callback");
   if (!result && !Function::is_capturing_symbols() && Watch::has_ended()) {
     p.verdict = run.why_ended();
     Function::abandon_capture(p.verdict);
@@ -613,6 +622,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   const bool may_pass = p.verdict.is_good() || p.verdict.outcome == Outcome::spoilt || p.verdict.outcome == Outcome::learnt;
   if (may_pass && recorded.outcome == Outcome::spoilt) p.verdict = recorded;
   p.has_effects = run.has_effects();
+  goes_by_handled_ = run.sees_handled();
   // What stands for an argument has not its hooks.
   if (!given.own && p.verdict.outcome == Outcome::spoilt && run.works_invisibly()) p.verdict.outcome = Outcome::rejected;
   if (p.met_checkpoint) {  // whatever torch's own checkpoint has done

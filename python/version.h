@@ -90,6 +90,9 @@ struct Pending {
   void take_back_or_reject(Reason why);
 };
 
+// The type of the exception that this thread is handling; null if there is none.
+Ref handled_exception();
+
 class Version : public std::enable_shared_from_this<Version> {
  public:
   Version(Subject& subject, const std::vector<bool>& constant, const ProgramOptions& options)
@@ -101,7 +104,8 @@ class Version : public std::enable_shared_from_this<Version> {
   void watch(const Subject& subject);
   // Whether it stands for calls of such arguments and settings, whose leaves it adds.
   bool fits(const Arguments& a, const AmbientSettings& settings, Leaves& leaves) const {
-    return ambient == settings && form.match(a, leaves) && holds_the_same(leaves);
+    return ambient == settings && (!goes_by_handled_ || handled_exception().get() == handled_.get()) && form.match(a, leaves) &&
+           holds_the_same(leaves);
   }
   // Whether what it and its gradients read is as it was when it was captured.
   bool reads_the_same(std::string* why) const;
@@ -122,7 +126,7 @@ class Version : public std::enable_shared_from_this<Version> {
  private:
   class Given;
   Function::Results run_program(at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
-  Function::Results run_program(Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
+  Function::Results run_once(Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats);
   void say_compiling_next(Pending& p) const;
   Ref run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before);
   Ref run_again(Pending& p, const Given& given, const std::vector<Shallow>& before, bool may_depend_on_it);
@@ -140,6 +144,8 @@ class Version : public std::enable_shared_from_this<Version> {
   void note_writes(const ResultForm& made, const Given& given, Turns::Met met, Pending& p);
 
   bool writes_state_ = false, writes_arguments_ = false;  // in any recording
+  bool goes_by_handled_ = false;                          // by the exception that the caller handled when it was captured, of this type
+  Ref handled_;
   std::shared_ptr<const ProgramAgain> again_;
   Subject* subject_ = nullptr;  // of the callable, which has this version
   // An argument may be a tensor or container that the program also reaches by itself: then it must be that one, as it was when

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "instances.h"
+#include "signals.h"
 #include "state.h"
 #include "support/error.h"
 #include "tensors.h"
@@ -592,7 +593,7 @@ void State::watch_imports(PyCodeObject* code, PyObject* globals) {
     Ref m = import_module("broach._codes");
     return PyObject_GetAttrString(m.get(), "imported");
   }();
-  Ref names = cpython::undisturbed([&] { return PyObject_CallFunctionObjArgs(find, code, globals, nullptr); });
+  Ref names = undisturbed([&] { return PyObject_CallFunctionObjArgs(find, code, globals, nullptr); });
   if (!names) return PyErr_Clear(), void(problems_.emplace_back(cat("the imports of ", text_of(code->co_name), " cannot be resolved")));
   if (PyTuple_GET_SIZE(names.get()) > 0) watch_names(PyImport_GetModuleDict(), names.get(), "sys.modules,", Names::all);
 }
@@ -616,7 +617,7 @@ static Ref names_beside_attributes(PyCodeObject* code, PyObject* globals) {
   }
   if (!may_change) return {};
   Ref codes = import_module("broach._codes");
-  Ref found = codes ? cpython::undisturbed([&] { return PyObject_CallMethod(codes.get(), "names_beside_attributes", "O", code); }) : Ref();
+  Ref found = codes ? undisturbed([&] { return PyObject_CallMethod(codes.get(), "names_beside_attributes", "O", code); }) : Ref();
   if (!found) PyErr_Clear();
   return found;
 }

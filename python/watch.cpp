@@ -12,6 +12,7 @@
 #include "gradient_code.h"
 #include "instances.h"
 #include "keys.h"
+#include "signals.h"
 #include "support/error.h"
 
 namespace py = pybind11;
@@ -138,6 +139,7 @@ Watch::Watch(State& state, const State* program, bool tells, bool runs_again)
   auto before = cpython::current_profiler();
   before_ = before.function;
   before_argument_ = Ref::steal(before.argument);
+  caller_ = reinterpret_cast<PyObject*>(PyEval_GetFrame());
   Ref self = Ref::steal(PyCapsule_New(this, "broach.Watch", nullptr));
   PyEval_SetProfile(&on_event, self.get());
 }
@@ -153,7 +155,7 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   if (what == PyTrace_RETURN && frame == w->told_) w->told_ = nullptr, w->compiling_.reset();
   const bool begins = what == PyTrace_CALL || what == PyTrace_C_CALL;
   if (w->abandoned_ || (!begins && what != PyTrace_C_EXCEPTION)) return 0;
-  const cpython::SignalsHeld held;
+  const SignalsHeld held;
   if (begins && !held.run_handlers()) return -1;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
@@ -177,7 +179,7 @@ bool Watch::is_leaving(PyFrameObject* frame, PyObject* function) {
   }
   bool is_users = false;
   Ref at = Ref::borrow(reinterpret_cast<PyObject*>(frame));
-  while (at && at.get() != Py_None) {
+  while (at && at.get() != Py_None && at.get() != caller_) {
     auto* f = reinterpret_cast<PyFrameObject*>(at.get());
     Ref code = Ref::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(f)));
     auto* c = reinterpret_cast<PyCodeObject*>(code.get());
@@ -217,6 +219,7 @@ bool Watch::is_ending() {
 // Nothing of the run has happened, so that the program can run again.
 int Watch::end_program() {
   ends_ = is_seen_outside_ = false;
+  was_ended_ = true;
   PyErr_SetString(end_of_program(), effects_.empty() ? "a function that torch.compile compiles is called with tensors that stand for others"
                                                      : effects_.back().text.c_str());
   return -1;
@@ -234,7 +237,7 @@ Owner Watch::owner(PyCodeObject* code) {
 // What a function of `_codes` says of code.
 static std::string answer_of_codes(const char* question, PyCodeObject* code) {
   Ref module = import_module("broach._codes");
-  Ref answer = module ? cpython::undisturbed([&] { return PyObject_CallMethod(module.get(), question, "O", code); }) : Ref();
+  Ref answer = module ? undisturbed([&] { return PyObject_CallMethod(module.get(), question, "O", code); }) : Ref();
   if (!answer) return PyErr_Clear(), cat("runs code that cannot be read: ", text_of(code->co_name));
   return std::string(text_of(answer.get()));
 }
@@ -369,6 +372,16 @@ static std::string_view name_of_file(std::string_view path) {
   return path.substr(0, path.rfind(".py"));
 }
 
+// Which are left out of a module's state, as no other results depend on them.
+void Watch::watch_hooks_of_state(PyFrameObject* frame) {
+  const Ref self = local(frame, "self");
+  for (const char* name : {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}) {
+    Ref hooks = self ? Ref::steal(PyObject_GetAttrString(self.get(), name)) : Ref();
+    if (hooks) state_.watch(hooks.get(), name);
+    else PyErr_Clear();
+  }
+}
+
 // Of torch's own Python code, what works on attributes of tensors that no operation shows.
 void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   std::string_view function = text_of(code->co_name);
@@ -376,6 +389,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
   if (function == "register_post_accumulate_grad_hook" && text_of(code->co_filename).ends_with("/torch/_tensor.py"))
     effect(frame, {"registers a hook for an accumulated gradient", Fallback::eager});
   if (function == "_engine_run_backward" && text_of(code->co_filename).ends_with("/torch/autograd/graph.py")) on_backward(frame);
+  if (function.ends_with("state_dict") && text_of(code->co_filename).ends_with("/torch/nn/modules/module.py")) watch_hooks_of_state(frame);
   if (!torch_codes_.insert(code).second) return;
   if (function == "__hash__" && text_of(code->co_filename).ends_with("/torch/_tensor.py")) {
     torch_codes_.erase(code);  // whoever asks next
@@ -400,8 +414,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
-  // Hooks of these are not watched, as no other result depends on them.
-  if (name.ends_with("/torch/nn/modules/module.py") && function.find("state_dict") != function.npos)
+  if (name.ends_with("/torch/nn/modules/module.py") && function.find("register") < 2 && function.find("state_dict") != function.npos)
     effect(frame, {cat("calls ", function), Fallback::eager});
 }
 

@@ -47,6 +47,8 @@ class Watch {
   static bool has_ended() { return PyErr_Occurred() && PyErr_ExceptionMatches(end_of_program()); }
   // Whether the program has asked whether it is compiled, and was told no; and nobody asked who computes something else where it is.
   bool asked_whether_compiling() const { return asked_ && !computes_otherwise_; }
+  // Whether the run was to end by an error, which code that catches errors may have lost.
+  bool was_ended() const { return was_ended_; }
   // Whether code that only saves work by knowing was told yes.
   bool has_told_compiling() const { return has_told_; }
   // Whether the user's code has asked how a tensor lies in memory.
@@ -68,6 +70,7 @@ class Watch {
   void on_register_hook(PyFrameObject* frame);
   void on_backward(PyFrameObject* frame);
   void watch_logger(PyFrameObject* frame);
+  void watch_hooks_of_state(PyFrameObject* frame);
   void watch_arguments(PyFrameObject* frame, PyCodeObject* code);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
   void set_line(PyFrameObject* frame, PyCodeObject* code);
@@ -106,6 +109,8 @@ class Watch {
   PyCodeObject* line_code_ = nullptr;
   int line_ = 0;
   bool abandoned_ = false, ends_ = false;  // the capture; the program, by an error
+  bool was_ended_ = false;
+  const void* caller_ = nullptr;  // the frame that calls the program
   // What is about to be called does something that others see, which no block that the error leaves has to do: the run has done nothing
   // that they see.
   bool is_seen_outside_ = false;

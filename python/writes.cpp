@@ -44,9 +44,8 @@ bool keeps_order(PyObject* dict, std::vector<Ref> before) {
   std::vector<Ref> now;
   read_elements(dict, now);
   std::erase_if(before, [&](const Ref& k) { return PyDict_Contains(dict, k.get()) != 1; });
-  return before.size() <= now.size() && std::equal(before.begin(), before.end(), now.begin(), [](const Ref& a, const Ref& b) {
-           return a.get() == b.get() || are_equal(a.get(), b.get());
-         });
+  return before.size() <= now.size() &&
+         std::equal(before.begin(), before.end(), now.begin(), [](const Ref& a, const Ref& b) { return are_equal(a.get(), b.get()); });
 }
 
 bool Writes::find_in_dict(PyObject* now, PyObject* before, int container, Write::Kind set, Write::Kind remove, Form& form,

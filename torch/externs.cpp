@@ -261,7 +261,8 @@ class AtenCall : public ExternRunner {
     const Buffer& b = schedule_.buffers[static_cast<size_t>(buffer)];
     auto sizes = evaluate(b.type.shape, frame.symbols), strides = evaluate(b.strides, frame.symbols);
     // Of a type that only such calls know, or no tensor at all when it was recorded, which nobody reads.
-    if (b.type.dtype == DType::opaque && t.sizes() != c10::IntArrayRef(sizes)) return;
+    const bool is_plain = t.layout() == c10::kStrided && !t.is_quantized() && t.sizes() == c10::IntArrayRef(sizes);
+    if (b.type.dtype == DType::opaque && !(is_plain && dtype_of(t.scalar_type()) == DType::opaque)) return;
     check(t.sizes() == c10::IntArrayRef(sizes) && dtype_of(t.scalar_type()) == b.type.dtype, "extern ", call_.schema, " gave ",
           t.scalar_type(), t.sizes(), ", compiled for ", name_of(b.type.dtype), c10::IntArrayRef(sizes));
     at::Tensor held = t.resolve_conj().resolve_neg();

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
+import itertools
 import signal
 import sys
+import threading
 import traceback
 import types
 import weakref
@@ -328,14 +331,41 @@ def reads_only_arguments(function: object) -> bool:
     return isinstance(function, types.FunctionType) and is_plain(function)
 
 
+@_once
+def sees_handled(code: types.CodeType) -> str:
+    """Whether it may go by the exception that its caller is handling."""
+    bare = any(step.opname == "RAISE_VARARGS" and step.arg == 0 for step in dis.get_instructions(code))
+    return "goes by the exception that is being handled" if bare or "__context__" in code.co_names else ""
+
+
+def _is_call_of_handler(frame: types.FrameType, number: int) -> bool:
+    """By its arguments, as the program may call it too: the number, and the frame that was interrupted."""
+    code, values = frame.f_code, []
+    for name in code.co_varnames[: code.co_argcount + bool(code.co_flags & inspect.CO_VARARGS)]:
+        value = frame.f_locals.get(name)
+        values += value if type(value) is tuple else [value]
+    return any(a == number and type(b) in (types.FrameType, type(None)) for a, b in itertools.pairwise(values) if isinstance(a, int))
+
+
 def signal_of(error: BaseException) -> int:
-    """The number of the signal within whose handler it was raised; 0 if there is none."""
-    ran = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    """The number of the signal whose handler has raised it, or called what has; 0 if it is none of a handler's, which the main thread runs."""
+    if threading.current_thread() is not threading.main_thread():
+        return 0
+    walked = list(traceback.walk_tb(error.__traceback__))
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
+        if handler is None or isinstance(handler, signal.Handlers):
+            continue
         while isinstance(handler, functools.partial):
             handler = handler.func
         handler = getattr(handler, "__func__", handler)
-        if getattr(handler, "__code__", getattr(getattr(type(handler), "__call__", None), "__code__", None)) in ran:
+        code = getattr(handler, "__code__", getattr(getattr(type(handler), "__call__", None), "__code__", None))
+        if any(frame.f_code is code and _is_call_of_handler(frame, number) for frame, _ in walked):
             return number
-    return signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
+    # Python's own for Ctrl-C has no frame.
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    is_raised = trace is not None and dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    is_own = type(error) is KeyboardInterrupt and not error.args and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return signal.SIGINT if is_own and not is_raised else 0

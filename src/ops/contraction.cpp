@@ -390,12 +390,12 @@ Result convolve(OpCall& c, Convolution a) {
   Shape sizes = a.x.shape();
   sizes[1] = a.transposed ? a.w.shape()[0] : a.w.shape()[1] * SymInt(a.groups);
   a.x = with_sizes(b, a.x, sizes);
+  if (a.bias) a.bias = with_sizes(b, *a.bias, {a.transposed ? a.w.shape()[1] * SymInt(a.groups) : a.w.shape()[0]});
+  Value r = product_of_patches(b, a);
+  // A GPU's library has no compiled engines for a sum behind windows with gaps.
+  const bool apart = !r && a.bias && is_better_as_product(a.x) && std::ranges::any_of(a.dilation, [](int64_t d) { return d != 1; });
   std::vector<Value> inputs{a.x, a.w};
-  if (a.bias) inputs.push_back(with_sizes(b, *a.bias, {a.transposed ? a.w.shape()[1] * SymInt(a.groups) : a.w.shape()[0]}));
-  if (a.bias) a.bias = inputs.back();
-  Value r = product_of_patches(b, a), behind;
-  if (!r && a.bias && is_better_as_product(a.x) && std::ranges::any_of(a.dilation, [](int64_t d) { return d != 1; }))
-    behind = inputs.back(), inputs.pop_back();  // the library's compiled engines have no sum behind windows with gaps
+  if (a.bias && !apart) inputs.push_back(*a.bias);
   if (!r)
     r = b.emit(Op::conv, inputs,
                {{Attr::stride, for_each_dim(a.stride, n, 1)},
@@ -404,7 +404,7 @@ Result convolve(OpCall& c, Convolution a) {
                 {Attr::transposed, int64_t{a.transposed}},
                 {Attr::output_padding, for_each_dim(a.output_padding, n, 0)},
                 {Attr::groups, a.groups}});
-  if (behind) r = b.binary(Op::add, r, broadcast_to(b, along(b, behind, 1, r.rank()), r.shape()));
+  if (apart) r = b.binary(Op::add, r, broadcast_to(b, along(b, *a.bias, 1, r.rank()), r.shape()));
   if (single) r = b.reshape(r, Shape(r.shape().begin() + 1, r.shape().end()));
   return as_result(c, b.cast(r, type));
 }

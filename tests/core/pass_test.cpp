@@ -125,3 +125,23 @@ return %10
 TEST_CASE("passes: every row of the list does what its file says") {
   for (const Pass& pass : passes()) check_pass(pass);
 }
+
+TEST_CASE("biases: a target without them behind dilated convolutions is given none there") {
+  const auto graph_of = [](const char* dilation, const char* size) {
+    const std::string y = cat("bf16[1, 2, ", size, "]");
+    return Graph::parse(
+        cat("%0 = input(index=0) : bf16[1, 2, 9]\n%1 = input(index=1) : bf16[2, 2, 2]\n%2 = input(index=2) : bf16[1, 2, 1]\n",
+            "%3 = conv(%0, %1, stride=[1], padding=[0], dilation=[", dilation, "], transposed=0, output_padding=[0], groups=1) : ", y,
+            "\n%4 = expand(%2, shape=[1, 2, ", size, "]) : ", y, "\n%5 = add(%3, %4) : ", y, "\nreturn %5\n"));
+  };
+  Capabilities c = all_capabilities();
+  auto takes = [&](const char* dilation, const char* size) {
+    const Graph g = match_epilogues(graph_of(dilation, size), {.capabilities = &c});
+    return std::ranges::any_of(g.placements(), [](const Placement& p) { return p.within >= 0; });
+  };
+  CHECK(takes("1", "8"));
+  CHECK(takes("3", "6"));
+  c.contractions.at({Op::conv, DType::bf16}).bias_of_dilated = false;
+  CHECK(takes("1", "8"));
+  CHECK(!takes("3", "6"));
+}

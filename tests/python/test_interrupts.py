@@ -78,6 +78,44 @@ def test_a_handler_that_returns_runs_once():
         signal.signal(signal.SIGALRM, before)
 
 
+class Counted:
+    calls, raises = 0, False
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("of its own"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_error_of_the_programs_own(error):
+    owner = Counted()
+
+    def program(x):
+        owner.calls += 1
+        if owner.raises:
+            raise error
+        return x * x.shape[0]
+
+    compiled = broach.compile(program, dynamic=True)
+    for n in (2, 3):
+        compiled(torch.ones(n))
+    owner.raises = True
+    for n in (4, 5):
+        with pytest.raises(type(error)) as caught:
+            compiled(torch.ones(n))
+        assert caught.value is error and owner.calls == n - 1
+
+
+def test_a_handler_that_the_program_calls(alarms):
+    def program(x):
+        if x.shape[0] > 3:
+            _ring(0, 1)
+        return x * x.shape[0]
+
+    compiled = broach.compile(program, dynamic=True)
+    for n in (2, 3):
+        compiled(torch.ones(n))
+    with pytest.raises(Alarm) as caught:
+        compiled(torch.ones(4))
+    assert any(entry.name == "program" for entry in caught.traceback)
+
+
 def test_first_call_while_the_interpreter_ends():
     code = """
         import broach, torch

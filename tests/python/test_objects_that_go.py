@@ -136,6 +136,16 @@ def test_an_exception_that_the_caller_handles(program, handled_first):
         check(handled)
 
 
+def test_exceptions_that_are_handled_cost_others_nothing():
+    compiled = broach.compile(lambda x: x + 1)
+    for _ in range(3):
+        try:
+            raise type("Other", (Exception,), {})
+        except Exception:
+            compiled(torch.ones(2))
+    assert compiled.stats()["compiled_calls"] == 2
+
+
 def test_reasons_are_short():
     counter = {"n": 0}
 

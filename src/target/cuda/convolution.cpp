@@ -28,7 +28,7 @@ void add_height(Operand& o) {
   o.place.strides.insert(o.place.strides.begin() + 2, row);
 }
 
-// The same along one dimension as along two, of which the first is a single point: libraries have it so only.
+// The same along one dimension as along two, of which the first is a single point: cuDNN has none along one.
 ContractionStep as_images(ContractionStep s) {
   if (s.result.type.rank() != 3) return s;
   Operation& n = s.operation;
