@@ -183,6 +183,7 @@ class WatchedRun {
     if (std::string asks = in_code("asks_for_type_of_number", Owner::user); !asks.empty()) unsupported(asks);
   }
 
+  void let_run() { watch_->let_run(); }
   bool has_asked() const { return asked_; }
   bool was_ended() const { return was_ended_; }
   bool has_effects() const { return !effects_.empty(); }
@@ -603,6 +604,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   held.reset();
   Ref result = Ref::steal(call(p.subject->program.get(), given.arguments));
   held.emplace();
+  run.let_run();
   if (!result && Function::is_capturing_symbols()) let_go_of_frames(p);
   run.finish();
   p.may_have_lock = run.may_have_taken_lock();

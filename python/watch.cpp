@@ -165,7 +165,7 @@ int Watch::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* ar
   PyErr_Restore(type, value, trace);
   if (begins) w->end_if_in_vain();
   // A run on stand-ins ends before it has an effect.
-  const bool may = w->ends_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr);
+  const bool may = w->ends_ && !w->lets_run_ && begins && !w->is_leaving(frame, what == PyTrace_C_CALL ? argument : nullptr);
   const bool ends = may && (w->is_seen_outside_ || !is_ending());
   return ends ? w->end_program() : 0;
 }

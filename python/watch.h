@@ -47,6 +47,8 @@ class Watch {
   static bool has_ended() { return PyErr_Occurred() && PyErr_ExceptionMatches(end_of_program()); }
   // Whether the program has asked whether it is compiled, and was told no; and nobody asked who computes something else where it is.
   bool asked_whether_compiling() const { return asked_ && !computes_otherwise_; }
+  // The program is over: what its frames still run, as they go, is watched, and ends by no error.
+  void let_run() { lets_run_ = true; }
   // Whether the run was to end by an error, which code that catches errors may have lost.
   bool was_ended() const { return was_ended_; }
   // Whether code that only saves work by knowing was told yes.
@@ -109,7 +111,7 @@ class Watch {
   PyCodeObject* line_code_ = nullptr;
   int line_ = 0;
   bool abandoned_ = false, ends_ = false;  // the capture; the program, by an error
-  bool was_ended_ = false;
+  bool was_ended_ = false, lets_run_ = false;
   const void* caller_ = nullptr;  // the frame that calls the program
   // What is about to be called does something that others see, which no block that the error leaves has to do: the run has done nothing
   // that they see.
