@@ -3,7 +3,6 @@
 
 #include <Python.h>
 #include <frameobject.h>
-#include <signal.h>
 #include <structmember.h>
 
 #include <cstddef>
@@ -38,6 +37,14 @@ class Untraced {
   Untraced(const Untraced&) = delete;
   Untraced& operator=(const Untraced&) = delete;
 };
+
+// The type of the exception that this thread is handling; null if there is none.
+inline Ref handled_exception() {
+  PyObject *type, *value, *trace;
+  PyErr_GetExcInfo(&type, &value, &trace);
+  const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
+  return value && value != Py_None ? Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value))) : Ref();
+}
 
 // Whether the interpreter is taking its modules down: nothing can be imported then.
 inline bool is_finalizing() {

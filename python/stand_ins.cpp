@@ -44,6 +44,12 @@ struct StandIns::Group {
   std::vector<StandIn> stand_ins;
   bool replaces_indexing = false;
   int alive = 0;  // captures
+
+  void exchange(bool in) const {
+    const py::error_scope of_the_program;
+    for (const StandIn& s : stand_ins) in ? put(s, s.original.get(), s.stand_in.get()) : put(s, s.stand_in.get(), s.original.get());
+    if (replaces_indexing) in ? replace_indexing() : restore_indexing();
+  }
 };
 
 StandIns::Group& StandIns::group(const std::string& name) {
@@ -60,17 +66,11 @@ void add_stand_ins(const std::string& name, const py::object& owner, const py::d
 }
 
 StandIns::StandIns(const char* name) : group_(group(name)) {
-  if (group_.alive++ > 0) return;
-  const py::error_scope of_the_program;
-  for (const StandIn& s : group_.stand_ins) put(s, s.original.get(), s.stand_in.get());
-  if (group_.replaces_indexing) replace_indexing();
+  if (group_.alive++ == 0) group_.exchange(true);
 }
 
 StandIns::~StandIns() {
-  if (--group_.alive > 0) return;
-  const py::error_scope of_the_program;
-  for (const StandIn& s : group_.stand_ins) put(s, s.stand_in.get(), s.original.get());
-  if (group_.replaces_indexing) restore_indexing();
+  if (--group_.alive == 0) group_.exchange(false);
 }
 
 }  // namespace broach

@@ -38,6 +38,10 @@ struct Doubt {
   Reason reason;
 };
 
+// The hooks that a module calls as its state is asked for or set.
+inline constexpr const char* kHooksOfState[] = {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
+                                                "_load_state_dict_post_hooks"};
+
 class State {
  public:
   State() = default;

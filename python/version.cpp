@@ -245,13 +245,6 @@ void Pending::take_back_or_reject(Reason why) {
   reject(std::move(why));
 }
 
-Ref handled_exception() {
-  PyObject *type, *value, *trace;
-  PyErr_GetExcInfo(&type, &value, &trace);
-  const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
-  return value && value != Py_None ? Ref::borrow(reinterpret_cast<PyObject*>(Py_TYPE(value))) : Ref();
-}
-
 void Version::watch(const Subject& subject) {
   ambient = ambient_settings();
   modes = Function::Modes::now();
@@ -262,7 +255,7 @@ void Version::watch(const Subject& subject) {
   for (const StatePlace& place : subject.places) state->leave_out(place);
   state->leave_out(subject.doubts);
   PyObject* program = subject.program.get();
-  handled_ = handled_exception();
+  handled_ = cpython::handled_exception();
   state->watch(program, PyFunction_Check(program) ? "" : "self");
   for (PyObject* root : form.form().roots()) state->watch(root, "an argument");
   watch_torch(*state);

@@ -4,6 +4,7 @@
 
 #include "ambient.h"
 #include "attempts.h"
+#include "cpython.h"
 #include "form.h"
 #include "function.h"
 #include "state.h"
@@ -90,9 +91,6 @@ struct Pending {
   void take_back_or_reject(Reason why);
 };
 
-// The type of the exception that this thread is handling; null if there is none.
-Ref handled_exception();
-
 class Version : public std::enable_shared_from_this<Version> {
  public:
   Version(Subject& subject, const std::vector<bool>& constant, const ProgramOptions& options)
@@ -104,7 +102,7 @@ class Version : public std::enable_shared_from_this<Version> {
   void watch(const Subject& subject);
   // Whether it stands for calls of such arguments and settings, whose leaves it adds.
   bool fits(const Arguments& a, const AmbientSettings& settings, Leaves& leaves) const {
-    return ambient == settings && (!goes_by_handled_ || handled_exception().get() == handled_.get()) && form.match(a, leaves) &&
+    return ambient == settings && (!goes_by_handled_ || cpython::handled_exception().get() == handled_.get()) && form.match(a, leaves) &&
            holds_the_same(leaves);
   }
   // Whether what it and its gradients read is as it was when it was captured.

@@ -34,11 +34,10 @@ bool starts_with_dunder(std::string_view s) { return s.size() > 4 && s.starts_wi
 
 // Fields of every nn.Module that only saving, loading and gradients read.
 bool is_bookkeeping(std::string_view field) {
-  static const std::unordered_set<std::string_view> names = {
-      "_state_dict_hooks",           "_state_dict_pre_hooks",      "_load_state_dict_pre_hooks",     "_load_state_dict_post_hooks",
-      "_non_persistent_buffers_set", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
-      "_is_full_backward_hook"};
-  return names.contains(field);
+  static const std::unordered_set<std::string_view> names = {"_non_persistent_buffers_set", "_forward_hooks_with_kwargs",
+                                                             "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called",
+                                                             "_is_full_backward_hook"};
+  return names.contains(field) || std::ranges::find(kHooksOfState, field) != std::end(kHooksOfState);
 }
 
 bool is_c_iterator(PyObject* o) {

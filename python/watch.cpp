@@ -209,12 +209,7 @@ PyObject* Watch::end_of_program() {
 }
 
 // Whether what runs is the end of a block that the error leaves, which puts back what it has set.
-bool Watch::is_ending() {
-  PyObject *type, *value, *trace;
-  PyErr_GetExcInfo(&type, &value, &trace);
-  const Ref held[] = {Ref::steal(type), Ref::steal(value), Ref::steal(trace)};
-  return value && reinterpret_cast<PyObject*>(Py_TYPE(value)) == end_of_program();
-}
+bool Watch::is_ending() { return cpython::handled_exception().get() == end_of_program(); }
 
 // Nothing of the run has happened, so that the program can run again.
 int Watch::end_program() {
@@ -375,7 +370,7 @@ static std::string_view name_of_file(std::string_view path) {
 // Which are left out of a module's state, as no other results depend on them.
 void Watch::watch_hooks_of_state(PyFrameObject* frame) {
   const Ref self = local(frame, "self");
-  for (const char* name : {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}) {
+  for (const char* name : kHooksOfState) {
     Ref hooks = self ? Ref::steal(PyObject_GetAttrString(self.get(), name)) : Ref();
     if (hooks) state_.watch(hooks.get(), name);
     else PyErr_Clear();
@@ -414,6 +409,7 @@ void Watch::on_torch_call(PyFrameObject* frame, PyCodeObject* code) {
     return abandon(frame);
   if (name.ends_with("/torch/_prims/rng_prims.py")) effect(frame, "reads or sets the state of random numbers");
   if (name.ends_with("/torch/_tensor_str.py")) effect(frame, "makes text of a tensor");
+  // Which are watched only where the state is asked for.
   if (name.ends_with("/torch/nn/modules/module.py") && function.find("register") < 2 && function.find("state_dict") != function.npos)
     effect(frame, {cat("calls ", function), Fallback::eager});
 }
