@@ -1,6 +1,9 @@
 """Two GPUs in one process: the same program on each, programs with tensors of both, and a thread for each."""
 
 import copy
+import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -132,3 +135,47 @@ def test_numbers_drawn_on_each():
             results.append(f(x))
         for have, want in zip(*results):
             assert torch.equal(have, want)
+
+
+WORKER = """
+import os, sys, torch, torch.distributed as dist
+from torch import nn
+import broach
+
+rank = int(sys.argv[1])
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2, device_id=device)
+torch.manual_seed(0)
+make = lambda: nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh()))).to(device)
+eager, net = make(), make()
+net.load_state_dict(eager.state_dict())
+within = broach.compile(net)
+parallel = [nn.parallel.DistributedDataParallel(m, device_ids=[rank], bucket_cap_mb=0.02) for m in (eager, within)]
+optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in parallel]
+for step in range(12):
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank)).to(device)
+    for m, o in zip(parallel, optimizers):
+        o.zero_grad()
+        m(x).square().mean().backward()
+        o.step()
+    for p, q in zip(eager.parameters(), net.parameters()):
+        torch.testing.assert_close(q, p, rtol=1e-3, atol=1e-5)
+assert within._compiled_call.stats()["compiled_calls"] >= 4
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_reduce_gradients():
+    """`DistributedDataParallel` around a compiled module, a process for each device: the sums are NCCL's, on streams of its own."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = str(s.getsockname()[1])
+    command = [sys.executable, "-c", WORKER]
+    processes = [
+        subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]
+    said = [p.communicate(timeout=300)[0] for p in processes]
+    assert [p.returncode for p in processes] == [0, 0], "\n".join(said)
