@@ -19,6 +19,10 @@ struct StandIn {
 
 // Of a class or module itself, without what it inherits. Borrowed; null if there is none.
 PyObject* own_value(PyObject* owner, PyObject* name) {
+  if (PyType_Check(owner) && PyUnicode_CompareWithASCIIString(name, "__name__") == 0)
+    return reinterpret_cast<PyHeapTypeObject*>(owner)->ht_name;
+  if (PyType_Check(owner) && PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0)
+    return reinterpret_cast<PyHeapTypeObject*>(owner)->ht_qualname;
   PyObject* dict = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
   return PyDict_GetItem(dict, name);
 }

@@ -1,7 +1,5 @@
 #include "state.h"
 
-#include <torch/csrc/Layout.h>
-#include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -41,33 +39,6 @@ PyObject* contextvar_value(PyObject* var) {
 }
 
 }  // namespace
-
-bool is_atom(PyObject* o) {
-  return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o) ||
-         PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || o == Py_Ellipsis || PyType_Check(o) || PyCFunction_Check(o) ||
-         PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) ||
-         THPMemoryFormat_Check(o) || is_numpy_scalar(Py_TYPE(o));
-}
-
-bool same_value(PyObject* a, PyObject* b) {
-  if (a == b) return true;
-  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (PyTuple_Check(a)) {
-    if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i)
-      if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
-    return true;
-  }
-  if (PyFloat_CheckExact(a)) {  // bits: a NaN is itself, and the zeros differ
-    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
-    return std::memcmp(&x, &y, sizeof x) == 0;
-  }
-  if (PyMethod_Check(a)) return PyMethod_GET_SELF(a) == PyMethod_GET_SELF(b) && PyMethod_GET_FUNCTION(a) == PyMethod_GET_FUNCTION(b);
-  if (PyType_Check(a) || PyComplex_CheckExact(a) || !is_atom(a)) return false;
-  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
-  if (equal < 0) PyErr_Clear();
-  return equal == 1;
-}
 
 // ---- dicts that announce their changes ----
 

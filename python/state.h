@@ -25,11 +25,6 @@
 
 namespace broach {
 
-// Whether a value can never change: numbers, strings, types of elements and the like, and tuples of them are not included.
-bool is_atom(PyObject* o);
-// Identical, or equal atoms, tuples or bound methods of such.
-bool same_value(PyObject* a, PyObject* b);
-
 // Something that cannot be watched, and the name in a module by which code finds it.
 struct Doubt {
   bool is_of(PyObject* dict, PyObject* its_name) const { return module.get() == dict && name.get() == its_name; }

@@ -1,6 +1,10 @@
 #include "types.h"
 
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include <cstring>
 
 #include "cpython.h"
 #include "reference.h"
@@ -130,6 +134,47 @@ bool is_stateless_type(PyTypeObject* t) { return native_types().stateless.contai
 bool may_be_made(PyTypeObject* t) {
   if (is_value_type(t) || is_stateless_type(t) || native_types().makers.contains(t->tp_name)) return true;
   return PyType_IsSubtype(t, reinterpret_cast<PyTypeObject*>(PyExc_BaseException));
+}
+
+bool is_atom(PyObject* o) {
+  return o == Py_None || PyBool_Check(o) || PyLong_CheckExact(o) || PyFloat_CheckExact(o) || PyComplex_CheckExact(o) ||
+         PyUnicode_CheckExact(o) || PyBytes_CheckExact(o) || o == Py_Ellipsis || PyType_Check(o) || PyCFunction_Check(o) ||
+         PyCode_Check(o) || Py_TYPE(o) == &PyRange_Type || THPDtype_Check(o) || THPDevice_Check(o) || THPLayout_Check(o) ||
+         THPMemoryFormat_Check(o) || is_numpy_scalar(Py_TYPE(o));
+}
+
+// Of numpy's scalars the bits, and of ranges all three numbers: equal ones may differ.
+static bool same_parts(PyObject* a, PyObject* b) {
+  auto same = [](const Ref& x, const Ref& y) { return x && y && PyObject_RichCompareBool(x.get(), y.get(), Py_EQ) == 1; };
+  auto attribute = [&](const char* name) {
+    return same(Ref::steal(PyObject_GetAttrString(a, name)), Ref::steal(PyObject_GetAttrString(b, name)));
+  };
+  auto bytes = [](PyObject* o) { return Ref::steal(PyObject_CallMethod(o, "tobytes", nullptr)); };
+  const bool answer = Py_TYPE(a) == &PyRange_Type ? attribute("start") && attribute("stop") && attribute("step")
+                                                  : attribute("dtype") && same(bytes(a), bytes(b));
+  PyErr_Clear();
+  return answer;
+}
+
+bool same_value(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (!a || !b || Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyTuple_Check(a)) {
+    if (PyTuple_GET_SIZE(a) != PyTuple_GET_SIZE(b)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a); ++i)
+      if (!same_value(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+    return true;
+  }
+  if (PyFloat_CheckExact(a)) {  // bits: a NaN is itself, and the zeros differ
+    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
+  if (PyMethod_Check(a)) return PyMethod_GET_SELF(a) == PyMethod_GET_SELF(b) && PyMethod_GET_FUNCTION(a) == PyMethod_GET_FUNCTION(b);
+  if (PyType_Check(a) || PyComplex_CheckExact(a) || !is_atom(a)) return false;
+  if (Py_TYPE(a) == &PyRange_Type || is_numpy_scalar(Py_TYPE(a))) return same_parts(a, b);
+  int equal = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
 }
 
 }  // namespace broach

@@ -46,6 +46,11 @@ bool is_value_type(PyTypeObject* native);
 bool is_stateless_type(PyTypeObject* native);
 bool may_be_made(PyTypeObject* native);
 
+// Whether a value can never change: numbers, strings, types of elements and the like, and tuples of them are not included.
+bool is_atom(PyObject* o);
+// Identical, or atoms that are equal in all their parts, tuples or bound methods of such.
+bool same_value(PyObject* a, PyObject* b);
+
 // Attributes and globals of a library that its results do not depend on (a cache of compiled patterns): by the class's or module's
 // name; set once by the package.
 void set_unwatched(std::unordered_map<std::string, std::unordered_set<std::string>> names);

@@ -179,8 +179,10 @@ class WatchedRun {
   bool works_invisibly() const { return works_invisibly_; }
 
   // A program that can tell its stand-ins from numbers may have gone another way than with these.
-  void must_not_tell_numbers() const {
+  void must_not_tell_numbers(bool has_numbers) const {
     if (std::string asks = in_code("asks_for_type_of_number", Owner::user); !asks.empty()) unsupported(asks);
+    if (!has_numbers) return;  // of sizes none asks by `is`
+    if (std::string compares = in_code("compares_identity", Owner::user); !compares.empty()) unsupported(compares);
   }
 
   void let_run() { watch_->let_run(); }
@@ -307,7 +309,11 @@ void Version::note_own(const Leaves& leaves) {
 class Version::Given {
  public:
   Given(const Version& version, const Pending& p, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats)
-      : arguments(p.arguments), containers(p.leaves.containers), own(are_own(p, inputs, ints, floats)), places_(version.form.places()) {
+      : arguments(p.arguments),
+        containers(p.leaves.containers),
+        own(are_own(p, inputs, ints, floats)),
+        has_symbols(are_symbols(ints, floats)),
+        places_(version.form.places()) {
     if (!own) make(version.form, inputs, ints, floats);
     for (const StatePlace& place : places_) {
       kept.push_back(Ref::borrow(place.value()));
@@ -330,6 +336,7 @@ class Version::Given {
   Arguments arguments;
   std::vector<PyObject*> containers;
   const bool own;
+  const bool has_symbols;           // for numbers
   std::vector<Ref> kept;            // what was in the places
   std::vector<Py_ssize_t> lengths;  // of those that only grow
 
@@ -342,6 +349,11 @@ class Version::Given {
            std::equal(ints.begin(), ints.end(), p.leaves.ints.begin(), p.leaves.ints.end(),
                       [](const c10::SymInt& a, int64_t b) { return !a.is_heap_allocated() && a.as_int_unchecked() == b; }) &&
            std::none_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
+  }
+
+  static bool are_symbols(c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
+    return std::any_of(ints.begin(), ints.end(), [](const c10::SymInt& i) { return i.is_heap_allocated(); }) ||
+           std::any_of(floats.begin(), floats.end(), [](const c10::SymFloat& f) { return f.is_symbolic(); });
   }
 
   void make(const ArgumentsForm& form, at::TensorList inputs, c10::SymIntArrayRef ints, c10::ArrayRef<c10::SymFloat> floats) {
@@ -602,7 +614,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   run.finish();
   p.may_have_lock = run.may_have_taken_lock();
   p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();
-  if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
+  if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers(given.has_symbols);
   if (result && Function::is_capturing_symbols() && run.was_ended())
     unsupported("what ends the run was lost, as in a weak reference's callback");
   if (!result && !Function::is_capturing_symbols() && Watch::has_ended()) {

@@ -251,7 +251,7 @@ void Watch::on_call(PyFrameObject* frame) {
   if (program_ && whose == Owner::user) watch_arguments(frame, code);
   // Which cannot be put back, should the code write to it.
   if (ends_on_effects_ && !state_.problems().empty()) effect(frame, state_.problems().front());
-  if (!ends_on_effects_ || (whose != Owner::user && (program_ || whose != Owner::torch))) return;
+  if (!(ends_on_effects_ || runs_again_) || (whose != Owner::user && (program_ || whose != Owner::torch))) return;
   // Nothing must have happened by then.
   std::vector<const char*> questions{whose == Owner::user ? "invisible" : "invisible_in_torch"};
   if (program_) questions.push_back("uses_context_up");

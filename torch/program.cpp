@@ -440,13 +440,14 @@ RandomStates CompiledProgram::random_states(bool kept) const {
 }
 
 // Takes back what cannot be one of its results: nothing of a way that eager does not take is seen.
-std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const CallInputs& call, Binding& binding,
                                                                           std::vector<Scalar>& observed) const {
+  auto& [symbols, inputs, integers] = binding;
   const RandomStates random = random_states(draws_);
   const auto found = backward_ ? backward_->rerun().found(inputs) : nullptr;
   std::vector<at::Tensor> made;
   try {
-    if (!stages_->run(inputs, sizes_, symbols.sizes, made)) return random.put_back(), std::nullopt;
+    if (!run_stages(binding, made)) return random.put_back(), std::nullopt;
   } catch (const IndexError&) {
     return random.put_back(), std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
   } catch (const c10::Error&) {
@@ -464,8 +465,9 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_speculatively(const 
 }
 
 // The same where the values come first: behind them a run is like any other.
-std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
+std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallInputs& call, Binding& binding,
                                                                     std::vector<Scalar>& observed) const {
+  auto& [symbols, inputs, integers] = binding;
   const RandomStates random = random_states(draws_ && can_fail_);
   const size_t first = program_.results.size() - program_.reads;
   std::vector<at::Tensor> made;
@@ -481,7 +483,7 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallIn
     return decided;
   };
   try {
-    if (!stages_->run(inputs, sizes_, symbols.sizes, made, decide)) return std::nullopt;
+    if (!run_stages(binding, made, decide)) return std::nullopt;
   } catch (const std::exception& e) {
     if (!decided) return std::nullopt;  // on a way that eager might not have taken: a run that finds no other raises it
     random.put_back();
@@ -491,6 +493,13 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run_decided(const CallIn
   std::vector<at::Tensor> out = results(inputs, made, symbols);
   out.resize(first);
   return out;
+}
+
+bool CompiledProgram::run_stages(Binding& binding, std::vector<at::Tensor>& made, const Decide& decide) const {
+  if (!stages_->run(binding.inputs, sizes_, binding.values.sizes, made, decide)) return false;
+  if (finds_sizes_)
+    for (const SymInt& i : binding.integers) i.eval(binding.values.sizes);  // throws where Python's goes beyond
+  return true;
 }
 
 // Eager takes a step's gradients away before it makes those of the next, so that there is memory for one of each.
@@ -503,13 +512,14 @@ void CompiledProgram::let_go_of_gradients(const CallInputs& call) const {
 }
 
 // An error of any step, also one that an operation of the program's own raises, is eager's to raise.
-std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const {
+std::vector<at::Tensor> CompiledProgram::run_directly(const CallInputs& call, Binding& binding) const {
+  auto& [symbols, inputs, integers] = binding;
   const RandomStates random = random_states(draws_ && can_fail_);
   const auto found = backward_ ? backward_->rerun().found(inputs) : nullptr;
   std::vector<at::Tensor> made;
   let_go_of_gradients(call);
   try {
-    check(stages_->run(inputs, sizes_, symbols.sizes, made), "sizes that it finds out are others than those that it is compiled for");
+    check(run_stages(binding, made), "sizes that it finds out are others than those that it is compiled for");
   } catch (const std::exception& e) {
     random.put_back();
     throw FailedRun(message_of(e));
@@ -545,9 +555,9 @@ std::optional<std::vector<at::Tensor>> CompiledProgram::run(const CallInputs& ca
     *numbers.back().mutable_data_ptr<double>() = symbols.floats[static_cast<size_t>(n)];
   }
   for (const at::Tensor& t : numbers) inputs.add(t);
-  auto out = program_.decides_first ? run_decided(call, inputs, symbols, observed)
-             : program_.speculative ? run_speculatively(call, inputs, symbols, observed)
-                                    : run_directly(call, inputs, symbols);
+  auto out = program_.decides_first ? run_decided(call, binding, observed)
+             : program_.speculative ? run_speculatively(call, binding, observed)
+                                    : run_directly(call, binding);
   if (!out) return std::nullopt;
   const auto end = out->begin() + static_cast<std::ptrdiff_t>(has_history_.size());
   out->erase(end - static_cast<std::ptrdiff_t>(bases_), end);

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -78,7 +79,8 @@ struct ReadCompanion {
 // What is known of a call once a program accepts it.
 struct Binding {
   SymbolValues values;
-  RunInputs inputs;  // the caller's and what the program holds, as long as these are there
+  RunInputs inputs;                  // the caller's and what the program holds, as long as these are there
+  std::span<const SymInt> integers;  // results, whose values must be ones of 64 bits before anything is written for good
 };
 
 class CompiledProgram {
@@ -112,11 +114,12 @@ class CompiledProgram {
   const std::vector<at::Tensor>& lifted() const { return lifted_; }
 
  private:
-  std::optional<std::vector<at::Tensor>> run_speculatively(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
-                                                           std::vector<Scalar>& observed) const;
-  std::optional<std::vector<at::Tensor>> run_decided(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols,
-                                                     std::vector<Scalar>& observed) const;
-  std::vector<at::Tensor> run_directly(const CallInputs& call, RunInputs& inputs, SymbolValues& symbols) const;
+  std::optional<std::vector<at::Tensor>> run_speculatively(const CallInputs& call, Binding& binding, std::vector<Scalar>& observed) const;
+  std::optional<std::vector<at::Tensor>> run_decided(const CallInputs& call, Binding& binding, std::vector<Scalar>& observed) const;
+  std::vector<at::Tensor> run_directly(const CallInputs& call, Binding& binding) const;
+  using Decide = std::function<bool(const std::vector<at::Tensor>& made, std::span<const int64_t> elements)>;
+  // Binds the sizes that it finds out. False where a run decided not to go on, or these do not fit.
+  bool run_stages(Binding& binding, std::vector<at::Tensor>& made, const Decide& decide = {}) const;
   bool is_unread(size_t input) const;
   void let_go_of_gradients(const CallInputs& call) const;
   RandomStates random_states(bool kept) const;

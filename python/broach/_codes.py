@@ -3,6 +3,7 @@ attributes written in C; and numpy's random numbers."""
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
 import inspect
@@ -144,13 +145,61 @@ def asks_for_type_of_number(code: types.CodeType) -> str:
     What `type` gives may be compared with classes that are no numbers', have its attributes read (the same), be printed or be
     called (which stand-ins refuse with an error). Anything else that is done with it counts, a search in a dict for example.
     """
-    if "type" not in code.co_names or _asks_for_an_order(code):
+    symbols = SYMBOLS.keys() & set(code.co_names)
+    if ("type" not in code.co_names and not symbols) or _asks_for_an_order(code):
         return ""
     steps = list(dis.get_instructions(code))
     for i, step in enumerate(steps):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and not _tells_nothing(steps, i):
             return f"asks for a type that may be a number's in {getattr(code, 'co_qualname', code.co_name)}"
+        if step.argval in symbols and not _is_beside(steps, i, SYMBOLS[step.argval]):
+            return f"uses torch.{step.argval} in {getattr(code, 'co_qualname', code.co_name)}"
     return ""
+
+
+# torch's classes, and what a number of them is of as well.
+SYMBOLS = {"SymInt": "int", "SymFloat": "float", "SymBool": "bool"}
+
+
+def _is_beside(steps: list[dis.Instruction], at: int, kind: str) -> bool:
+    """Whether they are members of one tuple of classes: `isinstance` says the same of a number and of what stands for it."""
+    last = next((i for i in range(at, len(steps)) if steps[i].opname == "BUILD_TUPLE"), None)
+    loads = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_NAME", *NO_STEPS)
+    if last is None or any(s.opname not in loads for s in steps[at:last]):
+        return False
+    first = last - next((n for n, s in enumerate(reversed(steps[:last])) if s.opname not in loads), last)
+    return any(s.argval == kind for s in steps[first:last])
+
+
+@_once
+def compares_identity(code: types.CodeType) -> str:
+    """Where `is` may compare numbers, of which each that stands for one is another object; empty if it cannot."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in NO_STEPS]
+    for i, step in enumerate(steps):
+        if step.opname == "IS_OP" and not _names_no_number(steps, i - 1) and not (_is_load(steps[i - 1]) and _names_no_number(steps, i - 2)):
+            return f"compares with `is` what may be a number in {getattr(code, 'co_qualname', code.co_name)}"
+    return ""
+
+
+def _is_load(step: dis.Instruction) -> bool:
+    return step.opname.startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST", "LOAD_DEREF", "LOAD_NAME"))
+
+
+def _names_no_number(steps: list[dis.Instruction], at: int) -> bool:
+    """Whether what is loaded there is a constant that is no number, a class (by the custom that these are capitalised), its member or
+    attribute, or one of torch's."""
+    step = steps[at]
+    if step.opname == "LOAD_CONST":
+        return type(step.argval) not in (int, float)
+    name = step.argval if isinstance(step.argval, str) else ""
+    if step.opname == "LOAD_ATTR":
+        owner = steps[at - 1].argval
+        return owner == "torch" or _is_class(name) or (_is_load(steps[at - 1]) and _is_class(owner))
+    return _is_load(step) and (_is_class(name) or name in ("self", "cls"))
+
+
+def _is_class(name: object) -> bool:
+    return isinstance(name, str) and (isinstance(getattr(builtins, name, None), type) or (name[:1].isupper() and not name.isupper()))
 
 
 def _asks_for_an_order(code: types.CodeType) -> bool:

@@ -70,8 +70,14 @@ class _Number:
     def __neg__(self) -> Any:
         return _wrap(self.node.neg())
 
-    def __abs__(self) -> Any:
-        return self if self >= 0 else -self  # type: ignore[operator]
+    # numpy asks for these, and works with objects otherwise, of which each is rounded, and typed, by Python's rules.
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **how: Any) -> Any:
+        return getattr(function, method)(*(_plain(x) if type(x) in _STAND_INS else x for x in inputs), **how)
+
+    def __array__(self, *how: Any, **more: Any) -> Any:
+        import numpy
+
+        return numpy.asarray(self._plain()).__array__(*how, **more)
 
     def __hash__(self) -> int:
         caller = sys._getframe(2)  # behind _method
@@ -122,6 +128,9 @@ class Int(_Number, torch.SymInt):
 
     __trunc__ = __ceil__ = __floor__
 
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self  # type: ignore[operator]
+
     def __round__(self, digits: int | None = None) -> Any:
         return self if digits is None else round(self._plain(), digits)
 
@@ -148,6 +157,9 @@ class Float(_Number, torch.SymFloat):
 
     def __trunc__(self) -> Any:
         return _whole(self, up=self < 0)  # type: ignore[operator]
+
+    def __abs__(self) -> Any:  # -0.0, too, has a sign
+        return _wrap(_C.function_of_number("fabs", self.node))
 
     def is_integer(self) -> bool:
         return self._plain().is_integer()
@@ -213,7 +225,8 @@ def _attributes(own: type, stand_in: type, kind: type) -> dict[str, Any]:
     since torch's own ask for that class."""
     methods = {**vars(_Number), **vars(stand_in)}
     mine = {n: f for n, f in methods.items() if inspect.isfunction(f)}
-    return {"__class__": _says_it_is(kind, own), **{n: _method(f, getattr(own, n, None)) for n, f in mine.items()}}
+    names = {n: getattr(stand_in, n) for n in ("__name__", "__qualname__", "__module__")}
+    return {"__class__": _says_it_is(kind, own), **names, **{n: _method(f, getattr(own, n, None)) for n, f in mine.items()}}
 
 
 def _function_of_numbers(original: Callable) -> Callable:

@@ -30,6 +30,7 @@ bool compute(HostFloats::Op op, double a, double b, double& out) {
   }
 }
 
+constexpr double kMostExact = 9007199254740992;  // 2^53: every integer up to here is a double
 constexpr double kInfinity = std::numeric_limits<double>::infinity(), kMost = std::numeric_limits<double>::max();
 
 // Where exponentials overflow.
@@ -79,6 +80,7 @@ HostFloats::Id HostFloats::add(Node n) {
 
 HostFloats::Id HostFloats::given(size_t index, double hint) { return add({Op::given, -1, -1, hint, index, {}}); }
 HostFloats::Id HostFloats::size(SymInt expression, int64_t hint, bool late) {
+  check(std::abs(static_cast<double>(hint)) <= kMostExact, "the program computes with ", hint, ", which is no floating point number");
   return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression), late});
 }
 HostFloats::Id HostFloats::constant(double value) { return add({Op::constant, -1, -1, value, 0, {}}); }
@@ -168,8 +170,14 @@ bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t
     const Node& n = nodes_[i];
     if (n.deferred) continue;
     if (n.op == Op::given) values[i] = given[n.index];
-    else if (n.op == Op::size) values[i] = static_cast<double>(n.expression.eval(symbols));
-    else if (n.op == Op::constant) values[i] = n.hint;
+    else if (n.op == Op::size) {
+      const int64_t size = n.expression.eval(symbols);
+      values[i] = static_cast<double>(size);
+      if (std::abs(values[i]) > kMostExact) {
+        if (why) *why = cat("the program computes with ", size, ", which is no floating point number");
+        return false;
+      }
+    } else if (n.op == Op::constant) values[i] = n.hint;
     else if (n.op == Op::function) values[i] = kFunctions[n.index].value(values[static_cast<size_t>(n.a)]);
     else if (!broach::compute(n.op, values[static_cast<size_t>(n.a)], n.b < 0 ? 0 : values[static_cast<size_t>(n.b)], values[i])) {
       if (why) *why = cat("the program computes ", text(static_cast<Id>(i)), ", which is an error now");
