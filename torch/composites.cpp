@@ -196,6 +196,7 @@ at::Tensor cumprod_gradient(const at::Tensor& grad, const at::Tensor& x, int64_t
   c10::impl::ExcludeDispatchKeyGuard again(capture_keys().composite);
   if (at::GradMode::is_enabled() || !x.is_floating_point() || x.dim() == 0 || x.sym_numel() == 0)
     return at::cumprod_backward(grad, x, dim, result);
+  if (x.sym_size(dim) == 1) return grad;
   const at::Tensor zeros = x.eq(0), count = zeros.cumsum(dim), behind = count.eq(1), first = zeros.logical_and(behind);
   const at::Tensor before = grad.mul(result).masked_fill(count.ne(0), 0).flip(dim).cumsum(dim).flip(dim).div(x);
   const at::Tensor between = x.masked_fill(behind.logical_not().logical_or(first), 1).cumprod(dim);

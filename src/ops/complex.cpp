@@ -215,11 +215,11 @@ Complex atanh(const Complex& z) {
 }
 Complex atan(const Complex& z) { return over_i(atanh(times_i(z))); }
 
-// The sum of squares overflows where the logarithm of the magnitude loses nothing.
+// Near 0 the logarithm of the magnitude loses everything, and far from it, near -1 for example, what its square is beyond 1 does. As c10's.
 Complex log1p(const Complex& z) {
   const Complex whole = one_plus(z);
-  const Expr size = magnitude(whole), re = select(size > 1024.0, log(size), 0.5 * log1p(z.re * (z.re + 2.0) + z.im * z.im));
-  return {re, phase(whole)};
+  const Expr beyond = z.re * (z.re + 2.0) + z.im * z.im, near = select(equal(beyond, 0.0), z.re, 0.5 * log1p(beyond));
+  return {select(magnitude(z) < 0.5, near, log(magnitude(whole))), phase(whole)};
 }
 // exp(re) cos(im) - 1 = expm1(re) cos(im) - 2 sin(im / 2)^2
 Complex expm1(const Complex& z) {
@@ -316,12 +316,12 @@ void add_arithmetic(OpTable& t) {
   add_one(t, "div.Tensor div.Scalar divide.Tensor divide.Scalar true_divide.Tensor true_divide.Scalar",
           [](OpCall& c) { return result(c, argument(c, 0) / argument(c, 1)); });
   add_one(t, "addcmul", [](OpCall& c) {
-    Complex p = argument(c, 1) * argument(c, 2);
-    return result(c, argument(c, 0) + (c.is_none(3) ? p : p * argument(c, 3)));
+    Complex first = c.is_none(3) ? argument(c, 1) : argument(c, 3) * argument(c, 1);  // in eager's order, which shows where it overflows
+    return result(c, argument(c, 0) + first * argument(c, 2));
   });
   add_one(t, "addcdiv", [](OpCall& c) {
-    Complex q = argument(c, 1) / argument(c, 2);
-    return result(c, argument(c, 0) + (c.is_none(3) ? q : q * argument(c, 3)));
+    Complex first = c.is_none(3) ? argument(c, 1) : argument(c, 3) * argument(c, 1);
+    return result(c, argument(c, 0) + first / argument(c, 2));
   });
   add_one(t, "lerp.Scalar lerp.Tensor", [](OpCall& c) {
     Complex start = argument(c, 0), end = argument(c, 1), weight = argument(c, 2), span = end - start;

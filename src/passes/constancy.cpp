@@ -14,11 +14,13 @@ bool is_known(const Shape& s) {
 bool has_known_sizes(const Node& n) {
   for (const Type& t : n.results)
     if (!is_known(t.shape)) return false;
-  if (n.op == Op::extern_call)
+  if (n.op == Op::extern_call) {
+    if (!std::ranges::all_of(n.call().result_strides, is_known)) return false;
     for (const ExternArg& a : n.call().args) {
       if (auto i = std::get_if<SymInt>(&a.value); i && !i->is_constant()) return false;
       if (auto s = std::get_if<Shape>(&a.value); s && !is_known(*s)) return false;
     }
+  }
   return std::all_of(n.attrs.begin(), n.attrs.end(), [](const auto& a) {
     auto s = std::get_if<Shape>(&a.second);
     return !s || is_known(*s);

@@ -49,7 +49,8 @@ class Chooser {
     for (size_t i = 0; i < graph_.outputs().size(); ++i) {
       const Node& n = *graph_.outputs()[i].node;
       auto own = outputs_.find({n.id, 0});
-      if (n.op != Op::reshape || own == outputs_.end() || graph_.requests()[i].into_input >= 0) continue;
+      const bool is_empty = std::ranges::find(n.results[0].shape, SymInt(0)) != n.results[0].shape.end();
+      if (n.op != Op::reshape || is_empty || own == outputs_.end() || graph_.requests()[i].into_input >= 0) continue;
       const Node& base = *n.inputs[0].node;
       auto product = epilogues_.stored_as.find(base.id);
       if (product == epilogues_.stored_as.end() || product->second->op != Op::dot || outputs_.contains({base.id, 0})) continue;

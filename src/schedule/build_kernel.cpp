@@ -205,6 +205,9 @@ class KernelBuilder {
   int reduction(const Node& n, const Index& index) {
     const Index in = space_.reduction_operand(n, index);
     int arg = expr(n.inputs[0], in, -1);
+    // No axis is left of dimensions of one element.
+    if (std::ranges::all_of(n.ints(Attr::dims), [&](int64_t d) { return n.inputs[0].shape()[static_cast<size_t>(d)] == SymInt(1); }))
+      return is_index_reduction(n.op) ? exprs_.constant(Scalar(int64_t{0}), n.results[0].dtype) : exprs_.cast(arg, n.results[0].dtype);
     SymInt linear(0);
     if (is_index_reduction(n.op))
       for (size_t d = 0; d < in.size(); ++d)
