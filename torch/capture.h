@@ -298,6 +298,7 @@ class Capture {
   bool changes_gradients() const;
   bool only_lets_inputs_need(const std::vector<at::Tensor>& outputs);
   bool gives_history(const std::vector<at::Tensor>& outputs) const;
+  bool gives_other_history(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void check_gradients(const torch::jit::Stack& stack, size_t first);
   void before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws);

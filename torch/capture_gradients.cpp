@@ -434,6 +434,17 @@ std::string Capture::why_no_windows(const std::vector<at::Tensor>& results, std:
   return walk.with_code().empty() ? "" : "a result is a view that has a hook, or that a custom function gives";
 }
 
+// Whether what a region is given is written within it or behind it.
+static bool writes_given_of_regions(const Trace& trace) {
+  std::unordered_set<int32_t> given;
+  auto storage = [&](TensorId id) { return trace.tensors[static_cast<size_t>(id)].storage; };
+  for (const TraceOp& op : trace.ops) {
+    if (std::ranges::any_of(op.mutated, [&](TensorId id) { return given.contains(storage(id)); })) return true;
+    if (op.schema == kEnterRegion) for_each_tensor(op.args, [&](TensorId id) { given.insert(storage(id)); });
+  }
+  return false;
+}
+
 std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientCode* code) {
   if (!no_gradients_.empty()) return no_gradients_;
   for (const at::Tensor& t : results) {
@@ -467,6 +478,7 @@ std::string Capture::record_gradients(std::vector<at::Tensor> results, GradientC
   if (std::string why = code ? why_not_with_code(walk, reached, leaves.size(), roots, *code) : ""; !why.empty()) return why;
   if (roots.empty()) return "";
   const bool any_region = std::ranges::any_of(trace_.ops, [](const TraceOp& op) { return op.schema == kEnterRegion; });
+  if (any_region && writes_given_of_regions(trace_)) return "what a checkpoint is given is written behind it, which eager forbids";
   if (saved_tensors && !any_region) {  // within, eager keeps nothing
     std::vector<int32_t> inputs;
     for (TensorId id : trace_.inputs) inputs.push_back(trace_.tensors[static_cast<size_t>(id)].storage);
@@ -727,7 +739,8 @@ bool Capture::gives_histories() const {
 
 void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode* code) {
   if (abandoned_ || !verdict_.is_good() || std::exchange(has_differentiated_, true)) return;
-  std::string why = record_gradients(results, code);
+  const bool is_lost = std::ranges::any_of(results, has_lost_history);
+  std::string why = is_lost ? "of a view whose memory was written" : record_gradients(results, code);
   if (why.empty()) return;
   differentiable_ = {};
   gradients_.clear();

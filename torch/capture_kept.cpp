@@ -1,11 +1,14 @@
 // What host code does besides operations, where it shows: tensors of one run that are still held when it is over, which a replay
 // would not make anew, and sizes that were asked for in plain numbers.
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <unordered_set>
+#include <vector>
 
 #include "capture.h"
+#include "input_history.h"
 #include "support/error.h"
 #include "symbolic.h"
 
@@ -20,6 +23,23 @@ void add_with_base(const at::Tensor& t, Known& known) {
   if (!t.defined()) return;
   known.insert(t.unsafeGetTensorImpl());
   if (!t.is_inference() && t.is_view()) known.insert(t._base().unsafeGetTensorImpl());
+}
+
+// Whether gradients of a view go on to what it is a view of.
+bool leads_to(const at::Tensor& view) {
+  const at::Tensor base(view._base());
+  if (!base.requires_grad() || !view.grad_fn()) return false;
+  const torch::autograd::Node* end = torch::autograd::impl::gradient_edge(base).function.get();
+  std::unordered_set<const torch::autograd::Node*> met{view.grad_fn().get()};
+  std::vector<const torch::autograd::Node*> stack(met.begin(), met.end());
+  while (!stack.empty()) {
+    const torch::autograd::Node* n = stack.back();
+    stack.pop_back();
+    if (n == end) return true;
+    for (const torch::autograd::Edge& e : n->next_edges())
+      if (e.function && met.insert(e.function.get()).second) stack.push_back(e.function.get());
+  }
+  return false;
 }
 
 }  // namespace
@@ -57,6 +77,22 @@ bool Capture::gives_history(const std::vector<at::Tensor>& outputs) const {
     return t.defined() && t.requires_grad() &&
            std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
   });
+}
+
+// A replay gives a view of the caller's tensor, with the history that this has: not one that the program let need gradients, that it
+// detached before, or that eager made without a history.
+bool Capture::gives_other_history(const std::vector<at::Tensor>& outputs) const {
+  Known known;
+  for (const auto* list : {&given_, &inputs_, &lifted_})
+    for (const at::Tensor& t : *list) add_with_base(t, known);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor& t = outputs[i];
+    const bool is_input = std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) != trace_.inputs.end();
+    if (!t.defined() || !t.requires_grad() || is_input || !is_view_of_input(trace_.outputs[i])) continue;
+    if (t.is_inference() || !t.is_view() || has_lost_history(t) || !known.contains(t._base().unsafeGetTensorImpl()) || !leads_to(t))
+      return true;
+  }
+  return false;
 }
 
 // A new gradient lies in memory that the capture has seen an operation fill; that which was there before is another tensor to it.

@@ -59,15 +59,17 @@ void Capture::save_before_write(TensorId id) {
   }
 }
 
-// Of a window that reaches beyond the input in whose storage it lies.
+// Of a window that reaches beyond the input in whose storage it lies, or between that one's elements.
 void Capture::save_outside(const at::Tensor& t, TensorId id) {
   const int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
   bool is_of_input = false;
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
     is_of_input = true;
-    const Reach of_input = reach_in_storage(i < given_.size() ? given_[i] : lifted_[i - given_.size()]), of_window = reach_in_storage(t);
-    if (of_window.first >= of_input.first && of_window.second <= of_input.second) return;
+    const at::Tensor& input = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
+    const Reach of_input = reach_in_storage(input), of_window = reach_in_storage(t);
+    const bool has_gaps = bytes_of(input) != input.nbytes();
+    if (!has_gaps && of_window.first >= of_input.first && of_window.second <= of_input.second) return;
   }
   if (!is_of_input) return;
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());

@@ -13,6 +13,7 @@
 
 #include "capture.h"
 #include "compat.h"
+#include "input_history.h"
 #include "products.h"
 #include "support/error.h"
 #include "support/log.h"
@@ -50,6 +51,7 @@ Function::Results Function::operator()(const CallInputs& call, const Modes& mode
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   for (const at::Tensor& t : call.tensors)
     if (!is_plain(t)) return run_eager(call, why_not_compiled(t));
+    else if (has_lost_history(t)) return run_eager(call, "a view's history is lost, as its memory was written", false);
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
   const Closed closed = closed_;
   if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");
@@ -148,6 +150,7 @@ std::optional<Function::Results> Function::run_compiled(const Entries& entries, 
     try {
       if (!e.program->accepts(call, binding, nullptr)) continue;
       if (!e.program->binds_sizes()) evaluate_ints(e, binding, ints);
+      binding.integers = e.int_results;
       tensors = e.program->run(call, binding, observed);
     } catch (const OutOfRange&) {
       continue;  // Python's integers have no end

@@ -765,11 +765,11 @@ std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
   auto v = std::make_shared<BackwardVariant>();
   try {
     v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : memory_parts_, targets_, make_extern, options_);
-  } catch (const Unsupported& e) {
+  } catch (const std::exception& e) {  // as for the program itself: eager has another way
+    if (dynamic_cast<const Bug*>(&e)) throw;
     v->failure = e.what();
-    known = std::move(v);
-    report_bug("the compilation of gradients", known->failure, "the program is run again for them");
-    return known;
+    report_bug("the compilation of gradients", v->failure, "the program is run again for them");
+    return known = std::move(v);
   }
   const Module& m = v->code.module;
   v->last_read.assign(m.slots.size(), -1);

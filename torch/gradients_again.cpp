@@ -1,5 +1,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <map>
@@ -60,6 +61,8 @@ class LeavesApart {
         if (auto leaf = apart_.find(e.function.get()); leaf != apart_.end()) e.function = leaf->second.second;
         else stack.push_back(e.function.get());
       }
+      // The node of what was done to a view in place holds that one's own, and insists that both lead to the same.
+      if (auto* written = dynamic_cast<ag::CopySlices*>(n)) stack.push_back(written->fn.get());
     }
   }
   // Gradients of the gradients go on to the leaves.

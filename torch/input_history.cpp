@@ -62,6 +62,15 @@ bool is_hooked(const at::Tensor& t) {
   return have_code(ag::impl::hooks(t)) || t.retains_grad() || has_hooks(*ag::impl::gradient_edge(t).function);
 }
 
+bool has_lost_history(const at::Tensor& t) {
+  if (!t.defined() || !t.requires_grad() || !t.is_view()) return false;
+  try {
+    return t.grad_fn(), false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
 bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves) {
   constexpr size_t kMostVisited = size_t{1} << 20;
   std::unordered_set<const ag::Node*> ends, met;
@@ -89,8 +98,10 @@ bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves) {
 
 at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
   if (!result.defined() || result.is_same(inside_)) return result.defined() ? given_ : result;
-  const bool window = result.has_storage() && result.storage().unsafeGetStorageImpl() == given_.storage().unsafeGetStorageImpl() &&
-                      result.scalar_type() == given_.scalar_type() && !result.is_conj() && !result.is_neg();
+  // Of it, and not of another input in the same memory.
+  const auto* meta = ag::impl::get_view_autograd_meta(result);
+  const bool window = meta && meta->has_bw_view() && meta->get_backward_view().base_.is_same(inside_) && !result.is_conj() &&
+                      result.scalar_type() == given_.scalar_type() && !result.is_neg();
   return window && result.grad_fn() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
 }
 

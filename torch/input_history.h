@@ -19,6 +19,9 @@ bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves = nullptr)
 // Whether something is done, or kept, where a gradient for it is computed.
 bool is_hooked(const at::Tensor& t);
 
+// Whether eager raises an error when asked for its history: one of several views, written since by way of another.
+bool has_lost_history(const at::Tensor& t);
+
 // Stands in a capture for an input with a history of its own where the engine's walk for the recording would not end at that.
 class InputWithHistory {
  public:

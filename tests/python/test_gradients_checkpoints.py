@@ -392,3 +392,20 @@ def test_what_a_program_does_besides_happens_once(place, capsys):
 
     for each in (run, history):
         same(observed(each, broach.compile), observed(each, lambda f: f))
+
+
+@pytest.mark.parametrize("needs", [True, False])
+def test_what_a_checkpoint_is_given_is_written_behind_it(needs):
+    """Eager keeps it for the second run, and notices."""
+
+    def program(x, y, z):
+        v = z + x
+        inside = checkpoint(lambda a, b: (a * b).sigmoid() + a.sin(), y / (y * y + 1), v, use_reentrant=False)
+        v.mul_(2)
+        return (v.amax(1, keepdim=True) - inside).sum()
+
+    compiled = broach.compile(program)
+    for _ in range(3):
+        x, y = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=needs)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            compiled(x, y, torch.randn(3, 4)).backward()
