@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/build.h"
+#include "ops/depthwise.h"
 
 namespace broach {
 
@@ -376,6 +377,15 @@ Value gradient_of_patches(GraphBuilder& b, const Convolution& a, const Value& y)
   return b.reshape(dot(b, by_channel, patches->rows), a.w.shape());
 }
 
+// Where each channel is convolved by itself, along one dimension.
+std::optional<DepthwiseRow> depthwise_row(const Convolution& a) {
+  const bool is_row = a.w.rank() == 3 && !a.transposed && a.groups > 1 && a.w.shape()[0] == SymInt(a.groups) && has_few_taps(a.w.shape());
+  if (!is_row || for_each_dim(a.stride, 1, 1)[0] != 1) return std::nullopt;
+  const DepthwiseRow row{a.x, a.w, for_each_dim(a.padding, 1, 0)[0], for_each_dim(a.dilation, 1, 1)[0]};
+  const auto padding = row.padding.maybe_constant();
+  return padding && *padding <= row.dilation * (a.w.shape()[2].constant() - 1) ? std::optional(row) : std::nullopt;
+}
+
 Result convolve(OpCall& c, Convolution a) {
   GraphBuilder& b = c.b;
   size_t n = a.w.shape().size() - 2;
@@ -393,6 +403,7 @@ Result convolve(OpCall& c, Convolution a) {
   a.x = with_sizes(b, a.x, sizes);
   if (a.bias) a.bias = with_sizes(b, *a.bias, {a.transposed ? a.w.shape()[1] * SymInt(a.groups) : a.w.shape()[0]});
   Value r = product_of_patches(b, a);
+  if (const auto row = depthwise_row(a)) r = convolve_row(b, *row, a.bias);
   // A GPU's library has no compiled engines for a sum behind windows with gaps.
   const bool apart = !r && a.bias && is_better_as_product(a.x) && std::ranges::any_of(a.dilation, [](int64_t d) { return d != 1; });
   std::vector<Value> inputs{a.x, a.w};
@@ -517,6 +528,14 @@ Shape windows_beyond(OpCall& c, std::span<const int64_t> stride, size_t n) {
   return out;
 }
 
+// Those by x and w that need no convolution; undefined where they do.
+std::pair<Value, Value> gradients_apart(GraphBuilder& b, const Convolution& a, Value y) {
+  if (!a.transposed && is_better_as_product(a.x) && is_pointwise(a.w, a.stride, a.padding, a.groups))
+    return pointwise_gradients(b, a.x, a.w, y);
+  const auto row = depthwise_row(a);
+  return row ? row_gradients(b, *row, y) : std::pair<Value, Value>();
+}
+
 // Arguments: gradient, input, weight, sizes of the bias, stride, padding, dilation, transposed, output padding, groups, mask. The
 // input's gradient is a convolution with what was transposed and what was not exchanged, and so are the roles in the weight's.
 Result convolution_backward(OpCall& c) {
@@ -549,11 +568,11 @@ Result convolution_backward(OpCall& c) {
   (transposed ? x : y) = with_sizes(b, transposed ? x : y, transposed ? sizes : given);
   auto wanted = [&](size_t i) { return c.result(i).dtype != DType::opaque; };
   std::vector<Value> results(3);
-  if (!transposed && is_better_as_product(x) && is_pointwise(w, stride, padding, groups)) {
-    const auto [by_x, by_w] = pointwise_gradients(b, x, w, y);
-    if (wanted(0)) results[0] = by_x;
-    if (wanted(1)) results[1] = by_w;
-  }
+  const Convolution a{
+      .x = x, .w = w, .stride = stride, .dilation = dilation, .padding = padding, .transposed = transposed, .groups = groups};
+  const auto [by_x, by_w] = gradients_apart(b, a, y);
+  if (wanted(0)) results[0] = by_x;
+  if (wanted(1)) results[1] = by_w;
   if (wanted(0) && !results[0])
     results[0] = b.emit(Op::conv, {y, w},
                         {{Attr::stride, stride},
@@ -564,8 +583,7 @@ Result convolution_backward(OpCall& c) {
                          {Attr::groups, groups}});
   for (size_t i = 2; results[0] && i < n + 2; ++i)
     if (beyond[i] != SymInt(0)) results[0] = narrow(b, results[0], static_cast<int64_t>(i), 0, sizes[i]);
-  if (wanted(1) && !results[1] && !transposed)
-    results[1] = gradient_of_patches(b, {.x = x, .w = w, .stride = stride, .dilation = dilation, .padding = padding, .groups = groups}, y);
+  if (wanted(1) && !results[1] && !transposed) results[1] = gradient_of_patches(b, a, y);
   if (wanted(1) && !results[1])
     results[1] = b.emit(
         Op::conv_weight_gradient, transposed ? std::vector{y, pad(b, x, Shape(beyond.size(), SymInt(0)), beyond, 0.0)} : std::vector{x, y},
