@@ -166,8 +166,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
   trace_.inputs.insert(trace_.inputs.end(), tangents_.begin(), tangents_.end());
   trace_.resolve(), look_at_lifted();
   if (changes_gradients() && !only_lets_inputs_need(outputs)) fail_with("the program sets requires_grad of a tensor that outlives it");
-  if (gives_history(outputs)) fail_with("the program gives, with gradients off, a view of a tensor that needs them");
-  if (gives_other_history(outputs)) fail_with("the program gives a view of a tensor, with a history that is not its own");
+  if (std::string why = why_other_history(outputs); !why.empty()) fail_with(std::move(why));
   auto other_mode = [](const at::Tensor& t) { return t.defined() && t.is_inference() != c10::InferenceMode::is_enabled(); };
   for (size_t i = 0; i < outputs.size(); ++i)
     if (other_mode(outputs[i]) && std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) == trace_.inputs.end() &&

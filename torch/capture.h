@@ -124,6 +124,7 @@ class Capture {
   bool has_differentiated() const { return has_differentiated_; }
   // Whether the program has made the tensor.
   bool has_made(const at::Tensor& t) const;
+  bool has_met(const at::Tensor& t) const { return storage_of(t) >= 0; }  // or another in its memory
   // Up to the end of a region gradients keep nothing but what goes in and comes out: what is made inside is computed again. The others are
   // within it, and of no account.
   struct Region {
@@ -297,8 +298,7 @@ class Capture {
   TensorId add_element(TensorId dense, int64_t index);  // of a tensor without gaps
   bool changes_gradients() const;
   bool only_lets_inputs_need(const std::vector<at::Tensor>& outputs);
-  bool gives_history(const std::vector<at::Tensor>& outputs) const;
-  bool gives_other_history(const std::vector<at::Tensor>& outputs) const;
+  std::string why_other_history(const std::vector<at::Tensor>& outputs) const;
   bool indexes_by_position(const TraceOp& op) const;
   void check_gradients(const torch::jit::Stack& stack, size_t first);
   void before_writes(const TraceOp& op, const std::vector<std::pair<at::Tensor, TensorId>>& written, bool draws);

@@ -70,29 +70,22 @@ bool Capture::only_lets_inputs_need(const std::vector<at::Tensor>& outputs) {
   return true;
 }
 
-// A view needs gradients if what it is a view of does.
-bool Capture::gives_history(const std::vector<at::Tensor>& outputs) const {
-  if (at::GradMode::is_enabled()) return false;
-  return std::any_of(outputs.begin(), outputs.end(), [&](const at::Tensor& t) {
-    return t.defined() && t.requires_grad() &&
-           std::find(trace_.inputs.begin(), trace_.inputs.end(), tensors_.at(t.unsafeGetTensorImpl()).id) == trace_.inputs.end();
-  });
-}
-
 // A replay gives a view of the caller's tensor, with the history that this has: not one that the program let need gradients, that it
-// detached before, or that eager made without a history.
-bool Capture::gives_other_history(const std::vector<at::Tensor>& outputs) const {
+// detached before, or that eager made without a history. With gradients off a view still needs them if what it is a view of does.
+std::string Capture::why_other_history(const std::vector<at::Tensor>& outputs) const {
   Known known;
   for (const auto* list : {&given_, &inputs_, &lifted_})
     for (const at::Tensor& t : *list) add_with_base(t, known);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const at::Tensor& t = outputs[i];
     const bool is_input = std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) != trace_.inputs.end();
-    if (!t.defined() || !t.requires_grad() || is_input || !is_view_of_input(trace_.outputs[i])) continue;
+    if (!t.defined() || !t.requires_grad() || is_input) continue;
+    if (!at::GradMode::is_enabled()) return "the program gives, with gradients off, a view of a tensor that needs them";
+    if (!is_view_of_input(trace_.outputs[i])) continue;
     if (t.is_inference() || !t.is_view() || has_lost_history(t) || !known.contains(t._base().unsafeGetTensorImpl()) || !leads_to(t))
-      return true;
+      return "the program gives a view of a tensor, with a history that is not its own";
   }
-  return false;
+  return "";
 }
 
 // A new gradient lies in memory that the capture has seen an operation fill; that which was there before is another tensor to it.

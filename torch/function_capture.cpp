@@ -233,15 +233,16 @@ class GradientsBefore {
     for (const at::Tensor& t : tensors)
       if (t.defined() && t.is_leaf()) had_.push_back({t, t.grad(), t.grad().defined() ? version_of(t.grad()) : 0});
   }
-  bool have_changed() const {
-    return std::ranges::any_of(had_, [](const Had& h) {
-      return !h.tensor.unsafeGetTensorImpl()->grad().is_same(h.gradient) || (h.gradient.defined() && version_of(h.gradient) != h.version);
+  bool have_changed(const Capture& capture) const {
+    return std::ranges::any_of(had_, [&](const Had& h) {
+      const bool is_written = h.gradient.defined() && version_of(h.gradient) != h.version && capture.has_met(h.gradient);
+      return is_written || is_exchanged(h, capture);
     });
   }
   // Their elements are the capture's to put back.
-  void put_back() const {
+  void put_back(const Capture& capture) const {
     for (const Had& h : had_)
-      if (c10::TensorImpl* t = h.tensor.unsafeGetTensorImpl(); !t->grad().is_same(h.gradient)) t->mutable_grad() = h.gradient;
+      if (is_exchanged(h, capture)) h.tensor.unsafeGetTensorImpl()->mutable_grad() = h.gradient;
   }
 
  private:
@@ -249,6 +250,11 @@ class GradientsBefore {
     at::Tensor tensor, gradient;
     int64_t version;  // of the gradient
   };
+  // By the program: other threads may give gradients to the same tensors meanwhile.
+  static bool is_exchanged(const Had& h, const Capture& capture) {
+    const at::Tensor& now = h.tensor.unsafeGetTensorImpl()->grad();
+    return !now.is_same(h.gradient) && (!now.defined() || capture.has_met(now));
+  }
   std::vector<Had> had_;
 };
 
@@ -298,7 +304,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
     if (sizes) describe_results(out);  // among them may be a number that has no value of 64 bits
   } catch (...) {
     const bool is_own = !capture.is_replaced() && with_history.empty();  // the run on the caller's tensors
-    if (sizes || !is_own) capture.roll_back(), gradients.put_back(), settings.put_back();
+    if (sizes || !is_own) capture.roll_back(), gradients.put_back(capture), settings.put_back();
     if (sizes || is_own) throw;
     out.attempt.verdict.outcome = Outcome::error;  // which the program raises once more, in a run of its own
     if (capture.is_abandoned()) out.attempt.verdict = capture.verdict();
@@ -310,11 +316,11 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
                       share_memory(out.results.tensors, out.results.tensors);
     return;
   }
-  out.reaches_behind = gradients_behind.have_changed();
-  const bool gave = capture.is_replaced() && gradients.have_changed();
+  out.reaches_behind = gradients_behind.have_changed(capture);
+  const bool gave = capture.is_replaced() && gradients.have_changed(capture);
   if (auto verdict = why_taken_back(capture, with_history, gave)) {
     capture.roll_back();
-    gradients.put_back();
+    gradients.put_back(capture);
     settings.put_back();
     out.attempt.verdict = std::move(*verdict);
     out.must_run_eagerly = true;

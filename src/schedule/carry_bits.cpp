@@ -76,7 +76,8 @@ class BitCarrier {
     if (known >= 0) return known;
     const KernelExpr& x = k_.exprs[static_cast<size_t>(e)];
     if (is_carried_[static_cast<size_t>(e)]) return known = exprs_.op(Op::bitcast, x.dtype, {bits(e)});
-    if (gives_bits(x)) return known = exprs_.cast(bits(x.args[0]), x.dtype);
+    if (gives_bits(x))
+      return known = is_half(x.dtype) ? exprs_.op(Op::bitcast, x.dtype, {bits(x.args[0])}) : exprs_.cast(bits(x.args[0]), x.dtype);
     return known = exprs_.add(moved(x, [this](int a) { return number(a); }));
   }
 
@@ -95,7 +96,9 @@ class BitCarrier {
       case Op::copy: return known = bits(x.args[0]);
       case Op::neg: return known = with(Op::bit_xor, -0x8000);
       case Op::abs: return known = with(Op::bit_and, 0x7fff);
-      case Op::bitcast: return known = exprs_.cast(number(x.args[0]), DType::i16);
+      case Op::bitcast:
+        return known =
+                   is_half(k_.exprs[static_cast<size_t>(x.args[0])].dtype) ? bits(x.args[0]) : exprs_.cast(number(x.args[0]), DType::i16);
       default: return known = exprs_.op(Op::where, DType::i16, {number(x.args[0]), bits(x.args[1]), bits(x.args[2])});
     }
   }

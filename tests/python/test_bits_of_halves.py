@@ -7,7 +7,11 @@ from compared import native
 
 HALVES = [torch.bfloat16, torch.float16]
 
+OTHER = {torch.bfloat16: torch.float16, torch.float16: torch.bfloat16}
+
 MOVES = {
+    "as the other": lambda x: x.view(OTHER[x.dtype]).flip(0),
+    "as the other and back": lambda x: (x.view(OTHER[x.dtype]).t().contiguous().view(x.dtype)).abs(),
     "clone": lambda x: x.clone(),
     "flip": lambda x: x.flip(0),
     "roll": lambda x: x.roll(1, 0),
@@ -111,3 +115,19 @@ def test_block_diagonal_of_no_matrices() -> None:
         parts = [torch.randn(2, 3) for _ in range(count)]
         have, want = compiled(parts), program(parts)
         assert have.shape == want.shape and torch.equal(have, want)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_computed_and_then_seen_as_the_other(dtype):
+    for program in (
+        lambda x: (x + 1).view(OTHER[dtype]) * 1,
+        lambda x: (x + 1).view(OTHER[dtype]),
+        lambda x: -(x * 2).view(OTHER[dtype]),
+        lambda x: x.view(OTHER[dtype]) + 1,
+        lambda x: torch.where(x > 0, x.abs().view(OTHER[dtype]), (x * 3).view(OTHER[dtype])),
+        lambda x: (x + 1).view(torch.int16).view(OTHER[dtype]) * 1,
+    ):
+        compiled = native(program)
+        for _ in range(3):
+            x = torch.randn(3, 40).to(dtype)
+            assert torch.equal(compiled(x).view(torch.int16), program(x).view(torch.int16))

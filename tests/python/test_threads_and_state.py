@@ -248,3 +248,33 @@ def test_a_fork_while_other_threads_are_in_calls():
     # With turns that survive a fork nearly all hang. One of a thousand still does, at the mutex of torch's levels of forward mode, which
     # every call asks and no child can free.
     assert hung <= 1
+
+
+def test_threads_that_give_gradients_to_one_weight():
+    """In the round in which a new size comes first, one of them captures while the others' gradients arrive."""
+
+    def program(x, w):
+        return (x @ w).tanh(), x * x
+
+    def together(f, n, seed):
+        torch.manual_seed(seed)
+        x, w, barrier = torch.randn(n, 4), torch.randn(4, 4, requires_grad=True), threading.Barrier(6)
+
+        def work(i):
+            with torch.enable_grad():
+                barrier.wait()
+                a, b = f(x.clone().requires_grad_(), w)
+                (a.sum() * (i + 1) + b.sum()).backward()
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        with torch.enable_grad():
+            alone = w.detach().requires_grad_()
+            (program(x, alone)[0].sum() * 21).backward()
+        torch.testing.assert_close(w.grad, alone.grad, rtol=1e-4, atol=1e-4)
+
+    for repeat in range(20):
+        compiled = broach.compile(program)
+        for k, n in enumerate((4, 4, 6, 7)):
+            together(compiled, n, repeat * 7 + k)
