@@ -126,6 +126,9 @@ class CompiledCall : public ag::Node {
       at::Tensor& g = given[t];  // the derivative of a sign is a zero without elements, to which nothing can be added
       if (g.defined()) tangents[own_[t]] = g._is_zerotensor() ? at::zeros(g.sizes(), g.options()) : std::move(g);
     }
+    unreached_.clear();
+    if (tangents.size() > 1)
+      for (bool is_reached : backward_->reached(tangents, std::vector<bool>(gradients(), true))) unreached_.push_back(!is_reached);
     const bool in_parts = runs_ != nullptr;
     if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give(backward_->as_run(ag::variable_list(gradients()), in_parts));
     if (const std::string why = why_again(changed, tangents); !why.empty())
@@ -265,7 +268,7 @@ class CompiledCall : public ag::Node {
     if (auto past = past_.extract(ag::get_current_graph_task_id())) run.add(std::move(past.mapped()));
     ag::variable_list out = run.next();
     if (runs_ && !run.is_over()) runs_->begin(std::move(run));
-    give_to_leaves(*this, out);
+    give_to_leaves(*this, out, unreached_);
     out.resize(num_outputs());
     return out;
   }
@@ -313,6 +316,7 @@ class CompiledCall : public ag::Node {
   std::vector<int64_t> symbols_;
   std::vector<size_t> own_;
   size_t tangents_;
+  std::vector<bool> unreached_;       // by gradient: none of the tangents of the run under way leads there
   std::shared_ptr<KeptOfCall> kept_;  // null: eager keeps nothing that others may write or let go
   std::vector<Saved> saved_;
   std::shared_ptr<const ProgramAgain> again_;
@@ -755,46 +759,6 @@ BackwardRun Backward::run(c10::function_ref<at::Tensor(size_t)> saved, const std
     inputs.push_back(given[t] ? laid_out(tangents[t], tangent.type, tangent.strides, symbols) : at::Tensor());
   }
   return {std::move(code), std::move(specs), in_parts ? parts_ : std::vector<size_t>(), std::move(inputs), symbols};
-}
-
-std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
-  std::lock_guard lock(mutex_);
-  auto& known = variants_[key];
-  if (known) return known;
-  const auto& [wanted, given, in_parts] = key;
-  auto v = std::make_shared<BackwardVariant>();
-  try {
-    v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : memory_parts_, targets_, make_extern, options_);
-  } catch (const std::exception& e) {  // as for the program itself: eager has another way
-    if (dynamic_cast<const Bug*>(&e)) throw;
-    v->failure = e.what();
-    report_bug("the compilation of gradients", v->failure, "the program is run again for them");
-    return known = std::move(v);
-  }
-  const Module& m = v->code.module;
-  v->last_read.assign(m.slots.size(), -1);
-  v->slots.resize(stage().gives.size());
-  for (size_t i = 0; i < m.outputs.size(); ++i) v->slots[v->code.outputs[i]] = m.outputs[i];
-  for (size_t part = 0; part < m.stages.size(); ++part) {
-    std::vector<size_t> gives = m.stages[part].gives;
-    for (size_t& slot : gives) slot -= m.inputs;
-    const Graph& graph = *m.stages[part].graph;
-    const std::vector<int> uses = graph.use_counts();
-    for (size_t i = 0; i < graph.inputs().size(); ++i)
-      if (uses[graph.inputs()[i].node->id] > 0) v->last_read[m.stages[part].takes[i]] = static_cast<ptrdiff_t>(part);
-    v->runners.emplace_back(v->code.executables[part], m.stages[part].takes, std::move(gives), std::vector<int>(), true);
-  }
-  for (size_t slot : m.outputs)
-    if (!in_parts && slot >= m.inputs) v->last_read[slot] = static_cast<ptrdiff_t>(m.stages.size());  // by whoever is given it
-  return known = std::move(v);
-}
-
-std::vector<CompiledBackward> Backward::compiled() const {
-  std::lock_guard lock(mutex_);
-  std::vector<CompiledBackward> out;
-  for (const auto& [key, v] : variants_)
-    if (v && v->failure.empty()) out.push_back(v->code);
-  return out;
 }
 
 }  // namespace broach

@@ -98,9 +98,10 @@ bool end_walks(at::TensorList inputs, std::vector<at::Tensor>* leaves) {
 
 at::Tensor InputWithHistory::outside(const at::Tensor& result) const {
   if (!result.defined() || result.is_same(inside_)) return result.defined() ? given_ : result;
-  // Of it, and not of another input in the same memory.
+  // Of it, and not of another input in the same memory, nor by way of a function whose gradient is the program's.
   const auto* meta = ag::impl::get_view_autograd_meta(result);
-  const bool window = meta && meta->has_bw_view() && meta->get_backward_view().base_.is_same(inside_) && !result.is_conj() &&
+  const bool window = meta && meta->has_bw_view() && meta->get_backward_view().base_.is_same(inside_) &&
+                      meta->get_creation_meta() != ag::CreationMeta::IN_CUSTOM_FUNCTION && !result.is_conj() &&
                       result.scalar_type() == given_.scalar_type() && !result.is_neg();
   return window && result.grad_fn() ? given_.as_strided(result.sizes(), result.strides(), result.storage_offset()) : result;
 }

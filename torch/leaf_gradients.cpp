@@ -60,7 +60,7 @@ bool has_hooks(ag::Node& n) {
 
 bool is_awaited(ag::Node& accumulates) { return !accumulates.post_hooks().empty() || accumulates.tensor_post_acc_grad_hooks(); }
 
-void give_to_leaves(ag::Node& node, ag::variable_list& gradients) {
+void give_to_leaves(ag::Node& node, ag::variable_list& gradients, const std::vector<bool>& unreached) {
   // Leaves get nothing from a node that is called by hand, nor from a run for some tensors only. Anomaly detection and hooks look at what a
   // node returns. Another run, perhaps of another thread's, may come through a graph that is kept.
   const auto* asked = ag::get_current_graph_task_exec_info();
@@ -72,8 +72,14 @@ void give_to_leaves(ag::Node& node, ag::variable_list& gradients) {
   for (size_t g = 0; g < gradients.size(); ++g) {
     at::Tensor& gradient = gradients[g];
     ag::Edge& edge = node.next_edges()[g];
-    auto* accumulates = gradient.defined() ? dynamic_cast<ag::AccumulateGrad*>(edge.function.get()) : nullptr;
-    if (!accumulates || edge.function.use_count() != 1 || has_hooks(*accumulates) || !may_keep(gradient, *accumulates)) continue;
+    const bool is_unreached = g < unreached.size() && unreached[g];
+    auto* accumulates = gradient.defined() || is_unreached ? dynamic_cast<ag::AccumulateGrad*>(edge.function.get()) : nullptr;
+    if (is_unreached && accumulates && edge.function.use_count() == 1 && has_hooks(*accumulates)) {
+      taken.emplace_back(g, std::exchange(edge, {}));
+      continue;
+    }
+    if (!accumulates || is_unreached || edge.function.use_count() != 1 || has_hooks(*accumulates) || !may_keep(gradient, *accumulates))
+      continue;
     if (!gradient.is_cpu()) {
       // The engine makes the caller's stream wait for those of the leaves that it gave a gradient itself.
       if (accumulates->stream() != node.stream()) continue;

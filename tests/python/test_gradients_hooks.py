@@ -475,3 +475,34 @@ def test_full_backward_hooks_of_the_compiled_module_itself():
     for want, got in zip(seen[:half], seen[half:], strict=True):
         assert want[0] == got[0]
         torch.testing.assert_close(got[1:], want[1:])
+
+
+@pytest.mark.parametrize("kind", ["hook", "post"])
+def test_hooks_set_behind_the_call_of_leaves_that_get_nothing(kind):
+    """Eager does not come to a leaf to which no result with a gradient leads."""
+
+    def run(f, model):
+        model.zero_grad()
+        seen, x = [], torch.ones(1, 2)
+        _, y = f(x)
+        weight = model.heads[0].weight
+        if kind == "hook":
+            handle = weight.register_hook(lambda g: seen.append(g.sum().item()))
+        else:
+            handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum().item()))
+        y.sum().backward()
+        handle.remove()
+        return seen, weight.grad, model.heads[1].weight.grad.tolist()
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+        def forward(self, x):
+            return tuple(h(x).tanh() for h in self.heads)
+
+    model = Heads()
+    compiled = broach.compile(model)
+    for _ in range(4):
+        assert run(compiled, model) == run(model, model)

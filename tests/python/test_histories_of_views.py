@@ -180,3 +180,32 @@ def test_gaps_of_an_argument_are_written_once():
             x = memory[..., 1::2] if has_gaps else torch.zeros(2, 2, 3)
             told.append((f(x).tolist(), memory.tolist(), x.tolist()))
         assert told[1] == told[0]
+
+
+class _Thrice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+@pytest.mark.parametrize("program", [_Thrice.apply, lambda x: _Thrice.apply(x).t(), lambda x: (_Thrice.apply(x), x.t()), lambda x: _Thrice.apply(x) * 2])
+@pytest.mark.parametrize("look", ["hook", "retain", "nothing"])
+def test_a_functions_view_of_what_has_a_history(program, look):
+    compiled = broach.compile(lambda x: program(x))
+    for _ in range(3):
+        told = []
+        for f in (program, compiled):
+            leaf = torch.ones(2, 2, requires_grad=True)
+            x = leaf * 1.25
+            if look == "hook":
+                x.register_hook(lambda g: g * 1.5)
+            elif look == "retain":
+                x.retain_grad()
+            y = f(x)
+            (y[0] if isinstance(y, tuple) else y).sum().backward()
+            told.append((leaf.grad.tolist(), x.grad.tolist() if look == "retain" else None))
+        assert told[1] == told[0]
