@@ -22,14 +22,20 @@ Replaced& replaced() {
   return *all;
 }
 
+// An error's text names sizes, which the program may catch and keep.
+void refuse_symbols() { Function::reject_capture({Outcome::unsupported, {"an index is refused by an error", Fallback::eager}}); }
+
 PyObject* get_item(PyObject* self, PyObject* index) {
   if (!Function::is_capturing_symbols()) return replaced().get(self, index);
-  return PyObject_CallFunctionObjArgs(replaced().by_get.ptr(), self, index, nullptr);
+  PyObject* item = PyObject_CallFunctionObjArgs(replaced().by_get.ptr(), self, index, nullptr);
+  if (!item) refuse_symbols();
+  return item;
 }
 
 int set_item(PyObject* self, PyObject* index, PyObject* value) {
   if (!value || !Function::is_capturing_symbols()) return replaced().set(self, index, value);
   py::object none = py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(replaced().by_set.ptr(), self, index, value, nullptr));
+  if (!none) refuse_symbols();
   return none ? 0 : -1;
 }
 

@@ -437,7 +437,8 @@ class _Settled:
         items = [self.of(v) for v in o]
         if all(new is old for new, old in zip(items, o)):
             return o
-        return type(o)._make(items) if hasattr(type(o), "_make") else tuple(items)
+        make = getattr(type(o), "_make", torch.Size if type(o) is torch.Size else tuple)
+        return make(items)
 
     def put(self, items: list[tuple[Any, Any]], write: Callable[[Any, Any], object]) -> None:
         for key, value in items:

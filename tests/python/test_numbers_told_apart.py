@@ -127,3 +127,36 @@ def test_integers_have_no_end(program):
 def test_integers_that_are_no_doubles():
     values = (3, 4, 2**53 + 1, 2**31 - 1, 2**62 + 1)
     _check(lambda x, n: (x * (2 if n * 1.0 == n else 3), n / 3), [(torch.ones(2), n) for n in values])
+
+
+@pytest.mark.parametrize("index", [99, -99])
+def test_texts_of_errors_name_sizes(index):
+    def program(x):
+        try:
+            return x[index]
+        except IndexError as e:
+            return x * 2, str(e)
+
+    _check(program, [(torch.ones(n),) for n in (4, 4, 5, 6, 4)])
+
+
+def test_sizes_that_are_kept_are_sizes():
+    class Holder:
+        kept = None
+
+    def run(f, holder):
+        told = []
+        for n in (3, 3, 4, 5):
+            f(torch.ones(n, 2))
+            told.append(repr(holder.kept))
+        return told
+
+    def program_of(holder):
+        def program(x):
+            holder.kept = (x.shape, [x.size()], 1)
+            return x * 1
+
+        return program
+
+    ours, theirs = Holder(), Holder()
+    assert run(broach.compile(program_of(ours)), ours) == run(program_of(theirs), theirs)
