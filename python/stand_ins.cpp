@@ -19,10 +19,11 @@ struct StandIn {
 
 // Of a class or module itself, without what it inherits. Borrowed; null if there is none.
 PyObject* own_value(PyObject* owner, PyObject* name) {
-  if (PyType_Check(owner) && PyUnicode_CompareWithASCIIString(name, "__name__") == 0)
-    return reinterpret_cast<PyHeapTypeObject*>(owner)->ht_name;
-  if (PyType_Check(owner) && PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0)
-    return reinterpret_cast<PyHeapTypeObject*>(owner)->ht_qualname;
+  if (PyType_Check(owner) && PyType_HasFeature(reinterpret_cast<PyTypeObject*>(owner), Py_TPFLAGS_HEAPTYPE)) {
+    const auto* type = reinterpret_cast<PyHeapTypeObject*>(owner);
+    if (PyUnicode_CompareWithASCIIString(name, "__name__") == 0) return type->ht_name;
+    if (PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0) return type->ht_qualname;
+  }
   PyObject* dict = PyType_Check(owner) ? reinterpret_cast<PyTypeObject*>(owner)->tp_dict : PyModule_GetDict(owner);
   return PyDict_GetItem(dict, name);
 }

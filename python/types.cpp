@@ -145,15 +145,14 @@ bool is_atom(PyObject* o) {
 
 // Of numpy's scalars the bits, and of ranges all three numbers: equal ones may differ.
 static bool same_parts(PyObject* a, PyObject* b) {
-  auto same = [](const Ref& x, const Ref& y) { return x && y && PyObject_RichCompareBool(x.get(), y.get(), Py_EQ) == 1; };
-  auto attribute = [&](const char* name) {
-    return same(Ref::steal(PyObject_GetAttrString(a, name)), Ref::steal(PyObject_GetAttrString(b, name)));
+  auto same = [&](const auto& part) {
+    const Ref x = part(a), y = x ? part(b) : Ref();
+    const bool answer = y && PyObject_RichCompareBool(x.get(), y.get(), Py_EQ) == 1;
+    return PyErr_Clear(), answer;
   };
-  auto bytes = [](PyObject* o) { return Ref::steal(PyObject_CallMethod(o, "tobytes", nullptr)); };
-  const bool answer = Py_TYPE(a) == &PyRange_Type ? attribute("start") && attribute("stop") && attribute("step")
-                                                  : attribute("dtype") && same(bytes(a), bytes(b));
-  PyErr_Clear();
-  return answer;
+  auto attribute = [&](const char* name) { return same([&](PyObject* o) { return Ref::steal(PyObject_GetAttrString(o, name)); }); };
+  if (Py_TYPE(a) == &PyRange_Type) return attribute("start") && attribute("stop") && attribute("step");
+  return attribute("dtype") && same([](PyObject* o) { return Ref::steal(PyObject_CallMethod(o, "tobytes", nullptr)); });
 }
 
 bool same_value(PyObject* a, PyObject* b) {

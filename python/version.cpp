@@ -124,7 +124,7 @@ class DoubtsInRun {
 
 class WatchedRun {
  public:
-  WatchedRun(Subject& subject, State& state, bool runs_again)
+  WatchedRun(Subject& subject, State& state, bool runs_again, bool has_numbers)
       : subject_(subject), state_(state), ambient_(ambient_settings()), random_(numpy_random_state()) {
     dynamo_.emplace();
     if (subject.says_compiling == Subject::SaysCompiling::yes) compiling_.emplace();
@@ -134,6 +134,7 @@ class WatchedRun {
     if (Function::is_capturing_symbols()) numbers_.emplace("numbers");
     doubts_.emplace(state);
     watch_.emplace(state, nullptr, subject.says_compiling != Subject::SaysCompiling::never, runs_again);
+    if (has_numbers) watch_->must_not_compare_numbers();
   }
 
   void stop() {
@@ -179,10 +180,8 @@ class WatchedRun {
   bool works_invisibly() const { return works_invisibly_; }
 
   // A program that can tell its stand-ins from numbers may have gone another way than with these.
-  void must_not_tell_numbers(bool has_numbers) const {
+  void must_not_tell_numbers() const {
     if (std::string asks = in_code("asks_for_type_of_number", Owner::user); !asks.empty()) unsupported(asks);
-    if (!has_numbers) return;  // of sizes none asks by `is`
-    if (std::string compares = in_code("compares_identity", Owner::user); !compares.empty()) unsupported(compares);
   }
 
   void let_run() { watch_->let_run(); }
@@ -604,7 +603,7 @@ void Version::say_compiling_next(Pending& p) const {
 Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shallow>& before) {
   std::optional<SignalsHeld> held(std::in_place);
   if (!held->run_handlers()) throw py::error_already_set();
-  WatchedRun run(*p.subject, *state, !given.own && !p.copies);
+  WatchedRun run(*p.subject, *state, !given.own && !p.copies, given.has_symbols);
   Capture::current()->set_places([this](const at::Tensor& t) { return found(*state, t); }, is_in_hand);
   held.reset();
   Ref result = Ref::steal(call(p.subject->program.get(), given.arguments));
@@ -614,7 +613,7 @@ Ref Version::run_watched(Pending& p, const Given& given, const std::vector<Shall
   run.finish();
   p.may_have_lock = run.may_have_taken_lock();
   p.subject->reaches_lock = p.subject->reaches_lock || state->holds_lock();
-  if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers(given.has_symbols);
+  if (result && Function::is_capturing_symbols()) run.must_not_tell_numbers();
   if (result && Function::is_capturing_symbols() && run.was_ended())
     unsupported("what ends the run was lost, as in a weak reference's callback");
   if (!result && !Function::is_capturing_symbols() && Watch::has_ended()) {

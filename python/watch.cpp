@@ -249,6 +249,7 @@ void Watch::on_call(PyFrameObject* frame) {
   Ref globals = Ref::steal(cpython::globals_of(frame));
   state_.enter(code, globals.get(), cpython::function_of(frame));
   if (program_ && whose == Owner::user) watch_arguments(frame, code);
+  if (has_numbers_ && whose == Owner::user) look_at_identity(frame, code, globals.get());
   // Which cannot be put back, should the code write to it.
   if (ends_on_effects_ && !state_.problems().empty()) effect(frame, state_.problems().front());
   if (!(ends_on_effects_ || runs_again_) || (whose != Owner::user && (program_ || whose != Owner::torch))) return;
@@ -333,6 +334,17 @@ void Watch::on_own_call(PyFrameObject* frame, PyCodeObject* code) {
 }
 
 // Code of gradients is handed what the program reached, too: a module by its hook, say.
+void Watch::look_at_identity(PyFrameObject* frame, PyCodeObject* code, PyObject* globals) {
+  const Ref codes = import_module("broach._codes");
+  Ref found = codes ? undisturbed([&] { return PyObject_CallMethod(codes.get(), "_identities", "O", code); }) : Ref();
+  if (found && PyObject_Size(found.get()) == 0) return;
+  const Ref locals = found ? locals_of(frame) : Ref();
+  if (locals) found = undisturbed([&] { return PyObject_CallMethod(codes.get(), "compares_numbers", "OOO", code, locals.get(), globals); });
+  if (!locals || !found) PyErr_Clear();
+  const std::string why = locals && found ? std::string(text_of(found.get())) : "runs code that cannot be read";
+  if (!why.empty()) effect(frame, {why, Fallback::eager});
+}
+
 void Watch::watch_arguments(PyFrameObject* frame, PyCodeObject* code) {
   const Ref locals = locals_of(frame);
   const Ref values = locals ? Ref::steal(PyMapping_Values(locals.get())) : Ref();

@@ -47,6 +47,8 @@ class Watch {
   static bool has_ended() { return PyErr_Occurred() && PyErr_ExceptionMatches(end_of_program()); }
   // Whether the program has asked whether it is compiled, and was told no; and nobody asked who computes something else where it is.
   bool asked_whether_compiling() const { return asked_ && !computes_otherwise_; }
+  // Symbols stand for numbers that it is given, which `is` tells apart. Of sizes no program asks so.
+  void must_not_compare_numbers() { has_numbers_ = true; }
   // The program is over: what its frames still run, as they go, is watched, and ends by no error.
   void let_run() { lets_run_ = true; }
   // Whether the run was to end by an error, which code that catches errors may have lost.
@@ -74,6 +76,7 @@ class Watch {
   void watch_logger(PyFrameObject* frame);
   void watch_hooks_of_state(PyFrameObject* frame);
   void watch_arguments(PyFrameObject* frame, PyCodeObject* code);
+  void look_at_identity(PyFrameObject* frame, PyCodeObject* code, PyObject* globals);
   void on_builtin(PyFrameObject* frame, PyObject* function, bool raised);
   void set_line(PyFrameObject* frame, PyCodeObject* code);
   Owner owner(PyCodeObject* code);
@@ -104,6 +107,7 @@ class Watch {
   const State* program_;                // of gradients; null: the program itself is watched
   const bool ends_on_effects_;          // as a run on stand-ins does, too
   const bool runs_again_;
+  bool has_numbers_ = false;
   std::optional<EngineOnThisThread> engine_;  // since it runs code of the program's own
   std::vector<Ref> keep_;
   Py_tracefunc before_ = nullptr;

@@ -25,17 +25,21 @@ void add_with_base(const at::Tensor& t, Known& known) {
   if (!t.is_inference() && t.is_view()) known.insert(t._base().unsafeGetTensorImpl());
 }
 
-// Whether gradients of a view go on to what it is a view of.
-bool leads_to(const at::Tensor& view) {
-  const at::Tensor base(view._base());
-  if (!base.requires_grad() || !view.grad_fn()) return false;
-  const torch::autograd::Node* end = torch::autograd::impl::gradient_edge(base).function.get();
+using Nodes = std::unordered_set<const torch::autograd::Node*>;
+
+void add_history(const at::Tensor& t, Nodes& ends) {
+  if (t.requires_grad() && !has_lost_history(t)) ends.insert(torch::autograd::impl::gradient_edge(t).function.get());
+}
+
+// Whether gradients of a view go on to one of these.
+bool leads_to(const at::Tensor& view, const Nodes& ends) {
+  if (!view.grad_fn()) return false;
   std::unordered_set<const torch::autograd::Node*> met{view.grad_fn().get()};
   std::vector<const torch::autograd::Node*> stack(met.begin(), met.end());
   while (!stack.empty()) {
     const torch::autograd::Node* n = stack.back();
     stack.pop_back();
-    if (n == end) return true;
+    if (ends.contains(n)) return true;
     for (const torch::autograd::Edge& e : n->next_edges())
       if (e.function && met.insert(e.function.get()).second) stack.push_back(e.function.get());
   }
@@ -74,15 +78,21 @@ bool Capture::only_lets_inputs_need(const std::vector<at::Tensor>& outputs) {
 // detached before, or that eager made without a history. With gradients off a view still needs them if what it is a view of does.
 std::string Capture::why_other_history(const std::vector<at::Tensor>& outputs) const {
   Known known;
+  Nodes ends;
   for (const auto* list : {&given_, &inputs_, &lifted_})
-    for (const at::Tensor& t : *list) add_with_base(t, known);
+    for (const at::Tensor& t : *list) {
+      add_with_base(t, known);
+      if (!t.defined() || t.is_inference()) continue;
+      add_history(t, ends);  // a leaf may be a view of what needs no gradients
+      if (t.is_view()) add_history(at::Tensor(t._base()), ends);
+    }
   for (size_t i = 0; i < outputs.size(); ++i) {
     const at::Tensor& t = outputs[i];
     const bool is_input = std::find(trace_.inputs.begin(), trace_.inputs.end(), trace_.outputs[i]) != trace_.inputs.end();
     if (!t.defined() || !t.requires_grad() || is_input) continue;
     if (!at::GradMode::is_enabled()) return "the program gives, with gradients off, a view of a tensor that needs them";
     if (!is_view_of_input(trace_.outputs[i])) continue;
-    if (t.is_inference() || !t.is_view() || has_lost_history(t) || !known.contains(t._base().unsafeGetTensorImpl()) || !leads_to(t))
+    if (t.is_inference() || !t.is_view() || has_lost_history(t) || !known.contains(t._base().unsafeGetTensorImpl()) || !leads_to(t, ends))
       return "the program gives a view of a tensor, with a history that is not its own";
   }
   return "";

@@ -1,6 +1,5 @@
 // What compiles gradients, for each set of them that is asked for.
 #include <algorithm>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -20,8 +19,7 @@ std::shared_ptr<const BackwardVariant> Backward::variant(const Key& key) const {
   auto v = std::make_shared<BackwardVariant>();
   try {
     v->code = compile_backward(*compiled_, wanted, given, in_parts ? stage_parts_ : memory_parts_, targets_, make_extern, options_);
-  } catch (const std::exception& e) {  // as for the program itself: eager has another way
-    if (dynamic_cast<const Bug*>(&e)) throw;
+  } catch (const Error& e) {  // as for the program itself: eager has another way
     v->failure = e.what();
     report_bug("the compilation of gradients", v->failure, "the program is run again for them");
     return known = std::move(v);

@@ -68,7 +68,7 @@ class LaterGradients : public ag::Node {
   std::string name() const override { return "BroachBackward"; }
   ag::variable_list apply(ag::variable_list&&) override {
     ag::variable_list out = runs_->next();
-    give_to_leaves(*this, out);
+    give_to_leaves(*this, out, [](size_t) { return true; });
     out.resize(num_outputs());
     return out;
   }
@@ -126,9 +126,8 @@ class CompiledCall : public ag::Node {
       at::Tensor& g = given[t];  // the derivative of a sign is a zero without elements, to which nothing can be added
       if (g.defined()) tangents[own_[t]] = g._is_zerotensor() ? at::zeros(g.sizes(), g.options()) : std::move(g);
     }
-    unreached_.clear();
-    if (tangents.size() > 1)
-      for (bool is_reached : backward_->reached(tangents, std::vector<bool>(gradients(), true))) unreached_.push_back(!is_reached);
+    came_.assign(tangents.size(), false);
+    for (size_t t = 0; t < tangents.size(); ++t) came_[t] = tangents[t].defined();
     const bool in_parts = runs_ != nullptr;
     if (std::ranges::none_of(tangents, &at::Tensor::defined)) return give(backward_->as_run(ag::variable_list(gradients()), in_parts));
     if (const std::string why = why_again(changed, tangents); !why.empty())
@@ -268,7 +267,11 @@ class CompiledCall : public ag::Node {
     if (auto past = past_.extract(ag::get_current_graph_task_id())) run.add(std::move(past.mapped()));
     ag::variable_list out = run.next();
     if (runs_ && !run.is_over()) runs_->begin(std::move(run));
-    give_to_leaves(*this, out, unreached_);
+    give_to_leaves(*this, out, [this](size_t g) {
+      for (size_t t = 0; t < came_.size(); ++t)
+        if (came_[t] && backward_->reaches(t, g)) return true;
+      return false;
+    });
     out.resize(num_outputs());
     return out;
   }
@@ -316,7 +319,7 @@ class CompiledCall : public ag::Node {
   std::vector<int64_t> symbols_;
   std::vector<size_t> own_;
   size_t tangents_;
-  std::vector<bool> unreached_;       // by gradient: none of the tangents of the run under way leads there
+  std::vector<bool> came_;            // by tangent: it has a gradient in the run under way
   std::shared_ptr<KeptOfCall> kept_;  // null: eager keeps nothing that others may write or let go
   std::vector<Saved> saved_;
   std::shared_ptr<const ProgramAgain> again_;

@@ -110,6 +110,7 @@ class Backward : public std::enable_shared_from_this<Backward> {
   const Rerun& rerun() const { return rerun_; }
   bool knows_what_eager_keeps() const { return differentiable_.kept.is_known; }
   int64_t reruns() const { return reruns_; }
+  bool reaches(size_t tangent, size_t gradient) const { return differentiable_.reaches[tangent][gradient]; }
   const std::vector<size_t>& through(size_t tangent) const { return differentiable_.through[tangent]; }
 
   // What was compiled so far.

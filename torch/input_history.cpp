@@ -63,7 +63,7 @@ bool is_hooked(const at::Tensor& t) {
 }
 
 bool has_lost_history(const at::Tensor& t) {
-  if (!t.defined() || !t.requires_grad() || !t.is_view()) return false;
+  if (!t.defined() || !ag::impl::get_view_autograd_meta(t) || !t.requires_grad()) return false;
   try {
     return t.grad_fn(), false;
   } catch (const c10::Error&) {

@@ -60,26 +60,25 @@ bool has_hooks(ag::Node& n) {
 
 bool is_awaited(ag::Node& accumulates) { return !accumulates.post_hooks().empty() || accumulates.tensor_post_acc_grad_hooks(); }
 
-void give_to_leaves(ag::Node& node, ag::variable_list& gradients, const std::vector<bool>& unreached) {
+void give_to_leaves(ag::Node& node, ag::variable_list& gradients, c10::function_ref<bool(size_t)> is_reached) {
   // Leaves get nothing from a node that is called by hand, nor from a run for some tensors only. Anomaly detection and hooks look at what a
   // node returns. Another run, perhaps of another thread's, may come through a graph that is kept.
   const auto* asked = ag::get_current_graph_task_exec_info();
-  if (!asked || !asked->empty() || ag::get_current_graph_task_keep_graph() || c10::GradMode::is_enabled() ||
-      ag::AnomalyMode::is_enabled() || !node.post_hooks().empty())
-    return;
+  if (!asked) return;
+  const bool gives = asked->empty() && !ag::get_current_graph_task_keep_graph() && !c10::GradMode::is_enabled() &&
+                     !ag::AnomalyMode::is_enabled() && node.post_hooks().empty();
   std::vector<at::Device> left;
   std::vector<std::pair<size_t, ag::Edge>> taken;
   for (size_t g = 0; g < gradients.size(); ++g) {
     at::Tensor& gradient = gradients[g];
     ag::Edge& edge = node.next_edges()[g];
-    const bool is_unreached = g < unreached.size() && unreached[g];
-    auto* accumulates = gradient.defined() || is_unreached ? dynamic_cast<ag::AccumulateGrad*>(edge.function.get()) : nullptr;
-    if (is_unreached && accumulates && edge.function.use_count() == 1 && has_hooks(*accumulates)) {
-      taken.emplace_back(g, std::exchange(edge, {}));
+    auto* accumulates = gives || !gradient.defined() ? dynamic_cast<ag::AccumulateGrad*>(edge.function.get()) : nullptr;
+    if (!accumulates || edge.function.use_count() != 1) continue;
+    if (!gradient.defined()) {
+      if (has_hooks(*accumulates) && !is_reached(g)) taken.emplace_back(g, std::exchange(edge, {}));
       continue;
     }
-    if (!accumulates || is_unreached || edge.function.use_count() != 1 || has_hooks(*accumulates) || !may_keep(gradient, *accumulates))
-      continue;
+    if (has_hooks(*accumulates) || !may_keep(gradient, *accumulates)) continue;
     if (!gradient.is_cpu()) {
       // The engine makes the caller's stream wait for those of the leaves that it gave a gradient itself.
       if (accumulates->stream() != node.stream()) continue;

@@ -14,11 +14,11 @@ import threading
 import traceback
 import types
 import weakref
-from typing import Any, Callable, Iterable, TypeVar
+from typing import Any, Callable, Iterable, NamedTuple, TypeVar
 
 import torch
 
-from ._numbers import length_of
+from ._numbers import Float, Int, length_of
 
 # Attributes of tensors whose change is invisible to the recording of operations.
 STORED = frozenset({"data", "grad_dtype", "real", "imag", "names", "_backward_hooks", "_grad"})
@@ -171,30 +171,87 @@ def _is_beside(steps: list[dis.Instruction], at: int, kind: str) -> bool:
     return any(s.argval == kind for s in steps[first:last])
 
 
+class _Load(NamedTuple):
+    """What one instruction puts where a comparison finds it."""
+
+    opname: str
+    argval: Any
+    is_jump_target: bool
+
+
+def _loads(code: types.CodeType) -> list[_Load]:
+    """The code's instructions; from Python 3.13 on one loads two variables."""
+    out = []
+    for step in dis.get_instructions(code):
+        if step.opname in NO_STEPS:
+            continue
+        names = step.argval if isinstance(step.argval, tuple) and step.opname.startswith("LOAD_FAST") else (step.argval,)
+        out += [_Load(step.opname, name, step.is_jump_target) for name in names]
+    return out
+
+
 @_once
-def compares_identity(code: types.CodeType) -> str:
-    """Where `is` may compare numbers, of which each that stands for one is another object; empty if it cannot."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in NO_STEPS]
+def _identities(code: types.CodeType) -> list[tuple[str, str]]:
+    """The operands of each `is` that may be numbers: names that stay what they are as the code begins, or empty."""
+    if {"is_", "is_not"}.intersection(code.co_names):  # of the module operator
+        return [("", "")]
+    steps, found = _loads(code), []
+    stored = {s.argval for s in steps if s.opname.startswith(("STORE_", "DELETE_"))}
+    parameters = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]) - stored
     for i, step in enumerate(steps):
-        if step.opname == "IS_OP" and not _names_no_number(steps, i - 1) and not (_is_load(steps[i - 1]) and _names_no_number(steps, i - 2)):
-            return f"compares with `is` what may be a number in {getattr(code, 'co_qualname', code.co_name)}"
-    return ""
+        if step.opname != "IS_OP":
+            continue
+        right, left = steps[i - 1], steps[i - 2]
+        if step.is_jump_target or right.is_jump_target:  # an operand comes by way of several
+            found.append(("", ""))
+        elif not _names_no_number(steps, i - 1) and not (_is_load(right) and _names_no_number(steps, i - 2)):
+            found.append((_name_of(steps, i - 1, parameters), _name_of(steps, i - 2, parameters) if _is_load(right) else ""))
+    return found
 
 
-def _is_load(step: dis.Instruction) -> bool:
-    return step.opname.startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST", "LOAD_DEREF", "LOAD_NAME"))
+def _name_of(steps: list[_Load], at: int, parameters: set[str]) -> str:
+    """A parameter, a global, or what a global has by a name."""
+    step = steps[at]
+    if step.opname == "LOAD_ATTR" and steps[at - 1].opname.startswith("LOAD_GLOBAL"):
+        return f"{steps[at - 1].argval}.{step.argval}"
+    is_fixed = step.opname.startswith("LOAD_GLOBAL") or (step.opname.startswith("LOAD_FAST") and step.argval in parameters)
+    return step.argval if is_fixed else ""
 
 
-def _names_no_number(steps: list[dis.Instruction], at: int) -> bool:
+def compares_numbers(code: types.CodeType, values: dict[str, Any], names: dict[str, Any]) -> str:
+    """Where `is` may compare numbers, of which each that stands for one is another object; empty if it cannot. `values`: of variables as
+    the code begins; `names`: the module's."""
+
+    def is_other(name: str) -> bool:
+        first, _, attribute = name.partition(".")
+        value = values.get(first, names.get(first, getattr(builtins, first, 0)))
+        if attribute:
+            value = vars(value).get(attribute, 0) if type(value) is types.ModuleType else 0
+        return name != "" and type(value) not in _NUMBERS
+
+    if all(is_other(left) or is_other(right) for left, right in _identities(code)):
+        return ""
+    return f"compares with `is` what may be a number in {getattr(code, 'co_qualname', code.co_name)}"
+
+
+_NUMBERS = (int, float, Int, Float, torch.SymInt, torch.SymFloat)
+_OF_TENSORS = frozenset({"dtype", "device", "layout", "shape"})
+
+
+def _is_load(step: _Load) -> bool:
+    return step.opname.startswith(("LOAD_FAST", "LOAD_GLOBAL", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_DEREF", "LOAD_NAME"))
+
+
+def _names_no_number(steps: list[_Load], at: int) -> bool:
     """Whether what is loaded there is a constant that is no number, a class (by the custom that these are capitalised), its member or
     attribute, or one of torch's."""
     step = steps[at]
-    if step.opname == "LOAD_CONST":
+    if step.opname.startswith(("LOAD_CONST", "LOAD_SMALL_INT")):
         return type(step.argval) not in (int, float)
     name = step.argval if isinstance(step.argval, str) else ""
     if step.opname == "LOAD_ATTR":
         owner = steps[at - 1].argval
-        return owner == "torch" or _is_class(name) or (_is_load(steps[at - 1]) and _is_class(owner))
+        return owner == "torch" or name in _OF_TENSORS or _is_class(name) or (_is_load(steps[at - 1]) and _is_class(owner))
     return _is_load(step) and (_is_class(name) or name in ("self", "cls"))
 
 

@@ -30,7 +30,9 @@ bool compute(HostFloats::Op op, double a, double b, double& out) {
   }
 }
 
-constexpr double kMostExact = 9007199254740992;  // 2^53: every integer up to here is a double
+// Whether it, like all integers nearer to zero, is a double.
+bool is_exact(int64_t i) { return i >= -(int64_t{1} << 53) && i <= int64_t{1} << 53; }
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity(), kMost = std::numeric_limits<double>::max();
 
 // Where exponentials overflow.
@@ -80,7 +82,7 @@ HostFloats::Id HostFloats::add(Node n) {
 
 HostFloats::Id HostFloats::given(size_t index, double hint) { return add({Op::given, -1, -1, hint, index, {}}); }
 HostFloats::Id HostFloats::size(SymInt expression, int64_t hint, bool late) {
-  check(std::abs(static_cast<double>(hint)) <= kMostExact, "the program computes with ", hint, ", which is no floating point number");
+  check(is_exact(hint), "the program computes with ", hint, ", which is no floating point number");
   return add({Op::size, -1, -1, static_cast<double>(hint), 0, std::move(expression), late});
 }
 HostFloats::Id HostFloats::constant(double value) { return add({Op::constant, -1, -1, value, 0, {}}); }
@@ -173,7 +175,7 @@ bool HostFloats::evaluate(std::span<const double> given, std::span<const int64_t
     else if (n.op == Op::size) {
       const int64_t size = n.expression.eval(symbols);
       values[i] = static_cast<double>(size);
-      if (std::abs(values[i]) > kMostExact) {
+      if (!is_exact(size)) {
         if (why) *why = cat("the program computes with ", size, ", which is no floating point number");
         return false;
       }

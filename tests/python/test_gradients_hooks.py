@@ -477,8 +477,10 @@ def test_full_backward_hooks_of_the_compiled_module_itself():
         torch.testing.assert_close(got[1:], want[1:])
 
 
+@pytest.mark.parametrize("how", [{}, {"retain_graph": True}, {"create_graph": True}, "anomaly"])
 @pytest.mark.parametrize("kind", ["hook", "post"])
-def test_hooks_set_behind_the_call_of_leaves_that_get_nothing(kind):
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph", "ignore:Anomaly Detection")
+def test_hooks_set_behind_the_call_of_leaves_that_get_nothing(kind, how):
     """Eager does not come to a leaf to which no result with a gradient leads."""
 
     def run(f, model):
@@ -490,7 +492,11 @@ def test_hooks_set_behind_the_call_of_leaves_that_get_nothing(kind):
             handle = weight.register_hook(lambda g: seen.append(g.sum().item()))
         else:
             handle = weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.sum().item()))
-        y.sum().backward()
+        if how == "anomaly":
+            with torch.autograd.detect_anomaly():
+                y.sum().backward()
+        else:
+            y.sum().backward(**how)
         handle.remove()
         return seen, weight.grad, model.heads[1].weight.grad.tolist()
 

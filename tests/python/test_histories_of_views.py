@@ -66,6 +66,21 @@ def test_what_the_program_lets_need_gradients(program, needs):
         assert told[1] == told[0]
 
 
+def test_views_of_a_part_of_a_buffer():
+    """Which needs gradients, unlike the buffer: its views are compiled."""
+    program = lambda v: (v.view(3, 1), v * 2)  # noqa: E731
+    compiled = broach.compile(program)
+    for _ in range(4):
+        told = []
+        for f in (program, compiled):
+            part = torch.arange(6.0)[:3].requires_grad_()
+            a, b = f(part)
+            (a.sum() * 3 + b.sum()).backward()
+            told.append((part.grad.tolist(), a.requires_grad, a.is_leaf))
+        assert told[1] == told[0]
+    assert compiled.stats()["compiled_calls"] >= 2, broach.explain(compiled, torch.arange(6.0)[:3].requires_grad_())
+
+
 def test_a_slice_that_is_let_need_gradients():
     def program(x):
         y = x[:2]

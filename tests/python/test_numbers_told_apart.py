@@ -4,11 +4,13 @@ and values beyond what a symbol holds."""
 from __future__ import annotations
 
 import math
+import operator
 
 import broach
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 DEFAULT = 1.0
 
@@ -30,6 +32,46 @@ def test_identity():
     _check(lambda x, scale=DEFAULT: x * 2 if scale is DEFAULT else x * scale, [(x, 3.0), (x, 4.0), (x, DEFAULT), (x,), (x, 5.0)])
     _check(lambda x, a, b: x + 1 if a is b else x, [(x, 3, 4), (x, 3, 5), (x, 5, 5), (x, 5, 6)])
     _check(lambda x, a, b: x if a is not b else x - 1, [(x, 3, 4), (x, 3, 5), (x, 5, 5), (x, 5, 6)])
+
+
+@pytest.mark.parametrize("program", [
+    lambda x, n, m, b: x * (1.0 if n is m else 2.0),
+    lambda x, n, m, b: x * float(n is m),
+    lambda x, n, m, b: x * (1.0 if operator.is_(n, m) else 2.0),
+    lambda x, n, m, b: x * (2.0 if operator.is_not(n, m) else 1.0),
+    lambda x, n, m, b: x * (1.0 if n is (m if b else None) else 2.0),
+    lambda x, n, m, b: x * (1.0 if (n if b else None) is m else 2.0),
+    lambda x, n, m, b: x * (1.0 if (lambda k: k is m)(n) else 2.0),
+    lambda x, n, m, b: x * (1.0 if [n, x][0] is m else 2.0),
+    lambda x, n, m, b: x * (1.0 if x is not None and n is m and x is x else 2.0),
+])  # fmt: skip
+def test_ways_to_ask_for_identity(program):
+    x = torch.ones(2)
+    _check(program, [(x, 5, 6, True), (x, 6, 7, True), (x, 7, 7, True), (x, 8, 9, True), (x, 9, 9, True)])
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act = F.relu
+
+    def forward(self, q, k, scale):
+        if q is k and q.dtype is k.dtype and k is not MISSING:
+            return q * scale
+        return self.act(k * scale) if self.act is not F.relu else k * scale + q
+
+
+MISSING = object()
+
+
+def test_what_asks_for_the_identity_of_tensors():
+    """Attention does: numbers stay symbols."""
+    q, k = torch.ones(2), torch.ones(2)
+    compiled = broach.compile(_Attention())
+    for i in range(12):
+        for pair in ((q, k), (q, q)):
+            assert torch.equal(compiled(*pair, 1.5 + i), _Attention()(*pair, 1.5 + i))
+    assert compiled._compiled_call.stats()["compiled_calls"] >= 16, broach.explain(compiled, q, k, 2.0)
 
 
 def test_what_asks_nothing_of_numbers_by_identity():
