@@ -333,10 +333,9 @@ void Watch::on_own_call(PyFrameObject* frame, PyCodeObject* code) {
   effect(frame, {reads ? "reads an attribute .grad" : "writes an attribute .grad", Fallback::eager});
 }
 
-// Code of gradients is handed what the program reached, too: a module by its hook, say.
 void Watch::look_at_identity(PyFrameObject* frame, PyCodeObject* code, PyObject* globals) {
   const Ref codes = import_module("broach._codes");
-  Ref found = codes ? undisturbed([&] { return PyObject_CallMethod(codes.get(), "_identities", "O", code); }) : Ref();
+  Ref found = codes ? undisturbed([&] { return PyObject_CallMethod(codes.get(), "identities", "O", code); }) : Ref();
   if (found && PyObject_Size(found.get()) == 0) return;
   const Ref locals = found ? locals_of(frame) : Ref();
   if (locals) found = undisturbed([&] { return PyObject_CallMethod(codes.get(), "compares_numbers", "OOO", code, locals.get(), globals); });
@@ -345,6 +344,7 @@ void Watch::look_at_identity(PyFrameObject* frame, PyCodeObject* code, PyObject*
   if (!why.empty()) effect(frame, {why, Fallback::eager});
 }
 
+// Code of gradients is handed what the program reached, too: a module by its hook, say.
 void Watch::watch_arguments(PyFrameObject* frame, PyCodeObject* code) {
   const Ref locals = locals_of(frame);
   const Ref values = locals ? Ref::steal(PyMapping_Values(locals.get())) : Ref();

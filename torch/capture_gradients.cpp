@@ -739,8 +739,7 @@ bool Capture::gives_histories() const {
 
 void Capture::differentiate(const std::vector<at::Tensor>& results, GradientCode* code) {
   if (abandoned_ || !verdict_.is_good() || std::exchange(has_differentiated_, true)) return;
-  const bool is_lost = std::ranges::any_of(results, has_lost_history);
-  std::string why = is_lost ? "of a view whose memory was written" : record_gradients(results, code);
+  std::string why = record_gradients(results, code);
   if (why.empty()) return;
   differentiable_ = {};
   gradients_.clear();

@@ -34,7 +34,7 @@ void add_history(const at::Tensor& t, Nodes& ends) {
 // Whether gradients of a view go on to one of these.
 bool leads_to(const at::Tensor& view, const Nodes& ends) {
   if (!view.grad_fn()) return false;
-  std::unordered_set<const torch::autograd::Node*> met{view.grad_fn().get()};
+  Nodes met{view.grad_fn().get()};
   std::vector<const torch::autograd::Node*> stack(met.begin(), met.end());
   while (!stack.empty()) {
     const torch::autograd::Node* n = stack.back();

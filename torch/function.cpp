@@ -51,7 +51,8 @@ Function::Results Function::operator()(const CallInputs& call, const Modes& mode
   if (Capture::current()) return run_eager(call, "called while another program is captured: its operations are part of that one", false);
   for (const at::Tensor& t : call.tensors)
     if (!is_plain(t)) return run_eager(call, why_not_compiled(t));
-    else if (modes.grad && has_lost_history(t)) return run_eager(call, "a view's history is lost, as its memory was written", false);
+  for (const at::Tensor& t : call.tensors)
+    if (modes.grad && has_lost_history(t)) return run_eager(call, "a view's history is lost, as its memory was written", false);
   if (torch::autograd::ForwardADLevel::try_get_by_idx(0)) return run_eager(call, kForwardMode);
   const Closed closed = closed_;
   if (modes.grad && closed == Closed::with_gradients) return run_eager(call, "");

@@ -26,7 +26,6 @@
 #include "externs.h"
 #include "leaf_gradients.h"
 #include "passes/passes.h"
-#include "support/bug.h"
 #include "support/error.h"
 #include "tensors.h"
 

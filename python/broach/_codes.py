@@ -191,7 +191,7 @@ def _loads(code: types.CodeType) -> list[_Load]:
 
 
 @_once
-def _identities(code: types.CodeType) -> list[tuple[str, str]]:
+def identities(code: types.CodeType) -> list[tuple[str, str]]:
     """The operands of each `is` that may be numbers: names that stay what they are as the code begins, or empty."""
     if {"is_", "is_not"}.intersection(code.co_names):  # of the module operator
         return [("", "")]
@@ -229,7 +229,7 @@ def compares_numbers(code: types.CodeType, values: dict[str, Any], names: dict[s
             value = vars(value).get(attribute, 0) if type(value) is types.ModuleType else 0
         return name != "" and type(value) not in _NUMBERS
 
-    if all(is_other(left) or is_other(right) for left, right in _identities(code)):
+    if all(is_other(left) or is_other(right) for left, right in identities(code)):
         return ""
     return f"compares with `is` what may be a number in {getattr(code, 'co_qualname', code.co_name)}"
 

@@ -33,6 +33,25 @@ bool is_thin_volume(const Node& n) {
   return n.ints(Attr::stride)[2] > 1 && (!width || *width == 1);
 }
 
+// Whether a window may lie in the padding as a whole.
+bool has_idle_windows(const Node& n) {
+  const Shape& weight = n.op == Op::conv ? n.inputs[1].shape() : n.sizes(Attr::shape);
+  const Shape& padding = n.sizes(Attr::padding);
+  for (size_t i = 0; i < padding.size(); ++i) {
+    const auto kernel = weight[i + 2].maybe_constant(), pad = padding[i].maybe_constant();
+    if (kernel && pad && *pad > n.ints(Attr::dilation)[i] * (*kernel - 1)) return true;
+  }
+  return false;
+}
+
+bool has_far_padding(const Node& n) {
+  if (n.op != Op::conv || !n.integer(Attr::transposed)) return false;
+  const Shape& padding = n.sizes(Attr::output_padding);
+  for (size_t i = 0; i < padding.size(); ++i)
+    if (const auto pad = padding[i].maybe_constant(); pad && *pad >= n.ints(Attr::stride)[i]) return true;
+  return false;
+}
+
 ContractionAbility usual_ability(Op op, DType dtype) {
   ContractionAbility all;
   all.channels_last = all.lays_weights = op != Op::dot;
@@ -62,7 +81,8 @@ bool Capabilities::has(const Node& n) const {
   if (kind_of(n.op) == OpKind::heavy) {
     const ContractionAbility* can = contraction(n.op, n.results[0].dtype);
     if (!can || n.op == Op::dot) return can;
-    if (!can->thin_volumes && is_thin_volume(n)) return false;
+    if ((!can->thin_volumes && is_thin_volume(n)) || (!can->idle_windows && has_idle_windows(n))) return false;
+    if (!can->far_padding && has_far_padding(n)) return false;
     return (can->grouped || n.integer(Attr::groups) == 1) && (can->ranks.empty() || can->ranks.contains(n.inputs[0].rank()));
   }
   if (kind_of(n.op) == OpKind::routine) return routines.contains({n.op, n.inputs[0].dtype()}) && !is_left_out(n);

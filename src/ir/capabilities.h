@@ -33,6 +33,8 @@ struct ContractionAbility {
   bool grouped = true;        // of a convolution
   std::set<int64_t> ranks;    // of a convolution's operands; none: any
   bool thin_volumes = true;   // a convolution along three dimensions of one channel to rows of one point
+  bool idle_windows = true;   // a convolution of which a window may lie in the padding as a whole
+  bool far_padding = true;    // a transposed one whose result is padded by a stride or more, which a dilation allows
   int64_t channel_piece = 0;  // channels that a convolution computes at a time; fewer are unfolded to more
   int64_t unfolds_from = 0;   // in one of so many multiply-adds
 

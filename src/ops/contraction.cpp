@@ -427,31 +427,6 @@ struct Layout {
   bool always_transposed = false, depthwise = false;
 };
 
-size_t spatial_dims(const Convolution& a) { return a.w.shape().size() - std::min<size_t>(2, a.w.shape().size()); }
-
-// By a stride or more behind the last window, which only dilation lets eager allow: the libraries take it for no transposed convolution.
-bool reaches_beyond(const Convolution& a) {
-  const size_t n = spatial_dims(a);
-  const std::vector<int64_t> stride = for_each_dim(a.stride, n, 1);
-  const Shape extra = for_each_dim(a.output_padding, n, 0);
-  for (size_t i = 0; i < n; ++i)
-    if (const auto e = extra[i].maybe_constant(); e && *e >= stride[i]) return true;
-  return false;
-}
-
-// Whether a window may lie in the padding as a whole: oneDNN's kernels for channels last then read memory that is nobody's.
-bool has_idle_windows(const Convolution& a) {
-  if (a.x.type().device.kind != DeviceKind::cpu) return false;
-  const size_t n = spatial_dims(a);
-  const std::vector<int64_t> dilation = for_each_dim(a.dilation, n, 1);
-  const Shape padding = for_each_dim(a.padding, n, 0);
-  for (size_t i = 0; i < n; ++i) {
-    const auto kernel = a.w.shape()[i + 2].maybe_constant(), pad = padding[i].maybe_constant();
-    if (kernel && pad && *pad > dilation[i] * (*kernel - 1)) return true;
-  }
-  return false;
-}
-
 Lowering convolution(Layout l) {
   return [=](OpCall& c) -> Result {
     auto given = [&](int i) { return i >= 0 && !c.is_none(static_cast<size_t>(i)); };
@@ -463,7 +438,6 @@ Lowering convolution(Layout l) {
     if (given(l.output_padding)) a.output_padding = c.ints(static_cast<size_t>(l.output_padding));
     if (given(l.groups)) a.groups = c.constant(static_cast<size_t>(l.groups));
     a.transposed = l.always_transposed || (given(l.transposed) && c.flag(static_cast<size_t>(l.transposed)));
-    if ((a.transposed && reaches_beyond(a)) || has_idle_windows(a)) return std::nullopt;
     if (l.depthwise) a.groups = c.b.symbols().specialize(a.x.shape()[a.x.shape().size() + 1 - a.w.shape().size()]);
     return convolve(c, a);
   };
@@ -545,7 +519,7 @@ Result convolution_backward(OpCall& c) {
   const DType type = x.dtype();
   if (!is_floating(type) || w.dtype() != type || y.dtype() != type || w.rank() < 3 || x.rank() != w.rank()) return std::nullopt;
   const bool is_empty = std::ranges::any_of(std::array{x, w, y}, [](const Value& v) { return v.type().numel() == SymInt(0); });
-  if (is_empty || has_idle_windows({.x = x, .w = w, .dilation = c.constants(6), .padding = c.ints(5)})) return std::nullopt;
+  if (is_empty) return std::nullopt;
   if (type == DType::f16 && x.type().device.kind == DeviceKind::cpu)
     for (Value* v : {&x, &w, &y}) *v = b.cast(*v, DType::f32);
   const auto n = static_cast<size_t>(w.rank()) - 2;

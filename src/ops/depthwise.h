@@ -1,5 +1,5 @@
 // Convolutions of each channel by itself along one dimension, of a few elements each: sums of products that kernels compute in passing.
-// Libraries take several times as long, and copy where a channel's elements lie beside each other.
+// Libraries take longer, and copy where a channel's elements lie beside each other.
 #pragma once
 
 #include <cstdint>

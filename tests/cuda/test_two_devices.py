@@ -1,15 +1,13 @@
 """Two GPUs in one process: the same program on each, programs with tensors of both, and a thread for each."""
 
 import copy
-import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from two_processes import run_pair
 
 import broach
 
@@ -169,13 +167,4 @@ dist.destroy_process_group()
 
 def test_two_processes_reduce_gradients():
     """`DistributedDataParallel` around a compiled module, a process for each device: the sums are NCCL's, on streams of its own."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    command = [sys.executable, "-c", WORKER]
-    processes = [
-        subprocess.Popen([*command, str(rank), port], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in range(2)
-    ]
-    said = [p.communicate(timeout=300)[0] for p in processes]
-    assert [p.returncode for p in processes] == [0, 0], "\n".join(said)
+    run_pair(WORKER)

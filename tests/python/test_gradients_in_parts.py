@@ -1,14 +1,11 @@
 """Gradients that somebody waits for are given in parts, as they get ready, so that what is done with them goes on beside the rest."""
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 from torch import nn
+from two_processes import run_pair
 
 import broach
 
@@ -208,13 +205,4 @@ os._exit(0)
 
 @pytest.mark.parametrize("compiled", ["module", "whole"])
 def test_two_processes_reduce_before_the_backward_ends(compiled):
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", WORKER, str(rank), port, compiled], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        for rank in range(2)
-    ]
-    said = [p.communicate(timeout=300)[0] for p in processes]
-    assert [p.returncode for p in processes] == [0, 0], "\n".join(said)
+    run_pair(WORKER, compiled, OMP_NUM_THREADS="1")

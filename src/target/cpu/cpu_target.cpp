@@ -30,7 +30,8 @@ class CpuTarget : public Target {
       for (auto& [of, can] : c.contractions)
         if (!can.activations.empty()) can.activations = cpu::activations(false), can.exact_activations = cpu::activations(true);
       // For these the library's kernels, ATen's own among them, read what nobody has written, unless channels come first.
-      for (auto& [of, can] : c.contractions) can.thin_volumes = false;
+      for (auto& [of, can] : c.contractions) can.thin_volumes = can.idle_windows = false;
+      for (auto& [of, can] : c.contractions) can.far_padding = false;   // which the library takes for no transposed convolution
       for (auto& [of, can] : c.contractions) can.sums_one_row = false;  // weights packed for the library's are read faster
       // The library scales results as it stores them, at some cost.
       for (auto& [of, can] : c.contractions)

@@ -169,6 +169,7 @@ bool has_convolutions(DType dtype) { return dtype == DType::f16 || dtype == DTyp
 ContractionAbility convolution_ability(Op op, DType dtype) {
   ContractionAbility a;
   a.bias = op == Op::conv, a.bias_of_dilated = false, a.channels_last = a.lays_weights = true, a.grouped = false, a.ranks = {3, 4};
+  a.far_padding = false;
   if (op != Op::conv) return a;
   a.channel_piece = 8, a.unfolds_from = int64_t{1} << 27;
   a.activations = {Op::relu}, a.binaries = {Op::add}, a.most_epilogues = 2, a.residuals_only = true;
