@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ir/strides.h"
+#include "ops/formula.h"
 #include "ops/indexing.h"
 
 namespace broach {
@@ -115,7 +117,7 @@ Value sum_of_rows(GraphBuilder& b, const Value& source, const Value& index, cons
 namespace {
 
 bool is_zeros(Value v) {
-  while (is_view(v.node->op)) v = v.node->inputs[0];
+  while (is_window(v.node->op)) v = v.node->inputs[0];
   if (v.node->op != Op::scalar) return false;
   const double number = as_double(v.node->get<Scalar>(Attr::value));
   return number == 0 && !std::signbit(number);  // -0.0 stays where nothing is added
@@ -213,7 +215,7 @@ Result index_fill(OpCall& c) {
   auto w = index_write(c, true);
   if (!w) return std::nullopt;
   Value v;
-  if (auto given = c.maybe_tensor(3)) v = c.b.cast(*given, w->x.dtype());
+  if (c.is_tensor(3)) v = operand(c, 3, w->x.dtype());
   else if (is_complex(c.scalar(3))) return std::nullopt;
   else v = c.b.constant(c.scalar(3), w->x.dtype());
   w->source = c.b.reshape(v, Shape(w->x.shape().size(), SymInt(1)));

@@ -9,6 +9,7 @@
 #include "trace/calls.h"
 #include "trace/memory.h"
 #include "trace/mutations.h"
+#include "trace/selections.h"
 #include "trace/separate_inputs.h"
 
 namespace broach {
@@ -231,7 +232,7 @@ class Functionalizer {
       requests_.push_back(commits ? OutputRequest{info(id).strides, -1} : OutputRequest{{}, static_cast<int>(i)});
       outputs.push_back(memory_.value(id));
     }
-    keep_what_may_fail(outputs);
+    keep_what_may_fail(b_, outputs, t_.inputs.size() - tangents_, [&](const Value& v) { return calls_.is_refused(v); });
     program_.graph = std::make_shared<const Graph>(b_.finish(std::move(outputs), std::move(requests_)));
     return std::move(program_);
   }
@@ -252,27 +253,6 @@ class Functionalizer {
       for (const Value& v : n.inputs) is_read[v.node->id] = true;
     }
     return true;
-  }
-
-  // An index outside is an error though nobody reads what it selects: that becomes one more output, which is no result. Not where the index
-  // is made of positions and constants alone, as lowerings make one, nor where gradients are selected, by an index that the program used, nor
-  // of a lowering that was not taken.
-  void keep_what_may_fail(std::vector<Value>& outputs) const {
-    const std::deque<Node>& nodes = b_.graph().nodes();
-    std::vector<bool> is_read(nodes.size()), is_fixed(nodes.size()), is_late(nodes.size());
-    for (const Value& v : outputs) is_read[v.node->id] = true;
-    for (const Node& n : nodes)
-      is_fixed[n.id] = n.op != Op::input && n.op != Op::extern_call &&
-                       std::ranges::all_of(n.inputs, [&](const Value& v) { return is_fixed[v.node->id]; });
-    for (const Node& n : nodes)
-      is_late[n.id] = (n.op == Op::input && static_cast<size_t>(n.integer(Attr::index)) + tangents_ >= t_.inputs.size()) ||
-                      std::ranges::any_of(n.inputs, [&](const Value& v) { return is_late[v.node->id]; });
-    for (const Node& n : std::views::reverse(nodes)) {
-      if (!is_read[n.id] && !is_late[n.id] && checks_index(n.op) && !is_fixed[n.inputs[1].node->id] && !calls_.is_refused({&n, 0}))
-        outputs.push_back({&n, 0}), is_read[n.id] = true;
-      if (is_read[n.id])
-        for (const Value& v : n.inputs) is_read[v.node->id] = true;
-    }
   }
 
   ResultSpec result(TensorId id, std::vector<Value>& outputs) {
