@@ -19,11 +19,13 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "compat.h"
 #include "devices.h"
 #include "externs.h"
+#include "hooks_aside.h"
 #include "leaf_gradients.h"
 #include "passes/passes.h"
 #include "support/error.h"
@@ -173,6 +175,14 @@ class CompiledCall : public ag::Node {
       more = more.defined() ? at::add(more, *g) : *g;
     }
     return {past, out.end()};
+  }
+
+  // Whether the engine's run under way asks for a gradient of something that this result depends on.
+  bool wants_from(size_t tangent) {
+    const std::vector<bool> asked = wanted();
+    for (size_t g = 0; g < asked.size(); ++g)
+      if (asked[g] && backward_->reaches(tangent, g)) return true;
+    return false;
   }
 
   // A result whose gradient was not asked for may still be differentiated, as far as somebody has it: eager frees what leads to the others.
@@ -352,29 +362,53 @@ class ResultOfCall : public ag::Node {
   ag::variable_list apply(ag::variable_list&& given) override {
     ag::variable_list out(num_outputs());
     if (!given[0].defined()) return out;
-    auto& call = static_cast<CompiledCall&>(*next_edge(0).function);
     std::vector<size_t> seen, ends;  // edges, and their results' tangents
     for (size_t k = 1; k < num_outputs(); ++k) {
-      auto* result = static_cast<ResultOfCall*>(next_edge(k).function.get());
-      if (!is_looked_at(*result)) continue;
+      if (!behind(k).is_looked_at()) continue;
       seen.push_back(k);
-      ends.push_back(result->tangent_);
+      ends.push_back(behind(k).tangent_);
     }
     if (seen.empty()) return out[0] = std::move(given[0]), out;
-    ag::variable_list found = call.run_to(ends, tangent_, given[0]);
+    ag::variable_list found = call().run_to(ends, tangent_, given[0]);
     for (size_t k = 0; k < seen.size(); ++k) out[seen[k]] = std::move(found[k]);
     return out;
   }
 
- private:
-  // By a hook, or by the engine's run under way, which may have been asked for it.
-  static bool is_looked_at(ag::Node& result) {
-    if (has_hooks(result)) return true;
-    const auto* asked = ag::get_current_graph_task_exec_info();
-    if (!asked || asked->empty()) return false;
-    auto info = asked->find(&result);
-    return info != asked->end() && info->second.captures_;
+  // The first hooks that the engine asks for. In a run for some tensors it comes here, and goes on to the call's node, also where these lie
+  // behind other results alone. Eager does not, and runs no hooks; but those of a tensor that is asked for itself.
+  std::vector<std::unique_ptr<ag::FunctionPreHook>>& tensor_pre_hooks() noexcept override {
+    if (is_hooked() && !goes_on())  // until the run is over, be it by an error
+      ag::Engine::get_default_engine().queue_callback([aside = std::make_shared<HooksAside>(*this, !is_asked_for())] {});
+    return ag::Node::tensor_pre_hooks();
   }
+
+ private:
+  CompiledCall& call() const { return static_cast<CompiledCall&>(*next_edge(0).function); }
+  ResultOfCall& behind(size_t edge) const { return static_cast<ResultOfCall&>(*next_edge(edge).function); }
+
+  bool is_hooked() noexcept {
+    return !ag::Node::tensor_pre_hooks().empty() || !pre_hooks().empty() || !post_hooks().empty() || !retains_grad_hooks().empty();
+  }
+  // Whether the engine's run under way was asked for its gradient.
+  bool is_asked_for() {
+    const auto* asked = ag::get_current_graph_task_exec_info();
+    return asked && asked->contains(this) && asked->at(this).captures_;
+  }
+  // Whether `backward(inputs=...)` may have been, which does not say so, but has it keep its gradient.
+  bool may_be_input() {
+    const auto& asked = *ag::get_current_graph_task_exec_info();
+    return !retains_grad_hooks().empty() && asked.contains(this) && asked.at(this).needed_ &&
+           std::ranges::none_of(asked, [](const auto& other) { return other.second.captures_ != nullptr; });
+  }
+  // Whether eager's run would go past this result: not in one for some tensors of which none lies behind it.
+  bool goes_on() {
+    const auto* asked = ag::get_current_graph_task_exec_info();
+    if (!asked || asked->empty() || call().wants_from(tangent_) || may_be_input()) return true;
+    for (size_t k = 1; k < num_outputs(); ++k)
+      if (behind(k).is_asked_for() || behind(k).may_be_input()) return true;
+    return false;
+  }
+  bool is_looked_at() { return is_asked_for() || (has_hooks(*this) && goes_on()); }
 
   size_t tangent_;
 };
