@@ -106,8 +106,15 @@ struct Variant {
 
 class EagerAgain : public ProgramAgain {
  public:
-  EagerAgain(Function::Eager eager, std::shared_ptr<const ModuleView> view) : eager_(std::move(eager)), view_(std::move(view)) {}
+  // `owner`: of a program that need not live longer.
+  EagerAgain(Function::Eager eager, std::shared_ptr<const ModuleView> view, std::weak_ptr<const void> owner)
+      : eager_(std::move(eager)), view_(std::move(view)), owner_(std::move(owner)) {}
   std::vector<at::Tensor> run(at::TensorList inputs, at::IntArrayRef ints, at::ArrayRef<double> floats) const override {
+    const auto owner = owner_.lock();
+    if (!owner)
+      throw Error(
+          "broach: the program has to be run again for gradients, but the compiled object is gone, and what the program refers to may be so "
+          "too: keep it until the gradients are computed");
     if (view_ && !view_->tree.current())
       throw Error(
           "broach: the program has to be run again for gradients, but its modules, or whether they train, have changed since the call");
@@ -117,6 +124,7 @@ class EagerAgain : public ProgramAgain {
  private:
   Function::Eager eager_;
   std::shared_ptr<const ModuleView> view_;  // null: it has no modules
+  std::weak_ptr<const void> owner_;
 };
 
 // How what a program gives is made of its results, among which each tensor is once.
@@ -290,7 +298,9 @@ class Compiled::State {
     bool own_code = is_function_ || !first_foreign_module(view->tree).empty();  // libtorch's layers keep nothing
     Function::Rules rules{options_.falls_back() ? Function::OnFailure::run_eagerly : Function::OnFailure::raise,
                           /*unwatched_state=*/own_code, /*warns=*/true};
-    v->again = std::make_shared<const EagerAgain>(eager, view);
+    // A module that is shared lives as long as what refers to it.
+    const bool is_shared = !is_function_ && target_.use_count() > 0;
+    v->again = std::make_shared<const EagerAgain>(eager, view, is_shared ? std::shared_ptr<const void>(target_) : alive_);
     v->function = std::make_unique<Function>(eager, constant, o, kMostPrograms, rules);
     return v;
   }
@@ -380,6 +390,7 @@ class Compiled::State {
   std::atomic<int64_t> verified_{0};
   int64_t eager_calls_ = 0;
   std::vector<std::string> eager_reasons_;
+  std::shared_ptr<const void> alive_ = std::make_shared<char>();
 };
 
 Compiled::Compiled(Modules modules, bool function, std::shared_ptr<void> target, const Options& options)

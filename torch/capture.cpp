@@ -144,6 +144,7 @@ void Capture::finish(std::vector<at::Tensor>& outputs, const std::vector<HostFlo
     differentiable_.shown.push_back(shown_as(t));
     trace_.outputs.push_back(id_of_output(t));
   };
+  look_at_operands({given_, outputs});
   for (at::Tensor& t : outputs) give(t);
   for (at::Tensor& t : std::exchange(bases_, {})) give(t);
   for (const at::Tensor& t : unplaced_)
@@ -748,11 +749,11 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   const auto& schema = op.schema();
   size_t n = schema.arguments().size(), base = stack->size() - n;
-  TraceOp out;
-  out.schema = name;
+  TraceOp out{name};
   const bool draws = broach::draws(op, *stack);
   std::vector<std::pair<at::Tensor, TensorId>> written;
   std::vector<c10::IValue> numbers;
+  std::vector<at::Tensor> operands;
   {
     std::lock_guard lock(mutex_);
     out.line = line_;
@@ -761,6 +762,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
     draws_ |= draws;
     numbers = add_arguments(schema, *stack, out, written);
     add_hidden_mutations(out);
+    operands = look_at_operands(torch::jit::last(*stack, n));
     before_writes(out, written, draws);
     for (const auto& r : schema.returns()) out.is_view |= r.alias_info() && !r.alias_info()->isWrite();
     out.effect = draws || !name.starts_with("aten::");
@@ -778,6 +780,7 @@ void Capture::record_call(const c10::OperatorHandle& op, torch::jit::Stack* stac
   if (out.effect) random_.renew();
   if (!out.is_view) check_sizes(written, name);
   if (guard_read(*stack, out) || guard_comparison(*stack, out)) return;
+  note_writes(out, operands, *stack, schema.returns().size());
   add_results(op, *stack, out, given);
   for (const c10::IValue& number : numbers) guard_number(number, out);
   trace_.ops.push_back(std::move(out));

@@ -18,6 +18,7 @@
 #include "attempts.h"
 #include "devices.h"
 #include "differentiable.h"
+#include "host_writes.h"
 #include "pipeline_options.h"
 #include "trace/generalize.h"
 #include "trace/trace.h"
@@ -57,6 +58,18 @@ struct InputFacts {
   int64_t version_steps = 0;              // by how much a call moves its version counter on
   // Of a lifted tensor, whose companion it is; none where the front finds tensors in their places.
   std::optional<std::pair<Companion, size_t>> companion_of;
+};
+
+struct InputSize {
+  int input, dim;
+};
+
+// A tensor before it is written.
+struct BeforeWrite {
+  explicit BeforeWrite(const at::Tensor& t);
+  at::Tensor tensor, memory, elements;  // `memory`: the same window, which operations that change a tensor's sizes leave alone
+  int64_t version;
+  bool required_grad;
 };
 
 // One recording. The program runs for real: its results are eager's own, and an error in it is eager's own.
@@ -164,6 +177,8 @@ class Capture {
   const Trace& trace() const { return trace_; }
   // Tensors the program read without being given them: they became inputs behind the given ones.
   const std::vector<at::Tensor>& lifted() const { return lifted_; }
+  // Whether it is what indexing made of a number that is written: another tensor in each run.
+  bool is_written_number(const at::Tensor& t) const { return numbers_of_indexing_.contains(t.unsafeGetTensorImpl()); }
   // Of each input, the lifted ones behind those given.
   const std::vector<InputFacts>& facts() const { return facts_; }
   // Whether the recording can stand for the program. The first that says it cannot counts.
@@ -199,6 +214,9 @@ class Capture {
   bool is_abandoned() const { return abandoned_; }
   // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
   void refuse_reads_of_the_program() { refuses_reads_ = true; }
+  // Nobody watches what the program's host code does to tensors: elements that it writes itself, other memory that it gives to a tensor,
+  // and generators that it may make or seed are looked for. To be said before the program runs.
+  void watch_host_code();
 
   // Whether a tensor's elements follow from sizes alone, which are numbers: they are the same in every call that the recording stands for.
   bool is_made_of_nothing(const at::Tensor& t) const;
@@ -206,9 +224,6 @@ class Capture {
   // The program asked for the plain value of a size, which fixes it.
   void note_plain_read(const SymInt& size);
   // Which of the inputs' sizes these were.
-  struct InputSize {
-    int input, dim;
-  };
   std::vector<InputSize> plain_reads() const;
 
   // For the dispatcher's fallback.
@@ -220,13 +235,7 @@ class Capture {
   static inline void (*forget_error)() = nullptr;
 
  private:
-  struct Saved {
-    explicit Saved(const at::Tensor& t);
-    at::Tensor tensor, memory, elements;  // `memory`: the same window, which operations that change a tensor's sizes leave alone
-    int64_t version;
-    bool required_grad;
-  };
-  static void put_back(const std::vector<Saved>& saved);
+  static void put_back(const std::vector<BeforeWrite>& saved);
   TensorId id_of(const at::Tensor& t);
   TensorId add_tensor(const at::Tensor& t);
   TensorId lift(const at::Tensor& t, TensorId id);
@@ -243,6 +252,8 @@ class Capture {
   void fix_offset(int32_t storage);
   void meet(c10::Device d);
   void check_generators();
+  std::vector<at::Tensor> look_at_operands(c10::ArrayRef<c10::IValue> values);
+  void note_writes(const TraceOp& op, const std::vector<at::Tensor>& operands, const torch::jit::Stack& stack, size_t results);
   void check_sizes(const std::vector<std::pair<at::Tensor, TensorId>>& written, const std::string& name);
   void count_versions();
   void guard_range(const c10::IValue& number, DType t);
@@ -360,8 +371,9 @@ class Capture {
   std::vector<SymbolId> plainly_read_;
   std::vector<size_t> decisions_before_;                   // by read of a value: how many deferred ones
   std::map<HostFloats::Id, TensorId> numbers_, deferred_;  // those that operations were given, and those known only as it runs
-  std::vector<Saved> saved_;                               // tensors that the program writes, as they were before
-  std::vector<Saved> protected_;                           // likewise, that code of gradients writes
+  std::vector<BeforeWrite> saved_;                         // tensors that the program writes, as they were before
+  std::vector<BeforeWrite> protected_;                     // likewise, that code of gradients writes
+  std::optional<HostWrites> host_writes_;
 };
 
 }  // namespace broach

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "capture.h"
+#include "devices.h"
 #include "input_history.h"
 #include "support/error.h"
 #include "symbolic.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -143,6 +145,40 @@ std::vector<size_t> Capture::references() const {
   return out;
 }
 
+// ---- what host code does to tensors ----
+
+void Capture::watch_host_code() {
+  host_writes_.emplace();
+  for (const at::Tensor& t : given_) host_writes_->note(t);
+}
+
+// What an operation is about to read, or the caller; gives the tensors.
+std::vector<at::Tensor> Capture::look_at_operands(c10::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> out;
+  if (!host_writes_) return out;
+  for (const c10::IValue& v : values) {
+    for_each_tensor_in(v, [&](const at::Tensor& t) { out.push_back(real_tensor(t) ? *real_tensor(t) : t); });
+    if (v.isGenerator() && v.toGenerator().defined() && !is_default(v.toGenerator()))
+      fail_with({"random numbers are drawn from a generator that the program may make, or set, itself", Fallback::eager});
+  }
+  for (const at::Tensor& t : out) {
+    if (!host_writes_->are_as_noted(t))
+      fail_with({"host code writes elements of a tensor between operations (data_ptr(), an accessor)", Fallback::eager});
+    const auto seen = t.defined() && t.has_storage() ? tensors_.find(t.unsafeGetTensorImpl()) : tensors_.end();
+    if (seen != tensors_.end() && storage_of(t) != trace_.tensors[static_cast<size_t>(seen->second.id)].storage)
+      fail_with({cat("the program gives other memory to a tensor, ", t.toString(), t.sizes(), ", by set_data()"), Fallback::eager});
+  }
+  return out;
+}
+
+// Behind an operation, whose results are the last in the stack, `results` of them.
+void Capture::note_writes(const TraceOp& op, const std::vector<at::Tensor>& operands, const torch::jit::Stack& stack, size_t results) {
+  if (!host_writes_ || op.is_view) return;
+  auto note = [&](const at::Tensor& t) { host_writes_->note(t); };
+  for (const c10::IValue& v : torch::jit::last(stack, results)) for_each_tensor_in(v, note);
+  if (!op.mutated.empty()) std::ranges::for_each(operands, note);
+}
+
 std::string Capture::exchanged() const {
   for (const auto* list : {&given_, &lifted_})
     for (const at::Tensor& t : *list) {
@@ -165,7 +201,7 @@ void Capture::note_plain_read(const SymInt& size) {
   if (!size.is_constant()) size.collect_symbols(plainly_read_);
 }
 
-std::vector<Capture::InputSize> Capture::plain_reads() const {
+std::vector<InputSize> Capture::plain_reads() const {
   std::vector<InputSize> out;
   for (SymbolId id : plainly_read_) {
     const SymbolInfo& s = trace_.symbols->infos()[static_cast<size_t>(id)];

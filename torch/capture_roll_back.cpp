@@ -37,7 +37,7 @@ static at::Tensor without_repeats(at::Tensor t) {
   return t;
 }
 
-Capture::Saved::Saved(const at::Tensor& t)
+BeforeWrite::BeforeWrite(const at::Tensor& t)
     : tensor(t), memory(t.detach()), elements(without_repeats(memory).clone()), version(version_of(t)), required_grad(t.requires_grad()) {}
 
 // What becomes of what an operation is about to write.
@@ -55,7 +55,8 @@ void Capture::save_before_write(TensorId id) {
   for (size_t i = 0; i < trace_.inputs.size(); ++i) {
     if (trace_.tensors[static_cast<size_t>(trace_.inputs[i])].storage != storage) continue;
     const at::Tensor& real = i < given_.size() ? given_[i] : lifted_[i - given_.size()];
-    if (std::none_of(saved_.begin(), saved_.end(), [&](const Saved& s) { return s.tensor.is_same(real); })) saved_.push_back(Saved(real));
+    if (std::none_of(saved_.begin(), saved_.end(), [&](const BeforeWrite& s) { return s.tensor.is_same(real); }))
+      saved_.push_back(BeforeWrite(real));
   }
 }
 
@@ -74,7 +75,7 @@ void Capture::save_outside(const at::Tensor& t, TensorId id) {
   if (!is_of_input) return;
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   at::NoGradGuard no_grad;
-  saved_.push_back(Saved(t));
+  saved_.push_back(BeforeWrite(t));
 }
 
 bool Capture::has_written() const {
@@ -108,7 +109,7 @@ void Capture::protect(const TraceOp& op, const std::vector<std::pair<at::Tensor,
     const int32_t storage = trace_.tensors[static_cast<size_t>(id)].storage;
     auto is_input = [&](TensorId i) { return trace_.tensors[static_cast<size_t>(i)].storage == storage; };
     if (storage >= first_storage_of_gradients_ && std::none_of(trace_.inputs.begin(), trace_.inputs.end(), is_input)) return;
-    protected_.push_back(Saved(t));
+    protected_.push_back(BeforeWrite(t));
   };
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   at::NoGradGuard no_grad;
@@ -116,10 +117,10 @@ void Capture::protect(const TraceOp& op, const std::vector<std::pair<at::Tensor,
   if (op.mutated.size() > written.size() && no_gradients_.empty()) no_gradients_ = cat("a gradient is computed by ", op.schema);
 }
 
-void Capture::put_back(const std::vector<Saved>& saved) {
+void Capture::put_back(const std::vector<BeforeWrite>& saved) {
   c10::impl::ExcludeDispatchKeyGuard below(capture_keys().both());
   at::NoGradGuard no_grad;
-  for (const Saved& s : std::views::reverse(saved)) {
+  for (const BeforeWrite& s : std::views::reverse(saved)) {
     without_repeats(s.memory).copy_(s.elements);
     c10::TensorImpl& impl = *s.tensor.unsafeGetTensorImpl();
     if (s.tensor.layout() == c10::kStrided && (s.tensor.sizes() != s.memory.sizes() || s.tensor.strides() != s.memory.strides()))

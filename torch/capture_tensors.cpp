@@ -94,7 +94,7 @@ void Capture::look_at_lifted() {
   if (find_) return;
   for (size_t k : in_hand_of_program_) {
     // Nobody else holds it any more: what the program made it of is gone as well.
-    if (lifted_[k].use_count() == 1 && !numbers_of_indexing_.contains(lifted_[k].unsafeGetTensorImpl()))
+    if (lifted_[k].use_count() == 1 && !is_written_number(lifted_[k]))
       fail_with(cat(
           "the program makes a tensor", read_by(trace_, trace_.inputs[given_.size() + k]),
           " without an operation of its own thread, of its own memory (torch::from_blob) or on another thread, or puts another one in the "

@@ -126,6 +126,8 @@ at::Tensor state_of(c10::Device d) {
 
 }  // namespace
 
+bool is_default(const at::Generator& generator) { return generator_of(generator.device()) == generator; }
+
 bool RandomStates::add(c10::Device d) {
   auto is_same = [&](const auto& state) { return state.first == d; };
   if (std::any_of(states_.begin(), states_.end(), is_same)) return true;

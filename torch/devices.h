@@ -47,6 +47,8 @@ struct Autocast {
   friend bool operator==(const Autocast&, const Autocast&) = default;
 };
 
+bool is_default(const at::Generator& generator);
+
 // States of the default random number generators of some devices.
 class RandomStates {
  public:

@@ -270,15 +270,15 @@ static std::optional<Verdict> why_taken_back(const Capture& capture, const std::
 }
 
 void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Recorded& out) const {
-  std::vector<at::Tensor> tensors = call.tensors.vec();
+  std::vector<at::Tensor> tensors = call.tensors.vec(), behind;
   std::vector<InputWithHistory> with_history;
-  std::vector<at::Tensor> behind;
   const bool apart = at::GradMode::is_enabled() && (sizes || (out.attempt.with & kApart) || !end_walks(call.tensors, &behind));
   for (at::Tensor& t : tensors)
     if (apart && t.defined() && t.requires_grad() && !t.is_leaf()) t = with_history.emplace_back(t).inside();
   out.capture = std::make_unique<Capture>(tensors, sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
   Capture& capture = *out.capture;
   if (options_.whole) capture.refuse_reads_of_the_program();
+  if (rules_.unwatched_state) capture.watch_host_code();
   if (!with_history.empty()) capture.keep_for_roll_back();
   std::vector<c10::SymInt> given;
   std::vector<c10::SymFloat> floats;

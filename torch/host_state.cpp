@@ -1,5 +1,6 @@
 #include "host_state.h"
 
+#include <ATen/ops/_local_scalar_dense.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
@@ -62,8 +63,13 @@ std::string done_by(const Capture& capture) {
   for (std::string line; std::getline(trace, line);)
     if (!line.starts_with("symbol ") && !line.starts_with("guard ")) out += line + "\n";
   const size_t given = capture.facts().size() - capture.lifted().size();
-  for (size_t i = 0; i < capture.lifted().size(); ++i)
-    if (!capture.facts()[given + i].companion_of) out += cat(static_cast<const void*>(capture.lifted()[i].unsafeGetTensorImpl()), "\n");
+  for (size_t i = 0; i < capture.lifted().size(); ++i) {
+    const at::Tensor& t = capture.lifted()[i];
+    if (capture.is_written_number(t)) {
+      const c10::complex<double> number = at::_local_scalar_dense(t).toComplexDouble();
+      out += cat(number.real(), " ", number.imag(), "\n");
+    } else if (!capture.facts()[given + i].companion_of) out += cat(static_cast<const void*>(t.unsafeGetTensorImpl()), "\n");
+  }
   return out;
 }
 

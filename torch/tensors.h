@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,15 @@ inline Reach reach_in_storage(const at::Tensor& t) {
   const int64_t first = t.storage_offset() * static_cast<int64_t>(t.itemsize());
   return {first, first + static_cast<int64_t>(bytes_of(t))};
 }
+// Of an argument or a result of an operation.
+template <class Look>
+void for_each_tensor_in(const c10::IValue& v, Look look) {
+  if (v.isTensor()) look(v.toTensor());
+  else if (v.isTensorList() || v.isOptionalTensorList())
+    for (const c10::IValue& element : v.toListRef())
+      if (element.isTensor()) look(element.toTensor());
+}
+
 inline bool meet(const Reach& a, const Reach& b) { return a.first < b.second && b.first < a.second; }
 
 }  // namespace broach

@@ -38,9 +38,13 @@
 // in each call, and every way that data leads to has a version of its own; one of a floating point tensor cannot be read, whatever it is
 // asked for as.
 //
-// Only operations are recorded. Elements that host code itself reads or writes within the program (data_ptr(), an accessor, a tensor of
-// from_blob), and what the program has another thread compute, stay as the first call made them, or the program is refused; so does what
-// host code asks of a tensor besides its sizes, type, device and whether it needs gradients.
+// Only operations are recorded. A program whose host code itself writes elements (data_ptr(), an accessor), exchanges a tensor's memory by
+// set_data() or draws from another generator than the default one is refused. Elements that it reads so, a tensor of from_blob, and what it
+// has another thread compute, stay as the first call made them, or the program is refused; so does what host code asks of a tensor besides
+// its sizes, type, device and whether it needs gradients.
+//
+// Gradients of gradients, and of one result by another (asked for, kept, or seen by a hook), run the program again: the compiled object must
+// then still be there, or they are an error.
 //
 // A tensor that the program keeps (a cache that it assigns, an optimizer's state) would stay as the first run made it: such a
 // program is refused, after a second run that shows whether it was a cache made once; one that keeps its arguments runs eagerly, as another
