@@ -31,10 +31,11 @@ class ValueNumbers {
 
 bool enters(const Node& n) { return region_mark(n) == RegionMark::enter; }
 bool leaves(const Node& n) { return region_mark(n) == RegionMark::leave; }
+bool holds(const Node& n) { return region_mark(n) == RegionMark::hold; }
 
-// Marks of regions have been read by then.
-void emit_unmarked(Emission& e, const Node& n) {
-  if (region_mark(n)) e.set({&n, 0}, e.of(n.inputs[0]));
+// Marks of regions have been read by then. What is held by being saved is a copy.
+void emit_unmarked(Emission& e, const Node& n, bool is_saved = false) {
+  if (region_mark(n) && !(holds(n) && is_saved)) e.set({&n, 0}, e.of(n.inputs[0]));
   else e.emit(n);
 }
 
@@ -286,6 +287,7 @@ class CutFinder {
       inside_[n.id] = enters(n) || (!leaves(n) && std::any_of(n.inputs.begin(), n.inputs.end(), is_inside));
       if (may_not_save(n)) repeatable_[n.id] = true;
       if (leaves(n)) left_as_[numbers_.of(n.inputs[0])] = &n;
+      if (holds(n)) repeatable_[n.id] = false;
       if (!enters(n)) continue;
       if (const Node& from = *below_views(n.inputs[0]); !inside_[from.id] && kind_of(from.op) != OpKind::source)
         repeatable_[from.id] = false;
@@ -404,7 +406,8 @@ class CutFinder {
     const std::vector<bool> tested = tested_for_equality(g_);  // and not made of sums in another order
     keep(tested);
     for (const Node& n : g_.nodes())
-      if (needed_later_[n.id] && !late_[n.id] && !may_not_save(n) && !tested[n.id] && (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
+      if (needed_later_[n.id] && !late_[n.id] && !may_not_save(n) && !holds(n) && !tested[n.id] &&
+          (is_dear(n) || (is_cheap(n) && !repeatable_[n.id])))
         dear.emplace_back(work_for_a_byte(n), n.id);
     std::sort(dear.begin(), dear.end());
     auto saved_with = [&](size_t count) {
@@ -514,7 +517,7 @@ class Divider {
     Emission e(g_);
     for (const Value& v : g_.inputs())
       if (!cut_.is_tangent(*v.node)) e.input(v, g_.strides(v));
-    for (const Node* n : as_early_as_possible()) emit_unmarked(e, *n);
+    for (const Node* n : as_early_as_possible()) emit_unmarked(e, *n, cut_.saves(*n));
     std::vector<Value> outputs;
     std::vector<OutputRequest> requests;
     std::map<size_t, int> results;  // values that are results and may be held as they are

@@ -3,11 +3,16 @@
 //
 // In a trace they are operations that only divide it. In the graph, marks stand where a value goes in or comes out: copies with numbers of
 // their own, which no pass merges or removes until `split_gradients` has read them. A gradient reads what it needs without one.
+//
+// The running statistics of a batch norm that is evaluated are eager's to read anew for gradients, and a training call in between writes them
+// though nobody counts that. There they enter, so that nothing made of them is kept; where the call reads them they are held as they were.
 #pragma once
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
+#include <vector>
 
 #include "trace/trace.h"
 
@@ -18,7 +23,7 @@ constexpr std::string_view kEnterRegion = "broach::enter_region", kLeaveRegion =
 // Where a region begins, the arguments are what it is given.
 TraceOp divider(std::string_view schema, std::vector<TensorId> given = {});
 
-enum class RegionMark : uint8_t { enter, leave };
+enum class RegionMark : uint8_t { enter, leave, hold };
 std::optional<RegionMark> region_mark(const Node& n);
 
 // Where in a trace an operation stands, and where each storage got its elements. To be told of every operation in order.
@@ -43,7 +48,9 @@ class Regions {
   const Trace& t_;
   bool used_ = false;
   int now_ = kOutside, count_ = 0;
-  std::map<int32_t, int> made_in_;  // by storage
+  std::map<int32_t, int> made_in_;    // by storage
+  std::vector<TensorId> read_again_;  // by the operation that is next, for a gradient
+  std::set<int32_t> statistics_;      // storages of what is read so
 };
 
 }  // namespace broach
