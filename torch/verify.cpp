@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "support/error.h"
+#include "tensors.h"
 
 namespace broach {
 
@@ -69,7 +70,7 @@ Trial::Trial(const std::vector<at::Tensor>& given, size_t own, const std::vector
   auto save = [&](const at::Tensor& t) {
     if (!t.defined() || t.layout() != c10::kStrided) return;
     mine.insert(memory_of(t));
-    saved_.push_back({t, t.detach().clone(), {}});
+    saved_.push_back({t, t.detach().clone(), {}, version_of(t)});
   };
   std::for_each(given.begin(), given.begin() + static_cast<std::ptrdiff_t>(own), save);
   std::for_each(held.begin(), held.end(), save);
@@ -77,7 +78,7 @@ Trial::Trial(const std::vector<at::Tensor>& given, size_t own, const std::vector
   for (size_t i = 0; i < given.size(); ++i) {
     const at::Tensor& t = given[i];
     bool shared = mine.contains(memory_of(t));  // with the program's own: it stays itself, and is put back
-    if (i >= own && shared) saved_.push_back({t, t.detach().clone(), {}});
+    if (i >= own && shared) saved_.push_back({t, t.detach().clone(), {}, version_of(t)});
     inputs_.push_back(i < own || shared ? t : duplicate(t, copied));
   }
   random_.add(c10::kCPU);
@@ -92,8 +93,12 @@ void Trial::rewind() {
     at::Tensor now = s.tensor.detach();
     if (!difference_of(s.before, now, "", 0).empty()) s.after_trial = now.clone();
   }
-  for (Saved& s : saved_)
+  for (Saved& s : saved_) {
     if (s.after_trial.defined()) s.tensor.detach().copy_(s.before);
+    // Gradients of calls before this one may need it as it was.
+    c10::VariableVersion version = s.tensor.unsafeGetTensorImpl()->version_counter();
+    if (version.enabled()) version.set_version(s.version);
+  }
   random_.put_back();
 }
 

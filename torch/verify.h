@@ -28,6 +28,7 @@ class Trial {
  private:
   struct Saved {
     at::Tensor tensor, before, after_trial;
+    int64_t version;
   };
   double limit(const Function::Results& want) const;
 

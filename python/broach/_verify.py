@@ -4,7 +4,7 @@ both answers are compared. What the trial wrote is taken back first, so nothing 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -76,27 +76,48 @@ class Trial:
                 if written:
                     with torch.inference_mode(t.is_inference()), torch.no_grad():  # the former may turn gradients on
                         t.copy_(before)
+                    if version >= 0:  # gradients of calls before this one may need it as it was
+                        torch._C._autograd._unsafe_set_version_counter((t,), (version,))
         torch.set_rng_state(self.random)
 
     def difference(self, want: Any, got: Any, given: tuple, copies: tuple) -> str:
         """What is not as eager left it, first of all; empty if there is nothing. To be asked after eager has run."""
-        rough = self._roughest([want, got, *given])
+        limits = Limits(self._roughest([want, got, *given]), max(map(_size, [*self._all([want, *given]), *(t for t, _, _ in self.saved)]), default=0.0))
         for name, a, b in (("output", want, got), *((f"argument {i}, written by the program,", x, y) for i, (x, y) in enumerate(zip(given, copies)))):
-            if found := first_difference(a, b, name, rough, {}):
+            if found := first_difference(a, b, name, limits, {}):
                 return found
         for (t, before, _), trial in zip(self.saved, self.left):
             compiled = before if trial is None else trial
-            if found := first_difference(t.detach(), compiled, f"a tensor of the program, {tuple(t.shape)},", rough, {}):
+            if found := first_difference(t.detach(), compiled, f"a tensor of the program, {tuple(t.shape)},", limits, {}):
                 return found
         return ""
+
+    @staticmethod
+    def _all(values: list) -> list[torch.Tensor]:
+        return [t for v in values for t in _tensors(v, set())]
 
     def _roughest(self, values: list) -> float:
         found = [LIMITS.get(t.dtype, 0.0) for t, _, _ in self.saved]
         if torch.is_autocast_enabled("cpu"):
             found.append(LIMITS[torch.bfloat16])
-        for v in values:
-            found += [LIMITS.get(t.dtype, 0.0) for t in _tensors(v, set())]
+        found += [LIMITS.get(t.dtype, 0.0) for t in self._all(values)]
         return max(found, default=0.0)
+
+
+class Limits(NamedTuple):
+    relative: float  # to the largest element of a tensor
+    largest: float  # element of any tensor: what is zero but for rounding (the gradient of a bias before a batch norm) is that of its terms
+
+    def of(self, t: torch.Tensor, size: float) -> float:
+        return max(self.relative * max(size, 1e-30), 64 * torch.finfo(t.dtype).eps * self.largest)
+
+
+def _size(t: torch.Tensor) -> float:
+    """The largest finite element, 0 of what is not floating point."""
+    if not (t.is_floating_point() or t.is_complex()) or not t.numel() or t.layout != torch.strided or t.is_meta:
+        return 0.0
+    finite = t.detach()[torch.isfinite(t.detach())]
+    return float(finite.abs().max()) if finite.numel() else 0.0
 
 
 def _fields(v: Any) -> list[tuple[str, Any]]:
@@ -119,15 +140,15 @@ def _tensors(v: Any, seen: set[int]) -> list[torch.Tensor]:
     return [t for _, x in _fields(v) for t in _tensors(x, seen)]
 
 
-def first_difference(want: Any, got: Any, name: str, limit: float, seen: dict[int, Any]) -> str:
+def first_difference(want: Any, got: Any, name: str, limits: Limits, seen: dict[int, Any]) -> str:
     if isinstance(want, torch.Tensor) and isinstance(got, torch.Tensor):
-        return _tensor_difference(want, got, name, limit)
+        return _tensor_difference(want, got, name, limits)
     if want is got or id(want) in seen:
         return ""
     seen[id(want)] = want
     if type(want) is not type(got):
         return f"{name} is a {type(got).__name__}, eager's is a {type(want).__name__}"
-    if isinstance(want, float) and abs(want - got) <= limit * max(1.0, abs(want)):  # it may be an element that was computed
+    if isinstance(want, float) and abs(want - got) <= limits.relative * max(1.0, abs(want)):  # it may be an element that was computed
         return ""
     if isinstance(want, (int, float, complex, str, bytes)):
         return "" if want == got or want != want else f"{name} is {got!r}, eager's is {want!r}"
@@ -135,12 +156,12 @@ def first_difference(want: Any, got: Any, name: str, limit: float, seen: dict[in
     if [k for k, _ in a] != [k for k, _ in b]:
         return f"{name} has {len(b)} parts, eager's has {len(a)}"
     for (k, x), (_, y) in zip(a, b):
-        if found := first_difference(x, y, name + k, limit, seen):
+        if found := first_difference(x, y, name + k, limits, seen):
             return found
     return ""
 
 
-def _tensor_difference(want: torch.Tensor, got: torch.Tensor, name: str, limit: float) -> str:
+def _tensor_difference(want: torch.Tensor, got: torch.Tensor, name: str, limits: Limits) -> str:
     if want.dtype != got.dtype or want.shape != got.shape:
         return f"{name} is {got.dtype} {tuple(got.shape)}, eager's is {want.dtype} {tuple(want.shape)}"
     if want is got or not want.numel() or want.layout != torch.strided or want.is_meta:
@@ -154,10 +175,8 @@ def _tensor_difference(want: torch.Tensor, got: torch.Tensor, name: str, limit: 
     if bool(same.all()):
         return ""
     error = torch.where(same, 0.0, (a - b).abs())
-    finite = a[torch.isfinite(a)]
-    size = float(finite.abs().max()) if finite.numel() else 0.0
     worst = float(error.max())
-    if worst == worst and worst <= limit * max(size, 1e-30):
+    if worst == worst and worst <= limits.of(want, _size(a)):
         return ""
     at = int(torch.nan_to_num(error, nan=float("inf")).argmax())
     return f"{name} differs by {worst:.3g} at element {at}: {b.flatten()[at].item():.6g}, eager's is {a.flatten()[at].item():.6g}"

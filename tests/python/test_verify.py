@@ -222,3 +222,35 @@ def test_modules_without_memory():
     for _ in range(5):
         x = torch.randn(3, 4)
         torch.testing.assert_close(compiled(x), x @ parameters["weight"].T + parameters["bias"])
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_what_calls_before_need_for_gradients_stays_as_it_was(runs):
+    """A batch norm's trial writes its statistics, and is taken back: no gradient of an earlier call has seen a write."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    compiled = verified(model, 4)
+    with torch.enable_grad():
+        for _ in range(8):
+            x = torch.randn(6, 4)
+            sum(compiled(x * (i + 1)) for i in range(runs)).pow(2).sum().backward()
+    assert model[1].num_batches_tracked == 8 * runs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_difference(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1)).to(dtype)
+
+    def step(x):
+        model.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        return loss.detach()
+
+    compiled = verified(step, 8)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(10):
+            compiled(torch.randn(16, 4, dtype=dtype))
+    assert stats(compiled)["verified"] == 8
