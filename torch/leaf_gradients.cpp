@@ -92,7 +92,7 @@ void give_to_leaves(ag::Node& node, ag::variable_list& gradients, c10::function_
       at::Tensor& own = accumulates->variable.mutable_grad();
       if (own.defined())
         ag::AccumulateGrad::accumulateGrad(accumulates->variable, own, gradient, 1, [&](at::Tensor&& sum) { own = std::move(sum); });
-      else own = std::move(gradient);
+      else own = gradient.is_view() ? gradient.detach() : std::move(gradient);
     }
     gradient.reset();
     taken.emplace_back(g, std::exchange(edge, {}));

@@ -67,7 +67,7 @@ def compile(
     return compiled
 
 
-def explain(fn: Callable, *args: Any, **kwargs: Any) -> Explanation:
+def explain(fn: Callable, /, *args: Any, **kwargs: Any) -> Explanation:
     """Compiles (if need be) and calls ``fn(*args, **kwargs)``, then says what was compiled and what was not.
 
     It is called up to five times, with all that it does: a training step takes as many steps.

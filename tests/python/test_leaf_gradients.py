@@ -78,3 +78,13 @@ def test_no_hook_runs_for_a_leaf_without_a_gradient():
     sum(r.sum() for r in run(torch.ones(2, 3))).backward()
     assert len(seen) == 1 and seen[0] is not None
     handle.remove()
+
+
+@pytest.mark.parametrize("program", [lambda w: w.clone().t(), lambda w: w.t().clone(), lambda w: (w[None] + 1).movedim(0, 2)])
+def test_a_gradient_is_no_view(program):
+    """`zero_grad` without `set_to_none` detaches gradients in place, which views do not bear."""
+    compiled, w = broach.compile(program), nn.Parameter(torch.ones(3, 4))
+    for _ in range(3):
+        w.grad = None
+        compiled(w).pow(2).sum().backward()
+        w.grad.detach_().zero_()

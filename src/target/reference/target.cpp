@@ -318,6 +318,7 @@ class InterpretedRoutine : public CompiledRoutine {
   void run(const RoutineArgs& args, const RunContext& run) const override {
     Attrs attrs = attrs_;
     if (attrs.contains(Attr::starts)) attrs[Attr::starts] = Shape(args.starts.begin(), args.starts.end());
+    if (attrs.contains(Attr::shape)) attrs[Attr::shape] = Shape(args.results[0].sizes.begin(), args.results[0].sizes.end());
     if (op_ == Op::topk) attrs[Attr::k] = SymInt(args.results[0].sizes[static_cast<size_t>(std::get<int64_t>(attrs.at(Attr::dim)))]);
     Queue::of_thread().push([op = op_, attrs = std::move(attrs), operands = owned(args.operands), results = owned(args.results), run] {
       if (!compute_all(op, attrs, operands, results)) run.errors->set(run.step);
