@@ -189,9 +189,10 @@ bool Capture::add_data_sizes(size_t first_new, TraceOp& op) {
 // Eager refuses a number that the elements' type cannot hold: it stays on the side where the recorded call's was. See c10::overflows, which
 // lets negative numbers pass for unsigned ones.
 void Capture::guard_range(const c10::IValue& number, DType t) {
-  if (!(is_integral(t) || is_floating(t)) || t == DType::i64 || t == DType::f64) return;
+  if (t == DType::c64) t = DType::f32;  // the parts
+  if (!(is_integral(t) || is_floating(t)) || t == DType::f64) return;
   Symbols& symbols = *trace_.symbols;
-  const double most = is_floating(t) ? largest(t) : as_double(highest(t));
+  const double most = is_floating(t) ? largest(t) : std::min(as_double(highest(t)), 0x1.fffffffffffffp62);
   const double least = is_floating(t) || is_unsigned(t) ? -most : -most - 1;
   auto fits = [&](double value) { return value >= least && value <= most; };
   if (auto id = number.isSymFloat() ? float_of(number.toSymFloat()) : std::nullopt) {

@@ -369,7 +369,9 @@ def _function_of_data(original: Callable) -> Callable:
         if dtype.is_complex or dtype.is_floating_point < any(isinstance(n, float) for n in numbers) or dtype == torch.bool:
             return original(*data, **how)
         elements = [torch.full((), n, dtype=dtype, device=device) for n in numbers]
-        return torch.stack(elements).view(shape) if shape else elements[0]
+        for n in reversed(shape):  # no view, as eager's is none
+            elements = [torch.stack(elements[k : k + n]) for k in range(0, len(elements), n)]
+        return elements[0]
 
     return function
 

@@ -14,6 +14,14 @@ using Operands = std::span<const Expr>;
 
 Expr six_part(const Expr& x) { return min(max(x + 3.0, 0.0), 6.0); }
 
+// Whole numbers have more digits than a double.
+Expr threshold(OpCall& c, Operands x) {
+  const DType t = x[0].value().dtype();
+  if (!is_integral(t)) return select(x[0] <= c.number(1), c.number(2), x[0]);
+  auto number = [&](size_t i) { return Expr{c.b, c.b.constant(c.scalar(i), t)}; };
+  return select(x[0] <= number(1), number(2), x[0]);
+}
+
 void add_piecewise(OpTable& t) {
   add_single(t, "relu6", [](OpCall& c) {
     Expr x{c.b, c.tensor(0)};
@@ -41,7 +49,7 @@ void add_piecewise(OpTable& t) {
     double lambda = c.number(2);
     return select((x[1] > lambda) | (x[1] < -lambda), x[0], 0.0);
   });
-  add_formula(t, "threshold", {0}, [](OpCall& c, Operands x) { return select(x[0] <= c.number(1), c.number(2), x[0]); }, true);
+  add_formula(t, "threshold", {0}, threshold, true);
   add_formula(t, "threshold_backward", {0, 1}, [](OpCall& c, Operands x) { return select(x[1] <= c.number(2), 0.0, x[0]); }, true);
 }
 

@@ -49,13 +49,18 @@ Lowering by_parts(Lowering lowering) {
 
 void add_partwise_ops(OpTable& t) {
   std::istringstream names(
-      "scatter.src scatter_add index_add index_put _index_put_impl index_copy index_fill.int_Tensor put masked_scatter _unsafe_index_put "
+      "scatter.src scatter_add index_add index_put _index_put_impl index_copy put masked_scatter _unsafe_index_put "
       "_unsafe_masked_index_put_accumulate");
   for (std::string name; names >> name;)
     if (const OpEntry* real = t.find("aten::" + name)) t.add_complex(name, by_parts(real->lower));
   for (const char* name : {"cumsum", "block_diag"})
     if (const OpEntry* real = t.find(std::string("aten::") + name))
       t.add_complex(name, [by = by_parts(real->lower)](OpCall& c) { return has_real_summands(c) ? std::nullopt : by(c); });
+  if (const OpEntry* real = t.find("aten::index_fill.int_Tensor"))  // of whose whole numbers one is an element
+    t.add_complex("index_fill.int_Tensor", [by = by_parts(real->lower)](OpCall& c) {
+      const DType value = c.tensor(3).dtype();
+      return value == DType::c64 || is_floating(value) ? by(c) : std::nullopt;
+    });
   if (const OpEntry* real = t.find("aten::scatter.reduce"))
     t.add_complex("scatter.reduce", [by = by_parts(real->lower)](OpCall& c) { return c.text(4) == "add" ? by(c) : std::nullopt; });
 }

@@ -69,6 +69,7 @@ Value number_operand(OpCall& c, size_t i, DType t) {
 Value operand(OpCall& c, size_t i, DType t) {
   if (!c.is_tensor(i)) return number_operand(c, i, t);
   Value v = c.tensor(i);
+  if (c.is_run_time_number(i) && is_floating(v.dtype()) && !is_floating(t) && !is_complex(t)) v = c.number_f64(i);  // f32 may not hold it
   // Eager converts integers, and on a CPU tensors without dimensions, to the result's low precision type before it computes in f32; but no
   // numbers, of which one may be another in each call.
   DType r = c.result().dtype;

@@ -479,7 +479,9 @@ void add_binary(OpTable& t) {
   add_single(t, "ldexp.Tensor", [](OpCall& c) {
     DType result = c.result().dtype;
     if (!is_floating(result)) return Value{};
-    if (const DType own = c.tensor(1).dtype(); is_floating(own)) {  // eager's product with a power, which may overflow
+    // Eager's product with a power, which may overflow.
+    if (const DType exponent = c.tensor(1).dtype(); is_floating(exponent) || !is_floating(c.tensor(0).dtype())) {
+      const DType own = is_floating(exponent) ? exponent : result;
       const Expr power = apply(Op::exp2, Expr{c.b, operand(c, 1, compute_dtype(own))}).to(own).to(compute_dtype(result));
       return c.b.cast((Expr{c.b, operand(c, 0, compute_dtype(result))} * power).value(), result);
     }
