@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "instances.h"
+#include "signals.h"
 #include "support/error.h"
 #include "support/log.h"
 #include "tensors.h"
@@ -18,7 +19,7 @@ namespace {
 std::string short_repr(PyObject* o) {
   if (!o) return "nothing";
   if (!is_atom(o) || PyType_Check(o)) return cat("a ", Py_TYPE(o)->tp_name);
-  Ref r = Ref::steal(PyObject_Repr(o));
+  Ref r = undisturbed([&] { return PyObject_Repr(o); });  // what makes a text runs the handlers of signals
   if (!r) PyErr_Clear();
   std::string s(r ? text_of(r.get()) : "?");
   return s.size() > 60 ? s.substr(0, 57) + "..." : s;

@@ -37,7 +37,7 @@ bool is_within(const std::unordered_set<std::string>& set, std::string name) {
 }
 
 std::string attribute(PyObject* o, const char* name) {
-  Ref v = Ref::steal(PyObject_GetAttrString(o, name));
+  Ref v = undisturbed([&] { return PyObject_GetAttrString(o, name); });  // what makes a text runs the handlers of signals
   if (!v || !PyUnicode_Check(v.get())) return PyErr_Clear(), "";
   const char* text = PyUnicode_AsUTF8(v.get());
   return text ? text : (PyErr_Clear(), "");
