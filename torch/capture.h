@@ -215,8 +215,8 @@ class Capture {
   // Reads on the host of what the program computes are accepted only of ATen's own operations (checks, sizes), not of the program's.
   void refuse_reads_of_the_program() { refuses_reads_ = true; }
   // Nobody watches what the program's host code does to tensors: elements that it writes itself, other memory that it gives to a tensor,
-  // and generators that it may make or seed are looked for. To be said before the program runs.
-  void watch_host_code();
+  // and generators that it may make or seed are looked for; not in what it is given as weights. To be said before the program runs.
+  void watch_host_code(const std::vector<bool>& is_weight);
 
   // Whether a tensor's elements follow from sizes alone, which are numbers: they are the same in every call that the recording stands for.
   bool is_made_of_nothing(const at::Tensor& t) const;

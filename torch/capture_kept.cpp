@@ -147,9 +147,10 @@ std::vector<size_t> Capture::references() const {
 
 // ---- what host code does to tensors ----
 
-void Capture::watch_host_code() {
+void Capture::watch_host_code(const std::vector<bool>& is_weight) {
   host_writes_.emplace();
-  for (const at::Tensor& t : given_) host_writes_->note(t);
+  for (size_t i = 0; i < given_.size(); ++i)
+    if (i >= is_weight.size() || !is_weight[i]) host_writes_->note(given_[i]);
 }
 
 // What an operation is about to read, or the caller; gives the tensors.

@@ -278,7 +278,7 @@ void Function::record(const CallInputs& call, const SymbolicSizes* sizes, Record
   out.capture = std::make_unique<Capture>(tensors, sizes, options_.branches > 0, (out.attempt.with & kStandIns) != 0);
   Capture& capture = *out.capture;
   if (options_.whole) capture.refuse_reads_of_the_program();
-  if (rules_.unwatched_state) capture.watch_host_code();
+  if (rules_.unwatched_state) capture.watch_host_code(constant_inputs_);
   if (!with_history.empty()) capture.keep_for_roll_back();
   std::vector<c10::SymInt> given;
   std::vector<c10::SymFloat> floats;
