@@ -31,6 +31,7 @@
 #include "nodes.h"
 #include "support/error.h"
 #include "symbolic.h"
+#include "tensors.h"
 #include "trace/regions.h"
 
 namespace broach {
@@ -589,11 +590,7 @@ void Capture::check_leaves(const torch::jit::Stack& stack, size_t first) {
       no_gradients_ = cat("a checkpoint with use_reentrant=True reads a tensor with a history that is none of its arguments", at_line());
   };
   if (!region.is_reentrant) return;
-  for (size_t i = first; i < stack.size(); ++i) {
-    if (stack[i].isTensor()) look(stack[i].toTensor());
-    if (stack[i].isTensorList())
-      for (const at::Tensor& t : stack[i].toTensorVector()) look(t);
-  }
+  for (size_t i = first; i < stack.size(); ++i) for_each_tensor_in(stack[i], look);
 }
 
 std::string Capture::why_no_result(const at::Tensor& t) const {
